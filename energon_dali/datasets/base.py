@@ -1,0 +1,189 @@
+"""What every dataset is: a recipe that opens one iterator per stream, whose position can be saved."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from energon_dali.datasets.recorder import Recorder
+from energon_dali.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.hand_over import BlockFeed
+    from energon_dali.worker_config import WorkerConfig
+
+T = TypeVar("T")
+State = dict[str, Any]
+"""Plain ints, strings, bools, None, lists, and dicts with string keys."""
+
+
+@dataclass(slots=True, eq=False)
+class StreamContext:
+    """What the iterators of one stream share in one process."""
+
+    stream: int
+    """Number of the stream, 0 <= stream < number of streams of the job."""
+    recorder: Recorder = field(default_factory=Recorder)
+    """Takes counts, times and failures."""
+    feed: BlockFeed | None = None
+    """Delivers the blocks of worker processes; None runs the part before the hand-over in this process."""
+
+
+class StreamIterator(Iterator[T], ABC, Generic[T]):
+    """The elements of one stream, in order, from a position that can be saved and restored."""
+
+    @abstractmethod
+    def __next__(self) -> T:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: The epoch of this stream is over; the next call begins the next epoch.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Returns the position after the last returned element, in plain values that survive JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Continues at `state`; to be called before the first element is taken."""
+
+    def close(self) -> None:
+        """Lets go of files and buffers; the iterator is not used afterwards."""
+
+
+class SavableDataset(ABC, Generic[T]):
+    """A dataset: an immutable, picklable recipe. `open` gives the iterator over one stream of it.
+
+    Iterating the dataset itself runs the streams of this rank in this process, round robin, and its state is that of
+    the live iteration; a loader does the same with worker processes.
+    """
+
+    def __init__(self, *, worker_config: WorkerConfig) -> None:
+        self.worker_config = worker_config
+
+    @abstractmethod
+    def open(self, context: StreamContext) -> StreamIterator[T]:
+        """Returns a new iterator over the elements of `context.stream`, at its very beginning."""
+
+    @property
+    @abstractmethod
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        """The datasets that this one reads from."""
+
+    @abstractmethod
+    def len_stream(self, stream: int) -> int:
+        """Returns the number of elements of one epoch of a stream, as far as it is known before hooks run."""
+
+    def describe(self) -> str:
+        """Returns one line about this dataset alone, for `str()`."""
+        return type(self).__name__
+
+    def config(self) -> dict[str, Any]:
+        """Returns what this dataset does, as plain values; two datasets with equal configs give equal orders."""
+        inner = [child.config() for child in self.children]
+        return {"type": type(self).__name__, **({"inner": inner[0] if len(inner) == 1 else inner} if inner else {})}
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        """Returns the number of elements per epoch in one worker (default 0) of this rank."""
+        config = self.worker_config
+        return sum(self.len_stream(s) for s in config.layout.worker_streams(config.rank, worker_idx or 0))
+
+    def len_rank(self) -> int:
+        """Returns the number of elements per epoch in this rank."""
+        return sum(self.len_stream(stream) for stream in self.worker_config.streams)
+
+    def __len__(self) -> int:
+        return self.len_rank()
+
+    def worker_has_samples(self) -> bool:
+        """Returns whether any stream of this rank has an element."""
+        return any(self.len_stream(stream) for stream in self.worker_config.streams)
+
+    def can_restore_sample(self) -> bool:
+        """Returns whether `restore_sample` works: whether every hook below is marked stateless."""
+        return all(child.can_restore_sample() for child in self.children)
+
+    def assert_can_restore(self) -> None:
+        """Raises StateError if `restore_sample` cannot work, naming the dataset in the way."""
+        if not self.can_restore_sample():
+            raise StateError(
+                f"{self.describe()} cannot restore single samples, because a hook below is not marked @stateless:\n{self}\n"
+                "Mark the hook with @stateless (or @stateless(restore_seeds=True) if it draws random numbers)."
+            )
+
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> T:
+        """Returns the element of a `__restore_key__`, made anew.
+
+        Args:
+            restore_key: The `__restore_key__` of an element of this dataset; lists in place of tuples will do.
+
+        Raises:
+            StateError: The key is not of this dataset, or a hook is not stateless.
+        """
+        raise StateError(f"{self.describe()} cannot restore single samples.")
+
+    def __str__(self) -> str:
+        lines = [self.describe()]
+        for child in self.children:
+            lines += ["  " + line for line in str(child).splitlines()]
+        return "\n".join(lines)
+
+    # --- iteration in this process ---------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._live())
+
+    def state_dict(self) -> State:
+        """Returns the state of the live iteration in this process."""
+        return self._live().state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Continues the iteration in this process at `state`; to be called before iterating.
+
+        Raises:
+            StateError: The state is of another dataset, or iteration has begun.
+        """
+        self._live().load_state_dict(state)
+
+    save_state = state_dict
+    restore_state = load_state_dict
+
+    def _live(self) -> Any:
+        from energon_dali.datasets.rank_iterator import RankIterator
+
+        live = self.__dict__.get("_live_iteration")
+        if live is None:
+            live = self.__dict__["_live_iteration"] = RankIterator(self)
+        return live
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_live_iteration"}
+
+
+class WrapperDataset(SavableDataset[T]):
+    """A dataset that reads from one other."""
+
+    def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
+        super().__init__(worker_config=worker_config or dataset.worker_config)
+        if worker_config is not None and worker_config != dataset.worker_config:
+            raise ConfigError(
+                f"{type(self).__name__} was given {worker_config}, but the dataset below has {dataset.worker_config}. "
+                "All datasets of a tree share one WorkerConfig; leave it out to take the inner one's."
+            )
+        self.dataset = dataset
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        return (self.dataset,)
+
+    def len_stream(self, stream: int) -> int:
+        return self.dataset.len_stream(stream)
+
+
+def now() -> float:
+    """Returns seconds of a clock that only moves forward."""
+    return time.perf_counter()

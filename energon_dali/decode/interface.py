@@ -1,0 +1,166 @@
+"""What a decoder takes and gives: media handles, outcomes, and the interface that all decoders share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from energon_dali.decode.spec import ImageSpec
+    from energon_dali.samples import SourceInfo
+
+Placement = Literal["worker", "rank"]
+Route = Literal["dali-gpu-hardware", "dali-gpu", "dali-cpu", "pil", "fallback", "failed"]
+
+
+@dataclass(slots=True, eq=False)
+class MediaHandle:
+    """An encoded image on its way to the decode stage; its size is known, its pixels are not.
+
+    A handle is made by `Decoder.stage` after the header was screened, travels through hooks and processes, and is
+    replaced by pixels in `Decoder.decode_block`. It is a view: `data` may lie in a block shared by many samples.
+    """
+
+    name: str
+    """Part name, such as "jpg"."""
+    data: bytes | bytearray | memoryview
+    """The encoded file."""
+    format: str
+    """Format found in the header: "jpeg", "png", "webp", ... (`screen.ImageHeader.format`)."""
+    width: int
+    """Width in pixels as stored, before any EXIF rotation."""
+    height: int
+    """Height in pixels as stored, before any EXIF rotation."""
+    spec: ImageSpec
+    """What to make of it; one shared object for all handles of a decoder."""
+    orientation: int = 1
+    """EXIF orientation, 1 to 8; 1 where there is none."""
+    seed: int = 0
+    """Seed of this part's random operations, a function of (seed, sample, epoch, part)."""
+    source: SourceInfo | None = None
+    """Where it came from, for messages."""
+
+    def decode(self) -> Any:
+        """Returns the pixels at once, decoded on the CPU in the calling thread, with all declared operations.
+
+        Raises:
+            DecodeError: The data cannot be decoded.
+        """
+        from energon_dali.decode.pil import decode_image
+
+        return decode_image(self)
+
+    def __repr__(self) -> str:
+        return f"MediaHandle({self.name}: {self.format} {self.width}x{self.height}, {len(self.data)} bytes)"
+
+
+@dataclass(slots=True, eq=False)
+class Decoded:
+    """A part that was decoded, and by which route."""
+
+    value: Any
+    """A torch tensor, numpy array or PIL image, as the spec says."""
+    route: Route
+    """Which decoder made it."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodeFailure:
+    """A part that no decoder could make sense of."""
+
+    reason: str
+    """What was wrong, in words."""
+    format: str
+    """Format as far as it is known; "" if unknown."""
+    route: str
+    """Which decoder failed last."""
+    source: SourceInfo | None = None
+    """Where the part came from."""
+
+
+Outcome = Decoded | DecodeFailure
+
+
+class Decoder(ABC):
+    """What decodes the parts of a sample; `SampleDecoder` and `DaliDecoder` implement it.
+
+    A decoder is a recipe: cheap to make (also at class level), picklable, and it holds no pipeline, device or file.
+    """
+
+    placement: Placement
+    """"worker": parts are decoded where they are read. "rank": media travel encoded to the rank's process."""
+
+    @abstractmethod
+    def decode(self, fname: str, raw: bytes) -> Any:
+        """Returns one part decoded, by its file name or part name; the raw bytes if no handler knows the name.
+
+        Raises:
+            DecodeError: The part cannot be decoded.
+        """
+
+    @abstractmethod
+    def stage(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
+        """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
+
+        Raises:
+            DecodeError: The part cannot be decoded, or its header was refused.
+        """
+
+    @abstractmethod
+    def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+        """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
+
+        The future never fails because of bad data. The handles' data must stay unchanged until it is done.
+        """
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Returns the options as plain values."""
+
+    def decode_block(self, handles: Sequence[MediaHandle]) -> list[Outcome]:
+        """Decodes a block of handles and returns one outcome per handle, in their order."""
+        return self.submit_block(handles).result()
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the sample (part name to bytes) with all parts decoded; names with leading underscores pass through.
+
+        Raises:
+            DecodeError: A part cannot be decoded; the message names it.
+        """
+        return {
+            name: value if name.startswith("__") or not isinstance(value, (bytes, bytearray, memoryview))
+            else self.decode(name, bytes(value))
+            for name, value in sample.items()
+        }
+
+
+def map_handles(value: Any, replace: Callable[[MediaHandle], Any]) -> Any:
+    """Returns `value` with every MediaHandle inside it replaced; dataclasses, dicts and lists are changed in place.
+
+    Args:
+        value: A sample: a dataclass, dict, list, tuple, or anything else (returned as it is).
+        replace: Gives the replacement of one handle.
+    """
+    if isinstance(value, MediaHandle):
+        return replace(value)
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(inner, (MediaHandle, dict, list, tuple)):
+                value[name] = map_handles(inner, replace)
+    elif isinstance(value, list):
+        value[:] = [map_handles(inner, replace) for inner in value]
+    elif isinstance(value, tuple):
+        if any(isinstance(inner, (MediaHandle, dict, list, tuple)) for inner in value):
+            changed = [map_handles(inner, replace) for inner in value]
+            return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            inner = getattr(value, name)
+            if isinstance(inner, (MediaHandle, dict, list)) or (isinstance(inner, tuple) and not name.startswith("__")):
+                changed_inner = map_handles(inner, replace)
+                if changed_inner is not inner:
+                    setattr(value, name, changed_inner)
+    return value

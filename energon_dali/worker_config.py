@@ -1,0 +1,132 @@
+"""Where this process stands in the job: its rank, its workers, its streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.error_handlers import log_exception, reraise_exception
+from energon_dali.errors import ConfigError
+from energon_dali.plan import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+ErrorHandler = Callable[[Exception, Any, "list[Any] | None"], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WorkerConfig:
+    """The place of this process in the job, and what all processes must agree on.
+
+    Two configurations are equal when their rank, world size, workers and streams are.
+    """
+
+    rank: int
+    """Data-parallel rank of this process, 0 <= rank < world_size."""
+    world_size: int
+    """Number of data-parallel ranks."""
+    num_workers: int
+    """Worker processes of this rank; 0 runs everything in this process."""
+    data_parallel_group: ProcessGroup | None = None
+    """Group over which global states are gathered; None is the default group. Never created here."""
+    seed_offset: int = 0
+    """Seed of every order and every random draw of the job."""
+    num_streams: int | None = None
+    """Logical streams of the job; None is world_size x max(1, num_workers). Fixed for the life of a job."""
+    worker_debug_path: str | None = None
+    """File for the debug log; may contain {worker_id} and {pid}."""
+    worker_log_level: int = 0
+    """0 logs nothing, 1 batches, 2 also validation batches, 3 also samples."""
+    global_error_handler: ErrorHandler = field(default=log_exception)
+    """Called with (exception, sample, sources) for every sample that failed."""
+    restore_error_handler: ErrorHandler = field(default=reraise_exception)
+    """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank={self.rank} of world_size={self.world_size} is no place in a job: world_size must be at least 1 "
+                "and 0 <= rank < world_size. Take both from torch.distributed or from torchrun's environment, as "
+                "WorkerConfig.default_worker_config() does."
+            )
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers={self.num_workers} is negative: give 0 (in this process) or a positive number.")
+        _ = self.layout  # refuses a number of streams that does not fit
+
+    @property
+    def layout(self) -> Layout:
+        """Which streams run where; raises LayoutError if the streams cannot be divided."""
+        workers = max(1, self.num_workers)
+        streams = self.world_size * workers if self.num_streams is None else self.num_streams
+        return Layout(world_size=self.world_size, num_workers=workers, num_streams=streams)
+
+    @property
+    def streams(self) -> list[int]:
+        """The streams of this rank, in the order in which their batches are delivered."""
+        return self.layout.rank_streams(self.rank)
+
+    @classmethod
+    def default_worker_config(
+        cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, **kwargs: Any
+    ) -> WorkerConfig:
+        """Returns the configuration of this process, from torch.distributed or torchrun's environment.
+
+        Args:
+            num_workers: Worker processes per rank.
+            data_parallel_group: Data-parallel group, if it is not the whole world.
+            **kwargs: Further fields of WorkerConfig.
+
+        Raises:
+            ConfigError: RANK or WORLD_SIZE in the environment make no sense.
+        """
+        rank, world_size = _place_in_the_world(data_parallel_group)
+        return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group, **kwargs)
+
+    def global_rank(self) -> int:
+        """Returns the rank of this process in the whole world, which may be larger than the data-parallel group."""
+        import torch.distributed as dist
+
+        if self.data_parallel_group is None or not (dist.is_available() and dist.is_initialized()):
+            return self.rank
+        return dist.get_global_rank(self.data_parallel_group, self.rank)
+
+    def config(self) -> dict[str, Any]:
+        """Returns what makes two jobs deliver the same order, as plain values."""
+        return {"world_size": self.world_size, "num_workers": self.num_workers, "seed_offset": self.seed_offset,
+                "num_streams": self.layout.num_streams}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkerConfig):
+            return NotImplemented
+        return (self.rank, self.layout) == (other.rank, other.layout) and self.num_workers == other.num_workers
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.world_size, self.num_workers))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process group cannot travel to a worker, and no worker needs it.
+        state = {name: getattr(self, name) for name in self.__slots__}
+        state["data_parallel_group"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def _place_in_the_world(group: ProcessGroup | None) -> tuple[int, int]:
+    """Returns (rank, world size) from torch.distributed if it is set up, else from torchrun's environment."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(group), dist.get_world_size(group)
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise ConfigError(
+            f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must both be whole numbers. "
+            "Start with torchrun, or unset both."
+        ) from error
