@@ -1,0 +1,58 @@
+# Everything is made in .venv; PYTHON makes it and may be any Python from 3.10 on.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.up-to-date
+ENERGON_VENV  := .venv-energon
+ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
+
+JOBS ?= 2
+DATA ?=
+BENCH_JSON ?= benchmarks/results/cpu.json
+BENCH_PLOT ?= docs/images/cpu.png
+
+.PHONY: help setup test check demo bench clean
+
+help:
+	@echo "make setup              the environment in $(VENV)"
+	@echo "make demo [DATA=/path]  a data set of real photographs (or your own) through every decoder of this machine"
+	@echo "make test               the tests"
+	@echo "make check              lint and types"
+	@echo "make bench              the CPU benchmarks, beside bare DALI, PIL, webdataset and megatron-energon"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints-ci.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt --editable '.[cuda12,dev]'
+	@touch $@
+
+# megatron-energon lives in an environment of its own, as its users have it.
+$(ENERGON_STAMP): constraints-ci.txt benchmarks/requirements-energon.txt
+	test -x $(ENERGON_VENV)/bin/python || $(PYTHON) -m venv $(ENERGON_VENV)
+	$(ENERGON_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(ENERGON_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt \
+		--requirement benchmarks/requirements-energon.txt
+	@touch $@
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+check: $(STAMP)
+	$(BIN)/ruff check energon_dali kernels tests benchmarks setup.py
+	$(BIN)/mypy
+
+demo: $(STAMP)
+	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
+
+bench: $(STAMP) $(ENERGON_STAMP)
+	mkdir -p $(dir $(BENCH_JSON)) $(dir $(BENCH_PLOT))
+	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON)
+	$(BIN)/python -m benchmarks.plot $(BENCH_JSON) $(BENCH_PLOT)
+
+clean:
+	rm -rf $(VENV) $(ENERGON_VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo

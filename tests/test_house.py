@@ -1,0 +1,208 @@
+"""The order of the house: who imports whom, what is public, and that importing the package stays quiet."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import energon_dali
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "energon_dali"
+
+ORDER = (
+    "kernels", "plan", "shards", "av", "decode", "task_encoder", "datasets", "metadataset", "loader", "integrations",
+    "tasks", "cli",
+)  # fmt: skip
+"""A folder imports only from those before it, and from the modules at the top of the package."""
+
+MAX_LINES_MODULE = 300
+MAX_LINES_FUNCTION = 60
+
+
+def modules() -> list[Path]:
+    return sorted([*PACKAGE.rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
+
+
+def name_of(path: Path) -> str:
+    relative = path.relative_to(ROOT).with_suffix("")
+    parts = [part for part in relative.parts if part != "__init__"]
+    return ".".join(["energon_dali", *parts] if parts[0] == "kernels" else parts)
+
+
+def folder_of(module: str) -> str | None:
+    """Returns the folder of the house that a module lies in, None for the modules at the top."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ORDER else None
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """Yields (module, line, whether it happens when the module is imported) of every import in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+
+    def walk(node: ast.AST, eager: bool) -> Iterator[tuple[str, int, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield alias.name, child.lineno, eager
+            elif isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    anchor = package.split(".")[: len(package.split(".")) - child.level + 1]
+                    base = ".".join([*anchor, base] if base else anchor)
+                yield base, child.lineno, eager
+                for alias in child.names:
+                    yield f"{base}.{alias.name}", child.lineno, eager
+            else:
+                typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from walk(child, eager and not typing_only and not function)
+
+    yield from walk(tree, True)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_arrows_point_upwards(path: Path) -> None:
+    module = name_of(path)
+    here = folder_of(module)
+    if here is None:
+        return
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for imported, line, _ in imports_of(path)
+        if (there := folder_of(imported)) is not None
+        and imported.startswith("energon_dali.")
+        and there != here
+        and ORDER.index(there) > ORDER.index(here)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_plan_needs_only_numpy_and_the_standard_library() -> None:
+    allowed = {*sys.stdlib_module_names, "numpy"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in sorted((PACKAGE / "plan").rglob("*.py"))
+        for imported, line, _ in imports_of(path)
+        if imported.split(".")[0] not in allowed
+        and not imported.startswith(("energon_dali.plan", "energon_dali.errors"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("library", "home"),
+    [("nvidia", "energon_dali/decode/dali"), ("triton", "kernels"), ("multistorageclient", "energon_dali/shards")],
+)
+def test_library_stays_in_its_room(library: str, home: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in modules()
+        for imported, line, _ in imports_of(path)
+        if imported.split(".")[0] == library and ROOT / home not in path.parents
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_dali_is_imported_only_when_it_is_used() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in modules()
+        for imported, line, eager in imports_of(path)
+        if eager and imported.split(".")[0] == "nvidia"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_kernels_import_nothing_of_the_package() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in sorted((ROOT / "kernels").rglob("*.py"))
+        for imported, line, _ in imports_of(path)
+        if imported.startswith("energon_dali") and not imported.startswith("energon_dali.kernels")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_module_and_its_functions_are_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = text.count("\n")
+    assert lines < MAX_LINES_MODULE, f"{path.relative_to(ROOT)} has {lines} lines"
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) >= MAX_LINES_FUNCTION
+    ]
+    assert not long, "\n".join(long)
+
+
+def packages_with_all() -> list[str]:
+    return [
+        name_of(path)
+        for path in modules()
+        if path.name == "__init__.py" and "__all__" in path.read_text(encoding="utf-8")
+    ]
+
+
+@pytest.mark.parametrize("package", packages_with_all())
+def test_public_names_are_sorted_and_there(package: str) -> None:
+    module = importlib.import_module(package)
+    names = list(module.__all__)
+    assert names == sorted(set(names))
+    for name in names:
+        assert getattr(module, name) is not None
+
+
+def test_every_public_name_has_a_home_and_a_type() -> None:
+    """The three lists of `energon_dali/__init__.py` are one list."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    typed = {
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    lazy = {(f"energon_dali.{home}", name) for home, names in energon_dali._HOMES.items() for name in names}
+    assert typed == lazy
+    assert {name for _, name in lazy} == set(energon_dali.__all__)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'NoSuchName'"):
+        _ = energon_dali.NoSuchName
+
+
+def test_public_names_load_neither_cuda_nor_dali() -> None:
+    script = (
+        "import sys, energon_dali\n"
+        "for name in energon_dali.__all__: getattr(energon_dali, name)\n"
+        "import torch\n"
+        "assert not torch.cuda.is_initialized(), 'CUDA was initialised'\n"
+        "loaded = sorted(m for m in sys.modules if m.split('.')[0] in ('nvidia', 'triton'))\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_wheel_contains_every_package() -> None:
+    script = (
+        "import setuptools\n"
+        "setuptools.setup = lambda packages: print('\\n'.join(packages))\n"
+        "exec(open('setup.py').read())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    listed = set(done.stdout.split())
+    folders = {name_of(path / "__init__.py") for path in {path.parent for path in modules()}}
+    assert folders == listed, "a folder with modules has no __init__.py, or setup.py does not list it"
