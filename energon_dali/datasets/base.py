@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from energon_dali.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockFeed
+    from energon_dali.datasets.rank_iterator import RankLimit
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -77,6 +77,10 @@ class SavableDataset(ABC, Generic[T]):
     @abstractmethod
     def len_stream(self, stream: int) -> int:
         """Returns the number of elements of one epoch of a stream, as far as it is known before hooks run."""
+
+    def rank_limit(self) -> RankLimit | None:
+        """Returns after how many elements an epoch of a rank ends; None where the streams themselves end it."""
+        return None
 
     def describe(self) -> str:
         """Returns one line about this dataset alone, for `str()`."""
@@ -169,6 +173,11 @@ class WrapperDataset(SavableDataset[T]):
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(worker_config=worker_config or dataset.worker_config)
+        if dataset.rank_limit() is not None:
+            raise ConfigError(
+                f"{type(self).__name__} was put around {dataset.describe()}, which ends the epochs of a whole rank and so has to be "
+                "the outermost dataset. Wrap them the other way round."
+            )
         if worker_config is not None and worker_config != dataset.worker_config:
             raise ConfigError(
                 f"{type(self).__name__} was given {worker_config}, but the dataset below has {dataset.worker_config}. "
@@ -182,8 +191,3 @@ class WrapperDataset(SavableDataset[T]):
 
     def len_stream(self, stream: int) -> int:
         return self.dataset.len_stream(stream)
-
-
-def now() -> float:
-    """Returns seconds of a clock that only moves forward."""
-    return time.perf_counter()

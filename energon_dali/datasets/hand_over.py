@@ -36,6 +36,9 @@ class BlockFeed(Protocol):
             Exception: Whatever error ended the stream there.
         """
 
+    def ready(self, stream: int) -> bool:
+        """Returns whether `next_block` would return without waiting for the process that runs the stream."""
+
 
 class HandOverDataset(WrapperDataset[Any]):
     """Hands blocks of elements from the part of the tree that workers run to the part that the rank runs.
@@ -77,6 +80,9 @@ class BlockIterator(Protocol):
     def next_block(self) -> Block:
         """Returns the next block; after one with an end_state the next epoch follows."""
 
+    def ready(self) -> bool:
+        """Returns whether the next block would come without waiting for another process."""
+
     def load_state_dict(self, state: State | None) -> None:
         """Starts at a state; None is the beginning. Called once, before the first block."""
 
@@ -108,6 +114,9 @@ class LocalBlocks:
             block.states.append(self._iterator.state_dict())
         return block
 
+    def ready(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._iterator.close()
 
@@ -128,6 +137,9 @@ class _FedBlocks:
         if not self._started:
             self.load_state_dict(None)
         return self._feed.next_block(self._stream)
+
+    def ready(self) -> bool:
+        return self._started and self._feed.ready(self._stream)
 
     def close(self) -> None:
         pass

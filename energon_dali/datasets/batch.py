@@ -1,0 +1,133 @@
+"""Groups consecutive elements to batches of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.restore_key import Key, get_restore_key
+from energon_dali.errors import ConfigError
+from energon_dali.task_encoder.context import sample_context
+from energon_dali.worker_config import WorkerConfig
+
+
+class BatchDataset(WrapperDataset[Any]):
+    """Gives `batcher(list of batch_size elements)`; the last batch of an epoch may be smaller.
+
+    Args:
+        dataset: The dataset below.
+        batch_size: Elements per batch, at least 1.
+        batcher: Makes a batch of a list; a generator function may give none or several.
+        batcher_stateless: Whether its result depends on its argument (and its seeds) alone.
+        batcher_config: Plain values that describe it, for `config()`.
+        drop_last: Drop the smaller batch at the end of an epoch.
+        failure_tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
+        worker_config: Left out, the inner dataset's.
+
+    Raises:
+        ConfigError: batch_size is less than 1.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        batch_size: int,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: dict[str, Any] | None = None,
+        drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size} must be at least 1; give batch_size=None to get single samples.")
+        self.batch_size = batch_size
+        self.batcher = batcher
+        self.batcher_stateless = batcher_stateless
+        self.batcher_config = batcher_config
+        self.drop_last = drop_last
+        self.failure_tolerance = failure_tolerance
+
+    def describe(self) -> str:
+        return f"BatchDataset(batch_size={self.batch_size}, drop_last={self.drop_last})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "batch_size": self.batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
+
+    def len_stream(self, stream: int) -> int:
+        elements = self.dataset.len_stream(stream)
+        return elements // self.batch_size if self.drop_last else -(-elements // self.batch_size)
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _BatchIterator(self, context)
+
+    def can_restore_sample(self) -> bool:
+        return self.batcher_stateless and super().can_restore_sample()
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the batch of a key of this dataset, made anew.
+
+        Raises:
+            StateError: The key is not of this dataset, or the batcher gives no such batch any more.
+        """
+        return rerun(self, self.batcher, restore_key, lambda keys: [self.dataset.restore_sample(key) for key in keys])
+
+
+class _BatchIterator(StreamIterator[Any]):
+    def __init__(self, dataset: BatchDataset, context: StreamContext) -> None:
+        self._inner = dataset.dataset.open(context)
+        self._size = dataset.batch_size
+        self._drop_last = dataset.drop_last
+        self._seed = dataset.worker_config.seed_offset
+        self._runner = HookRunner(dataset, dataset.batcher, "batch", dataset.failure_tolerance, context)
+        self._ended = False
+        self._before: State = {}
+
+    def __next__(self) -> Any:
+        runner = self._runner
+        while True:
+            if not runner.running:
+                if runner.is_generator:
+                    self._before = {"ended": self._ended, "inner": self._inner.state_dict()}
+                samples = self._collect()
+                runner.load(samples, tuple(get_restore_key(sample) for sample in samples))
+            batch = runner.step()
+            if batch is not NOTHING:
+                return batch
+
+    def _collect(self) -> list[Any]:
+        """Takes up to a batch of elements; raises StopIteration where an epoch ends and nothing is left to give."""
+        if self._ended:
+            self._ended = False
+            raise StopIteration
+        samples: list[Any] = []
+        with sample_context(self._runner.global_index, self._seed):  # what hooks below see as current_batch_index
+            for _ in range(self._size):
+                try:
+                    samples.append(next(self._inner))
+                except StopIteration:
+                    if not samples or self._drop_last:
+                        raise
+                    self._ended = True
+                    break
+        return samples
+
+    def state_dict(self) -> State:
+        runner = self._runner
+        if runner.running:
+            return {"index": runner.index, **self._before, "offset": runner.offset}
+        return {"index": runner.index, "ended": self._ended, "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._runner.index = state["index"]
+        self._runner.skip_outputs = state.get("offset", 0)
+        self._ended = state["ended"]
+        self._inner.load_state_dict(state["inner"])
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,119 @@
+"""What happens when a stage fails on one sample: it is skipped, counted and named, or it is fatal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.datasets.recorder import FailureRecord
+from energon_dali.errors import DecodeError, FatalSampleError, SkipSample, WorkerError
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import StreamContext
+    from energon_dali.worker_config import WorkerConfig
+
+DEFAULT_FAILURE_TOLERANCE = 100
+"""Consecutive failures of one stage after which the run ends; 0 is unlimited."""
+
+NEVER_HEALS = (
+    SystemError, SyntaxError, ImportError, StopIteration, StopAsyncIteration, MemoryError, RecursionError, ReferenceError,
+    NameError, FatalSampleError, WorkerError,
+)  # fmt: skip
+"""Errors that the next sample would meet as well: programming errors and a process at its end."""
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Returns whether an error is the device's (CUDA error, out of memory) and not the sample's."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "AcceleratorError", "CudaError"}:
+        return True
+    # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
+    return isinstance(error, RuntimeError) and any(
+        mark in str(error) for mark in ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error")
+    )
+
+
+class HookGuard:
+    """Judges the failures of one stage of one stream.
+
+    Args:
+        stage: Name of the stage or hook, as it appears in statistics and messages.
+        tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
+        context: Takes the counts.
+        worker_config: Gives the error handler.
+    """
+
+    __slots__ = ("_consecutive", "_context", "_handler", "stage", "tolerance")
+
+    def __init__(self, stage: str, tolerance: int, context: StreamContext, worker_config: WorkerConfig) -> None:
+        self.stage = stage
+        self.tolerance = tolerance
+        self._context = context
+        self._handler = worker_config.global_error_handler
+        self._consecutive = 0
+
+    def succeeded(self) -> None:
+        """Ends a run of consecutive failures."""
+        self._consecutive = 0
+
+    def failed(self, error: Exception, sample: Any, *, epoch: int = 0) -> None:
+        """Counts a failure and returns, so that the caller goes on with the next sample.
+
+        Args:
+            error: What was raised.
+            sample: The sample, a list of samples, or a raw sample.
+            epoch: Pass over the data, if the stage knows it.
+
+        Raises:
+            FatalSampleError: The error cannot heal, or too many came in a row.
+            Exception: A device error, as it came; or whatever the user's error handler raises.
+        """
+        if isinstance(error, SkipSample):
+            self._context.recorder.count("samples.skipped")
+            self._context.recorder.count(f"skipped.{self.stage}")
+            return
+        if is_device_error(error):
+            raise error
+        if isinstance(error, NEVER_HEALS):
+            raise FatalSampleError(
+                f"{self.stage} raised {type(error).__name__}: {error}. This kind of error does not go away with the next sample, "
+                "so the run ends here instead of dropping every sample; fix the cause named below."
+            ) from error
+        self._consecutive += 1
+        sources = sources_of(sample)
+        key = key_of(sample)
+        first = sources[0] if sources else None
+        self._context.recorder.fail(
+            FailureRecord(
+                stage=self.stage,
+                reason=f"{error}" if isinstance(error, DecodeError) else f"{type(error).__name__}: {error}",
+                dataset=str(first.dataset_path) if first else "",
+                shard=first.shard_name if first else "",
+                key=key,
+                epoch=epoch,
+            )
+        )
+        self._handler(error, sample, list(sources) if sources else None)
+        if self.tolerance and self._consecutive >= self.tolerance:
+            raise FatalSampleError(
+                f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last sample was "
+                f"{key!r}: {type(error).__name__}: {error}. Fix the hook or the data, or raise the tolerance with "
+                "@stateless(failure_tolerance=...) (0 is unlimited)."
+            ) from error
+
+
+def key_of(sample: Any) -> str:
+    """Returns the `__key__` of a sample (several, comma separated, for a list or a batch); "" if there is none."""
+    if isinstance(sample, (list, tuple)):
+        return ", ".join(key_of(inner) for inner in sample[:8])
+    key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+    if key is None:
+        key = getattr(sample, "key", "")
+    return ", ".join(map(str, key[:8])) if isinstance(key, list) else str(key)
+
+
+def sources_of(sample: Any) -> tuple[Any, ...]:
+    """Returns the `__sources__` of a sample, list of samples or batch; () if there are none."""
+    if isinstance(sample, (list, tuple)):
+        return tuple(source for inner in sample for source in sources_of(inner))
+    sources = sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
+    return tuple(sources) if sources else ()

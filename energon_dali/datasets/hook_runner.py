@@ -1,0 +1,146 @@
+"""Runs a hook that is a function or a generator function, input after input, and knows where it stands."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, StreamContext
+from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.errors import StateError
+from energon_dali.task_encoder.context import sample_context
+
+NOTHING = object()
+"""What `HookRunner.step` gives when an input led to no (further) output."""
+
+
+class HookRunner:
+    """Applies one hook to one input after another within one stream.
+
+    The outputs get a `__restore_key__`: (name of the dataset, index of the input[, number of the output], *inner keys).
+
+    Args:
+        owner: The dataset whose hook this is; its class name goes into the keys.
+        function: The hook: a function, or a generator function with any number of outputs per input.
+        stage: Name in statistics and messages.
+        tolerance: Consecutive failures after which FatalSampleError is raised.
+        context: The stream.
+    """
+
+    def __init__(
+        self, owner: SavableDataset[Any], function: Callable[..., Any], stage: str, tolerance: int, context: StreamContext
+    ) -> None:
+        self._name = type(owner).__name__
+        self._function = function
+        self.is_generator = inspect.isgeneratorfunction(function)
+        self._guard = HookGuard(stage, tolerance, context, owner.worker_config)
+        self._recorder = context.recorder
+        self._stage = stage
+        self._stream = context.stream
+        self._num_streams = owner.worker_config.layout.num_streams
+        self._seed = owner.worker_config.seed_offset
+        self.index = 0
+        """Inputs that are done with."""
+        self.offset = 0
+        """Outputs that the running generator has given."""
+        self.skip_outputs = 0
+        """Outputs of the next generator that were given before the state was saved."""
+        self._argument: Any = None
+        self._keys: tuple[Any, ...] = ()
+        self._outputs: Iterator[Any] | None = None
+        self._loaded = False
+
+    @property
+    def global_index(self) -> int:
+        """Number of the current input over all streams; the same for every layout."""
+        return self.index * self._num_streams + self._stream
+
+    @property
+    def running(self) -> bool:
+        """Whether an input was loaded that may give further outputs."""
+        return self._loaded
+
+    def load(self, argument: Any, keys: tuple[Any, ...]) -> None:
+        """Takes the next input, and the keys of the elements in it."""
+        self._argument, self._keys, self._loaded = argument, keys, True
+        if self.is_generator:
+            self._outputs = iter(self._function(argument))
+
+    def step(self) -> Any:
+        """Returns the next output of the loaded input, or NOTHING when there is none (any more).
+
+        Raises:
+            FatalSampleError: The hook failed too often in a row, or for good.
+        """
+        start = time.perf_counter()
+        try:
+            with sample_context(self.global_index, self._seed):
+                result = self._function(self._argument) if self._outputs is None else next(self._outputs)
+        except StopIteration as end:
+            if self._outputs is None:  # a plain function has no business raising this: it would end the epoch silently
+                self._fail(RuntimeError(f"{self._stage} raised StopIteration"), end)
+            else:
+                self._guard.succeeded()
+                self._finish()
+            return NOTHING
+        except Exception as error:
+            self._fail(error)
+            return NOTHING
+        finally:
+            self._recorder.spend(self._stage, time.perf_counter() - start)
+        index = self.global_index
+        if self._outputs is None:
+            keys = self._keys
+            self._guard.succeeded()
+            self._finish()
+            return set_restore_key(result, (self._name, index, *keys))
+        self.offset += 1
+        if self.skip_outputs:
+            self.skip_outputs -= 1
+            return NOTHING
+        return set_restore_key(result, (self._name, index, self.offset - 1, *self._keys))
+
+    def _fail(self, error: Exception, cause: Exception | None = None) -> None:
+        error.__cause__ = cause or error.__cause__
+        argument = self._argument
+        self._finish()
+        self._guard.failed(error, argument)
+
+    def _finish(self) -> None:
+        self._argument, self._keys, self._outputs, self._loaded = None, (), None, False
+        self.offset = self.skip_outputs = 0
+        self.index += 1
+
+
+def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, remake: Callable[[Key], Any]) -> Any:
+    """Returns the output that a hook gave for a key, by running it again.
+
+    Args:
+        owner: The dataset whose hook it is.
+        function: The hook.
+        key: The key of the output.
+        remake: Makes the hook's input from the inner part of the key.
+
+    Raises:
+        StateError: The key is not of this dataset, or the hook gives fewer outputs than it did.
+    """
+    name = type(owner).__name__
+    expect_name(key, name)
+    index, rest = key[1], key[2:]
+    if not inspect.isgeneratorfunction(function):
+        argument = remake(rest)
+        with sample_context(index, owner.worker_config.seed_offset):
+            return set_restore_key(function(argument), key)
+    offset, rest = rest[0], rest[1:]
+    argument = remake(rest)
+    with sample_context(index, owner.worker_config.seed_offset):
+        for number, result in enumerate(function(argument)):
+            if number == offset:
+                return set_restore_key(result, key)
+    raise StateError(
+        f"{name} gave fewer than {offset + 1} outputs when its hook was run again for {key!r}. A generator hook that is to be restored "
+        "must give the same outputs each time: mark it @stateless(restore_seeds=True) if it draws random numbers."
+    )

@@ -1,0 +1,173 @@
+"""Makes a Sample of a raw sample: decodes its parts (or makes media handles of them) and fills its fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_dali.decode import Decoder
+from energon_dali.errors import DatasetFormatError, DecodeError
+from energon_dali.plan import mix, sample_seed
+from energon_dali.samples import CrudeSample, SourceInfo
+from energon_dali.shards import RawSample
+
+_FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class PartAccess:
+    """One alternative of a field: a part, and the way into its decoded value."""
+
+    part: str
+    """Part name, such as "json"."""
+    steps: tuple[str | int, ...] = ()
+    """Keys and indices, such as ("captions", 0)."""
+
+    def take(self, value: Any) -> Any:
+        """Returns what lies at the end of the way.
+
+        Raises:
+            KeyError, IndexError, TypeError: The value has no such place.
+        """
+        for step in self.steps:
+            value = value[step]
+        return value
+
+
+def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess, ...]]:
+    """Returns the alternatives of each field of a `field_map`, such as `{"caption": "json[captions][0],txt"}`.
+
+    Raises:
+        DatasetFormatError: An entry cannot be understood; the message names it.
+    """
+    fields: dict[str, tuple[PartAccess, ...]] = {}
+    for field_name, expression in field_map.items():
+        alternatives = []
+        for text in str(expression).split(","):
+            match = _FIELD.match(text.strip())
+            if match is None:
+                raise DatasetFormatError(
+                    f"field_map has {field_name}: {expression!r}, and {text!r} is no part. Write a part name (jpg), alternatives (jpg,png) "
+                    "or a way into JSON (json[captions][0])."
+                )
+            steps = re.findall(r"\[([^\[\]]+)\]", match["access"])
+            alternatives.append(PartAccess(match["part"], tuple(int(s) if re.fullmatch(r"-?\d+", s) else s for s in steps)))
+        fields[field_name] = tuple(alternatives)
+    return fields
+
+
+class PartNames:
+    """The part filter of a field map: keeps the parts that a field names; picklable."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+
+    def __call__(self, name: str) -> bool:
+        return name in self.names
+
+
+class SampleLoader:
+    """Makes samples of one dataset.
+
+    Args:
+        decoder: Decodes the parts; None leaves them as bytes.
+        sample_type: The Sample class to make; `CrudeSample` keeps all parts as a dict.
+        field_map: Fields by part, as in dataset.yaml; or
+        sample_loader: A function from the dict of decoded parts to the dict of fields.
+        subflavors: Put into every sample.
+        dataset_path: For `__sources__` and messages.
+        seed: The job's seed.
+        leaf: Number of this dataset in the job.
+    """
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder | None,
+        sample_type: type[Any],
+        field_map: Mapping[str, str] | None = None,
+        sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        subflavors: dict[str, Any] | None = None,
+        dataset_path: str = "",
+        seed: int = 0,
+        leaf: int = 0,
+    ) -> None:
+        self.decoder = decoder
+        self.sample_type = sample_type
+        self.fields = parse_field_map(field_map) if field_map is not None else None
+        self.sample_loader = sample_loader
+        self.subflavors = dict(subflavors or {})
+        self.dataset_path = dataset_path
+        self.seed = seed
+        self.leaf = leaf
+
+    def part_filter(self) -> PartNames | None:
+        """Returns which parts the fields need; None where every part may be wanted."""
+        if self.fields is None:
+            return None
+        return PartNames(frozenset(access.part for accesses in self.fields.values() for access in accesses))
+
+    def __call__(self, raw: RawSample, epoch: int) -> Any:
+        """Returns the sample.
+
+        Raises:
+            DecodeError: A part cannot be decoded; the message names the part.
+            DatasetFormatError: A field's part is missing.
+        """
+        source = SourceInfo(
+            dataset_path=self.dataset_path,
+            index=raw.index,
+            shard_name=raw.shard,
+            file_names=tuple([f"{raw.key}.{name}" for name in raw.parts]),
+        )
+        seed = sample_seed(self.seed, self.leaf, epoch, raw.index)
+        parts = self._decode(raw, source, seed) if self.fields is None else self._decode_fields(raw, source, seed)
+        if self.sample_type is CrudeSample:
+            return CrudeSample(
+                {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": self.subflavors,
+                 "__sources__": (source,), **parts}
+            )  # fmt: skip
+        if self.sample_loader is not None:
+            parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
+        base = {"__key__": raw.key, "__restore_key__": (), "__subflavors__": self.subflavors, "__sources__": (source,)}
+        return self.sample_type(**{**base, **parts})
+
+    def _decode(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
+        return {name: self._part(name, content, number, source, seed) for number, (name, content) in enumerate(raw.parts.items())}
+
+    def _decode_fields(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
+        assert self.fields is not None
+        decoded: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for field_name, alternatives in self.fields.items():
+            for access in alternatives:
+                part = access.part
+                if part not in raw.parts:
+                    continue
+                if part not in decoded:
+                    decoded[part] = self._part(part, raw.parts[part], len(decoded), source, seed)
+                try:
+                    values[field_name] = access.take(decoded[part]) if access.steps else decoded[part]
+                except (KeyError, IndexError, TypeError) as error:
+                    raise DatasetFormatError(
+                        f"field {field_name!r} asks for {part}{''.join(f'[{s}]' for s in access.steps)}, which the part {part!r} of sample "
+                        f"{raw.key!r} does not hold ({type(error).__name__}: {error}). Correct field_map in dataset.yaml, or the data."
+                    ) from error
+                break
+            else:
+                wanted = ", ".join(access.part for access in alternatives)
+                raise DatasetFormatError(
+                    f"sample {raw.key!r} has no part {wanted!r} for the field {field_name!r}; it has {sorted(raw.parts)}. Add the missing "
+                    "alternative to field_map in dataset.yaml, or the part to the sample."
+                )
+        return values
+
+    def _part(self, name: str, content: bytes, number: int, source: SourceInfo, seed: int) -> Any:
+        if self.decoder is None:
+            return content
+        try:
+            return self.decoder.stage(name, content, seed=mix(seed, number), source=source)
+        except DecodeError as error:
+            raise DecodeError(f"part {name!r}: {error.reason}", error.format, error.route) from error

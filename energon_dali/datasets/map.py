@@ -1,0 +1,99 @@
+"""Applies a function to every element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.restore_key import Key, get_restore_key
+from energon_dali.worker_config import WorkerConfig
+
+
+class MapDataset(WrapperDataset[Any]):
+    """Gives `map_fn(element)` for every element; a generator function may give none or several.
+
+    An element whose function raises is dropped and counted; `SkipSample` drops it silently.
+
+    Args:
+        dataset: The dataset below.
+        map_fn: The function; picklable where workers run it (functions and classes of `__main__` travel by value).
+        stateless_map_fn: Whether the function's result depends on its argument (and its seeds) alone.
+        map_fn_config: Plain values that describe the function, for `config()`.
+        failure_tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
+        worker_config: Left out, the inner dataset's.
+        stage: Name in statistics and messages; default is the function's name.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        map_fn: Callable[[Any], Any],
+        *,
+        stateless_map_fn: bool = False,
+        map_fn_config: dict[str, Any] | None = None,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+        stage: str | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.map_fn = map_fn
+        self.stateless_map_fn = stateless_map_fn
+        self.map_fn_config = map_fn_config
+        self.failure_tolerance = failure_tolerance
+        self.stage = stage or getattr(map_fn, "__name__", type(map_fn).__name__)
+
+    def describe(self) -> str:
+        return f"MapDataset({self.stage})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "stage": self.stage, "map_fn": self.map_fn_config or self.stage}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _MapIterator(self, context)
+
+    def can_restore_sample(self) -> bool:
+        return self.stateless_map_fn and super().can_restore_sample()
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the element of a key of this dataset, made anew.
+
+        Raises:
+            StateError: The key is not of this dataset, or the function gives no such element any more.
+        """
+        return rerun(self, self.map_fn, restore_key, self.dataset.restore_sample)
+
+
+class _MapIterator(StreamIterator[Any]):
+    def __init__(self, dataset: MapDataset, context: StreamContext) -> None:
+        self._inner = dataset.dataset.open(context)
+        self._runner = HookRunner(dataset, dataset.map_fn, dataset.stage, dataset.failure_tolerance, context)
+        self._inner_before: State | None = None
+
+    def __next__(self) -> Any:
+        runner = self._runner
+        while True:
+            if not runner.running:
+                if runner.is_generator:
+                    self._inner_before = self._inner.state_dict()
+                element = next(self._inner)
+                runner.load(element, get_restore_key(element))
+            result = runner.step()
+            if result is not NOTHING:
+                return result
+
+    def state_dict(self) -> State:
+        runner = self._runner
+        if runner.running:  # inside a generator: the state before its element, and how many outputs were given
+            return {"index": runner.index, "inner": self._inner_before, "offset": runner.offset}
+        return {"index": runner.index, "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._runner.index = state["index"]
+        self._runner.skip_outputs = state.get("offset", 0)
+        self._inner.load_state_dict(state["inner"])
+
+    def close(self) -> None:
+        self._inner.close()

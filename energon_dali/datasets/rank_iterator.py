@@ -1,0 +1,146 @@
+"""The elements of one rank in the order of the job: its streams, round robin."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from energon_dali.datasets.recorder import Recorder
+from energon_dali.errors import LayoutError, StateError
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset, State, StreamIterator
+    from energon_dali.datasets.hand_over import BlockFeed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimit:
+    """After how many elements an epoch of a rank ends, and how the next begins."""
+
+    length: int
+    """Elements per epoch and rank."""
+    restart: bool
+    """True: the next epoch begins at the very beginning; False: it continues where this one ended."""
+
+
+class RankIterator(Iterator[T], Generic[T]):
+    """Iterates the streams of one rank: the k-th element of stream s comes at place (k, s); streams at their end are left out.
+
+    Since the place of an element does not depend on which rank or worker runs its stream, every layout gives the same
+    global order.
+
+    Args:
+        dataset: The outermost dataset.
+        feed: Delivers blocks of worker processes; None runs everything in this process.
+        recorder: Takes counts and times.
+    """
+
+    def __init__(self, dataset: SavableDataset[T], feed: BlockFeed | None = None, recorder: Recorder | None = None) -> None:
+        self._dataset = dataset
+        self._feed = feed
+        self.recorder = recorder or Recorder()
+        self._streams = dataset.worker_config.streams
+        self._limit = dataset.rank_limit()
+        self._iterators: dict[int, StreamIterator[T]] = {}
+        self._counts = dict.fromkeys(self._streams, 0)
+        self._ended: set[int] = set()
+        self._given = 0
+        self._begun = False
+
+    def _iterator(self, stream: int) -> StreamIterator[T]:
+        iterator = self._iterators.get(stream)
+        if iterator is None:
+            from energon_dali.datasets.base import StreamContext
+
+            iterator = self._dataset.open(StreamContext(stream, self.recorder, self._feed))
+            self._iterators[stream] = iterator
+        return iterator
+
+    def __iter__(self) -> RankIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        self._begun = True
+        if self._limit is not None and self._given >= self._limit.length:
+            self._end_epoch()
+        while True:
+            running = [stream for stream in self._streams if stream not in self._ended]
+            if not running:
+                self._end_epoch()
+            stream = min(running, key=lambda s: (self._counts[s], s))
+            start = time.perf_counter()
+            try:
+                element = next(self._iterator(stream))
+            except StopIteration:
+                self._ended.add(stream)
+                continue
+            finally:
+                self.recorder.spend("rank", time.perf_counter() - start)
+            self._counts[stream] += 1
+            self._given += 1
+            return element
+
+    def _end_epoch(self) -> None:
+        self._given = 0
+        if len(self._ended) == len(self._streams):
+            self._ended.clear()
+            self._counts = dict.fromkeys(self._streams, 0)
+        if self._limit is not None and self._limit.restart:
+            self.close()
+            self._ended.clear()
+            self._counts = dict.fromkeys(self._streams, 0)
+        raise StopIteration
+
+    def state_dict(self) -> State:
+        """Returns the position after the last returned element, as plain values that survive JSON."""
+        return {
+            "given": self._given,
+            "streams": {
+                str(stream): {
+                    "count": self._counts[stream],
+                    "ended": stream in self._ended,
+                    "state": self._iterator(stream).state_dict(),
+                }
+                for stream in self._streams
+            },
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continues at a state that holds (at least) the streams of this rank.
+
+        Raises:
+            StateError: The state is not one of ours, or iteration has begun.
+            LayoutError: The state lacks a stream of this rank.
+        """
+        if self._begun:
+            raise StateError(
+                "A state can only be restored before the first element is taken, and this iteration has begun. Make a new loader "
+                "(or dataset) and restore into that."
+            )
+        streams = state.get("streams")
+        if not isinstance(streams, dict):
+            raise StateError(f"This is no state of a dataset iteration: it has the keys {sorted(state)}, not 'streams'. Give what state_dict() returned.")
+        missing = [stream for stream in self._streams if str(stream) not in streams]
+        if missing:
+            raise LayoutError(
+                f"The state holds the streams {sorted(map(int, streams))}, but this rank runs {self._streams}; {missing} are missing. "
+                "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
+            )
+        self._given = state.get("given", 0)
+        for stream in self._streams:
+            saved = streams[str(stream)]
+            self._counts[stream] = saved["count"]
+            if saved["ended"]:
+                self._ended.add(stream)
+            if saved["state"] is not None:
+                self._iterator(stream).load_state_dict(saved["state"])
+
+    def close(self) -> None:
+        """Closes the iterators of all streams."""
+        for iterator in self._iterators.values():
+            iterator.close()
+        self._iterators.clear()

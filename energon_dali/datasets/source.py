@@ -1,0 +1,195 @@
+"""The leaf of every tree: reads samples in the planned order and makes Sample objects of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.errors import DatasetError
+from energon_dali.plan import OrderSpec
+from energon_dali.shards import RawSample
+from energon_dali.worker_config import WorkerConfig
+
+NAME = "Webdataset"
+
+
+class Reader(Protocol):
+    """Reads raw samples by shard and index."""
+
+    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
+        """Returns one raw sample, or the error that stood in its way, per pair of indices."""
+
+    def index_of(self, shard_index: int, sample_index: int) -> int:
+        """Returns the number of a sample in the whole dataset."""
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Returns (shard index, sample index) of a sample's number in the whole dataset."""
+
+    def close(self) -> None:
+        """Lets go of all open files."""
+
+
+class SourceDataset(SavableDataset[Any]):
+    """Reads the samples of one dataset in the order of a plan.
+
+    Args:
+        order: Which sample comes when.
+        reader: Reads raw samples; picklable.
+        load: Makes a sample of (raw sample, epoch); picklable.
+        repeat: Go on with the next epoch for ever; else every epoch ends with StopIteration.
+        read_size: Samples asked of the reader at once.
+        failure_tolerance: Consecutive samples that cannot be read or loaded after which the run ends.
+        name: Path of the dataset, for messages.
+        worker_config: The job.
+    """
+
+    def __init__(
+        self,
+        order: OrderSpec,
+        reader: Reader,
+        load: Callable[[RawSample, int], Any],
+        *,
+        repeat: bool,
+        read_size: int,
+        failure_tolerance: int,
+        name: str,
+        source_config: dict[str, Any],
+        worker_config: WorkerConfig,
+    ) -> None:
+        super().__init__(worker_config=worker_config)
+        self.order = order
+        self.reader = reader
+        self.load = load
+        self.repeat = repeat
+        self.read_size = read_size
+        self.failure_tolerance = failure_tolerance
+        self.name = name
+        self.source_config = source_config
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        return ()
+
+    def describe(self) -> str:
+        return f"SourceDataset({self.name}, repeat={self.repeat})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "repeat": self.repeat, **self.source_config}
+
+    def len_stream(self, stream: int) -> int:
+        return self.order.stream(stream).num_samples(0)
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _SourceIterator(self, context)
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the sample of the key ("Webdataset", number in the dataset, epoch), read anew.
+
+        Raises:
+            StateError: The key is not of this dataset.
+            DatasetError: The sample cannot be read.
+        """
+        expect_name(restore_key, NAME)
+        _, index, epoch = restore_key
+        shard, inside = self.reader.locate(index)
+        (raw,) = self.reader.read([shard], [inside])
+        if isinstance(raw, DatasetError):
+            raise raw
+        return set_restore_key(self.load(raw, epoch), restore_key)
+
+
+class _SourceIterator(StreamIterator[Any]):
+    def __init__(self, dataset: SourceDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._order = dataset.order.stream(context.stream)
+        self._reader = dataset.reader
+        self._load = dataset.load
+        self._recorder = context.recorder
+        self._read_guard = HookGuard("read", dataset.failure_tolerance, context, dataset.worker_config)
+        self._load_guard = HookGuard("load", dataset.failure_tolerance, context, dataset.worker_config)
+        self._epoch = 0
+        self._position = 0
+        self._read_ahead: deque[tuple[RawSample | DatasetError, int]] = deque()
+
+    def __next__(self) -> Any:
+        while True:
+            if not self._read_ahead:
+                self._read()
+            raw, epoch = self._read_ahead.popleft()
+            self._position += 1
+            if isinstance(raw, DatasetError):
+                self._read_guard.failed(raw, None, epoch=epoch)
+                continue
+            start = time.perf_counter()
+            try:
+                sample = self._load(raw, epoch)
+            except Exception as error:
+                self._load_guard.failed(error, RawFailure(raw, self._dataset.name), epoch=epoch)
+                continue
+            finally:
+                self._recorder.spend("load", time.perf_counter() - start)
+            self._read_guard.succeeded()
+            self._load_guard.succeeded()
+            return set_restore_key(sample, (NAME, raw.index, epoch))
+
+    def _read(self) -> None:
+        """Reads the next samples ahead; raises StopIteration at the end of an epoch that is not repeated."""
+        empty_epochs = 0
+        while True:
+            order = self._order.epoch(self._epoch)
+            if self._position < len(order):
+                break
+            self._epoch += 1
+            self._position = 0
+            empty_epochs += 1
+            if not self._dataset.repeat:
+                raise StopIteration
+            if empty_epochs > self._dataset.worker_config.layout.num_streams + 1:
+                raise DatasetError(
+                    f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or look at "
+                    "split.yaml in its .nv-meta folder."
+                )
+        start = time.perf_counter()
+        shards, indices, epochs = order.samples(self._position, min(len(order), self._position + self._dataset.read_size))
+        raws = self._reader.read(shards.tolist(), indices.tolist())
+        self._read_ahead.extend(zip(raws, epochs.tolist(), strict=True))
+        self._recorder.spend("read", time.perf_counter() - start)
+        self._recorder.count("samples.read", len(raws))
+        self._recorder.count("bytes.read", sum(_size(raw) for raw in raws))
+
+    def state_dict(self) -> State:
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: State) -> None:
+        self._epoch = state["epoch"]
+        self._position = state["position"]
+
+    def close(self) -> None:
+        self._read_ahead.clear()
+        self._reader.close()
+
+
+class RawFailure:
+    """A raw sample that could not be loaded, in the form that error handlers know."""
+
+    def __init__(self, raw: RawSample, dataset_path: str) -> None:
+        from energon_dali.samples import SourceInfo
+
+        self.__key__ = raw.key
+        self.__sources__ = (
+            SourceInfo(dataset_path=dataset_path, index=raw.index, shard_name=raw.shard, file_names=tuple(f"{raw.key}.{part}" for part in raw.parts)),
+        )
+        self.parts = {name: len(content) for name, content in raw.parts.items()}
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} ({size} bytes)" for name, size in self.parts.items())
+        return f"raw sample {self.__key__!r}: {parts}"
+
+
+def _size(raw: RawSample | DatasetError) -> int:
+    return 0 if isinstance(raw, DatasetError) else sum(map(len, raw.parts.values()))
