@@ -116,6 +116,7 @@ class _DecodeIterator(StreamIterator[Any]):
     def __init__(self, dataset: DecodeDataset, context: StreamContext) -> None:
         self._blocks: BlockIterator = dataset.dataset.open_blocks(context)
         self._decoder = dataset.decoder
+        self._blocks_ahead = BLOCKS_AHEAD if dataset.decoder is not None else 0
         self._guard = HookGuard("decode", dataset.failure_tolerance, context, dataset.worker_config)
         self._recorder = context.recorder
         self._ahead: deque[_Running] = deque()
@@ -154,7 +155,7 @@ class _DecodeIterator(StreamIterator[Any]):
         """Makes the next block current, after starting to decode the one behind it if it is already there."""
         if not self._ahead:
             self._ahead.append(self._start(self._blocks.next_block()))
-        while len(self._ahead) <= BLOCKS_AHEAD and self._ahead[-1].block.end_state is None and self._blocks.ready():
+        while len(self._ahead) <= self._blocks_ahead and self._ahead[-1].block.end_state is None and self._blocks.ready():
             self._ahead.append(self._start(self._blocks.next_block()))
         running = self._ahead.popleft()
         start = time.perf_counter()

@@ -1,0 +1,202 @@
+"""Groups elements of one kind to batches: each batch holds elements that share a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, thaw_key
+from energon_dali.errors import ConfigError
+from energon_dali.task_encoder.context import sample_context
+from energon_dali.worker_config import WorkerConfig
+
+Criterion = Callable[[Any], "tuple[Hashable, int | None]"]
+
+
+class GroupBatchDataset(WrapperDataset[Any]):
+    """Gives `batcher(elements)` for elements that share a group key, as soon as a group is full.
+
+    A sample whose criterion raises is dropped and counted (`SkipSample`: silently); it joins no group.
+
+    Args:
+        dataset: The dataset below.
+        fixed_batch_size: Elements per batch; None takes the size that the criterion gives.
+        sample_group_key: Gives (group key, batch size or None) of an element.
+        batcher: Makes a batch of a list; a generator function may give none or several.
+        batcher_stateless: Whether its result depends on its argument (and its seeds) alone.
+        batcher_config: Plain values that describe it.
+        drop_last: Drop groups that are not full at the end of an epoch.
+        failure_tolerance: Consecutive failures after which FatalSampleError is raised.
+        worker_config: Left out, the inner dataset's.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        fixed_batch_size: int | None,
+        sample_group_key: Criterion,
+        batcher: Callable[[list[Any]], Any],
+        *,
+        batcher_stateless: bool = False,
+        batcher_config: dict[str, Any] | None = None,
+        drop_last: bool = False,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if fixed_batch_size is not None and fixed_batch_size < 1:
+            raise ConfigError(f"fixed_batch_size={fixed_batch_size} must be at least 1, or None to let the criterion give the size.")
+        self.fixed_batch_size = fixed_batch_size
+        self.sample_group_key = sample_group_key
+        self.batcher = batcher
+        self.batcher_stateless = batcher_stateless
+        self.batcher_config = batcher_config
+        self.drop_last = drop_last
+        self.failure_tolerance = failure_tolerance
+
+    def describe(self) -> str:
+        return f"GroupBatchDataset(fixed_batch_size={self.fixed_batch_size}, drop_last={self.drop_last})"
+
+    def config(self) -> dict[str, Any]:
+        own = {"fixed_batch_size": self.fixed_batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
+        return {**super().config(), **own}
+
+    def len_stream(self, stream: int) -> int:
+        """Returns a bound: groups are only known once the elements are; a batch holds at least one element."""
+        elements = self.dataset.len_stream(stream)
+        return elements if self.fixed_batch_size is None else -(-elements // self.fixed_batch_size)
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _GroupIterator(self, context)
+
+    def can_restore_sample(self) -> bool:
+        return self.batcher_stateless and super().can_restore_sample()
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the batch of a key of this dataset, made anew.
+
+        Raises:
+            StateError: The key is not of this dataset, or the batcher gives no such batch any more.
+        """
+        return rerun(self, self.batcher, restore_key, lambda keys: [self.dataset.restore_sample(key) for key in keys])
+
+
+class _GroupIterator(StreamIterator[Any]):
+    def __init__(self, dataset: GroupBatchDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._inner = dataset.dataset.open(context)
+        self._runner = HookRunner(dataset, dataset.batcher, "batch", dataset.failure_tolerance, context)
+        self._guard = HookGuard("batch_group_criterion", dataset.failure_tolerance, context, dataset.worker_config)
+        self._stream = context.stream
+        self._num_streams = dataset.worker_config.layout.num_streams
+        self._seen = 0
+        self._ended = False
+        self._groups: dict[Hashable, tuple[list[Any], list[Key], int]] = {}
+        self._current: list[Key] = []
+        self._saved: State | None = None
+
+    def __next__(self) -> Any:
+        if self._saved is not None:
+            self._refill(self._saved)
+            self._saved = None
+        runner = self._runner
+        while True:
+            if not runner.running:
+                samples, self._current = self._collect()
+                runner.load(samples, tuple(self._current))
+            batch = runner.step()
+            if not runner.running:
+                self._current = []
+            if batch is not NOTHING:
+                return batch
+
+    def _criterion(self, sample: Any) -> tuple[Hashable, int] | None:
+        """Returns (group, size) of a sample; None if it is dropped."""
+        try:
+            with sample_context(self._seen * self._num_streams + self._stream, self._dataset.worker_config.seed_offset):
+                group, size = self._dataset.sample_group_key(sample)
+            fixed = self._dataset.fixed_batch_size
+            wanted = fixed if fixed is not None else size
+            if wanted is None or wanted < 1:
+                raise ConfigError(
+                    f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and no batch_size is set. Return a size of at "
+                    "least 1 with the key, or set batch_size."
+                )
+        except ConfigError:
+            raise
+        except Exception as error:
+            self._guard.failed(error, sample)
+            return None
+        finally:
+            self._seen += 1
+        self._guard.succeeded()
+        return group, wanted
+
+    def _collect(self) -> tuple[list[Any], list[Key]]:
+        """Returns the next full group, or at the end of an epoch the oldest that is left."""
+        while not self._ended:
+            try:
+                sample = next(self._inner)
+            except StopIteration:
+                self._ended = True
+                break
+            key = get_restore_key(sample)
+            place = self._criterion(sample)
+            if place is not None:
+                self._put(sample, key, *place)
+                samples, keys, size = self._groups[place[0]]
+                if len(samples) >= size:
+                    del self._groups[place[0]]
+                    return samples, keys
+        if self._dataset.drop_last:
+            self._groups.clear()
+        if not self._groups:
+            self._ended = False
+            raise StopIteration
+        samples, keys, _ = self._groups.pop(next(iter(self._groups)))
+        return samples, keys
+
+    def _put(self, sample: Any, key: Key, group: Hashable, size: int) -> None:
+        samples, keys, _ = self._groups.get(group, ([], [], size))
+        samples.append(sample)
+        keys.append(key)
+        self._groups[group] = (samples, keys, size)
+
+    def state_dict(self) -> State:
+        if self._saved is not None:
+            return self._saved
+        return {
+            "index": self._runner.index,
+            "offset": self._runner.offset,
+            "seen": self._seen,
+            "ended": self._ended,
+            "current": freeze_key(self._current),
+            "groups": [freeze_key(keys) for _, keys, _ in self._groups.values()],
+            "inner": self._inner.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        # What the groups hold is read again at the first element, so that restoring itself costs nothing.
+        self._saved = state
+        self._inner.load_state_dict(state["inner"])
+
+    def _refill(self, state: State) -> None:
+        restore = self._dataset.dataset.restore_sample
+        for group in state["groups"]:
+            for key in map(thaw_key, group):
+                sample = restore(key)
+                place = self._criterion(sample)
+                if place is not None:
+                    self._put(sample, key, *place)
+        if state["current"]:
+            self._current = [thaw_key(key) for key in state["current"]]
+            self._runner.load([restore(key) for key in self._current], tuple(self._current))
+            self._runner.skip_outputs = state["offset"]
+        self._seen, self._ended, self._runner.index = state["seen"], state["ended"], state["index"]
+
+    def close(self) -> None:
+        self._groups.clear()
+        self._inner.close()

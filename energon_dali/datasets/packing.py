@@ -1,0 +1,238 @@
+"""Packs several samples into one: a buffer is filled, a packer chooses groups, and each group becomes one element."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.decode_stage import decode_elements
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, thaw_key
+from energon_dali.decode import Decoder
+from energon_dali.errors import ConfigError, DecodeError, FatalSampleError
+from energon_dali.task_encoder.context import sample_context
+from energon_dali.worker_config import WorkerConfig
+
+EMPTY_ROUNDS = 100
+"""Rounds in a row in which the packer may choose nothing."""
+
+
+class PackingDataset(WrapperDataset[Any]):
+    """Fills a buffer, lets `pre_packer` choose groups of it, and gives `final_packer(group)` for each.
+
+    Samples that are in no group are dropped. With a sample encoder (and a decoder) only the chosen samples are decoded
+    and encoded, so that the buffer holds encoded media.
+
+    Args:
+        dataset: The dataset below.
+        buffer_size: Samples in the buffer, at least 1.
+        pre_packer: Gives lists of samples, from the list of all samples in the buffer.
+        final_packer: Makes one element of a group; a generator function may give none or several.
+        final_packer_stateless: Whether its result depends on its argument (and its seeds) alone.
+        sample_encoder: Applied to every chosen sample, or None.
+        sample_encoder_stateless: The same for it.
+        decoder: Decodes the media handles of the chosen samples before the sample encoder; None where nothing is left to decode.
+        packer_config: Plain values that describe the packer.
+        failure_tolerance: Consecutive failures of a hook after which FatalSampleError is raised.
+        worker_config: Left out, the inner dataset's.
+
+    Raises:
+        ConfigError: buffer_size is less than 1.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        buffer_size: int,
+        pre_packer: Callable[[list[Any]], list[list[Any]]],
+        final_packer: Callable[[list[Any]], Any],
+        *,
+        final_packer_stateless: bool = False,
+        sample_encoder: Callable[[Any], Any] | None = None,
+        sample_encoder_stateless: bool = False,
+        decoder: Decoder | None = None,
+        packer_config: dict[str, Any] | None = None,
+        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if buffer_size < 1:
+            raise ConfigError(f"packing_buffer_size={buffer_size} must be at least 1; leave it out to turn packing off.")
+        self.buffer_size = buffer_size
+        self.pre_packer = pre_packer
+        self.final_packer = final_packer
+        self.final_packer_stateless = final_packer_stateless
+        self.sample_encoder = sample_encoder
+        self.sample_encoder_stateless = sample_encoder_stateless or sample_encoder is None
+        self.decoder = decoder
+        self.packer_config = packer_config
+        self.failure_tolerance = failure_tolerance
+
+    def describe(self) -> str:
+        return f"PackingDataset(buffer_size={self.buffer_size})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "buffer_size": self.buffer_size, "packer": self.packer_config}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _PackingIterator(self, context)
+
+    def can_restore_sample(self) -> bool:
+        return self.final_packer_stateless and self.sample_encoder_stateless and super().can_restore_sample()
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the pack of a key of this dataset, made anew.
+
+        Raises:
+            StateError: The key is not of this dataset, or the packer gives no such pack any more.
+            DecodeError: A sample cannot be decoded.
+        """
+        return rerun(self, self.final_packer, restore_key, lambda keys: [self._encode(key) for key in keys])
+
+    def _encode(self, key: Key) -> Any:
+        """Returns the encoded sample of a key ("encode", index, *inner key)."""
+        _, index, *inner = key
+        sample = self.dataset.restore_sample(tuple(inner))
+        if self.decoder is not None:
+            (sample,) = decode_elements(self.decoder, [sample], strict=True)
+        if self.sample_encoder is None:
+            return sample
+        with sample_context(index, self.worker_config.seed_offset):
+            return self.sample_encoder(sample)
+
+
+class _PackingIterator(StreamIterator[Any]):
+    def __init__(self, dataset: PackingDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._inner = dataset.dataset.open(context)
+        config, tolerance = dataset.worker_config, dataset.failure_tolerance
+        self._select_guard = HookGuard("select_samples_to_pack", tolerance, context, config)
+        self._encode_guard = HookGuard("postencode_sample", tolerance, context, config)
+        self._decode_guard = HookGuard("decode", tolerance, context, config)
+        self._runner = HookRunner(dataset, dataset.final_packer, "pack_selected_samples", tolerance, context)
+        self._stream = context.stream
+        self._num_streams = config.layout.num_streams
+        self._seed = config.seed_offset
+        self._packs: deque[list[tuple[Key, Any]]] = deque()
+        self._current: list[Key] = []
+        self._encoded = 0
+        self._rounds = 0
+        self._empty_rounds = 0
+        self._ended = False
+        self._saved: State | None = None
+
+    def __next__(self) -> Any:
+        if self._saved is not None:
+            self._refill(self._saved)
+            self._saved = None
+        runner = self._runner
+        while True:
+            if not runner.running:
+                if not self._packs:
+                    self._select(self._fill())
+                    continue
+                encoded, self._current = self._encode(self._packs.popleft())
+                if not encoded:
+                    continue
+                runner.load(encoded, tuple(self._current))
+            pack = runner.step()
+            if not runner.running:
+                self._current = []
+            if pack is not NOTHING:
+                return pack
+
+    def _fill(self) -> list[Any]:
+        """Returns the samples of one buffer; raises StopIteration where an epoch ends."""
+        if self._ended:
+            self._ended = False
+            raise StopIteration
+        buffer: list[Any] = []
+        while len(buffer) < self._dataset.buffer_size:
+            try:
+                buffer.append(next(self._inner))
+            except StopIteration:
+                if not buffer:
+                    raise
+                self._ended = True
+                break
+        return buffer
+
+    def _select(self, buffer: list[Any]) -> None:
+        """Lets the packer choose groups of the buffer."""
+        keys = {id(sample): get_restore_key(sample) for sample in buffer}
+        index = self._rounds * self._num_streams + self._stream
+        self._rounds += 1
+        try:
+            with sample_context(index, self._seed):
+                groups = self._dataset.pre_packer(buffer)
+        except Exception as error:
+            self._select_guard.failed(error, buffer)
+            return
+        self._select_guard.succeeded()
+        self._packs.extend([(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group] for group in groups if group)
+        self._empty_rounds = 0 if self._packs else self._empty_rounds + 1
+        if self._empty_rounds >= EMPTY_ROUNDS:
+            raise FatalSampleError(
+                f"select_samples_to_pack chose nothing in {EMPTY_ROUNDS} rounds of up to {len(buffer)} samples. It must return lists of "
+                "samples to pack together; a list with a single sample is allowed."
+            )
+
+    def _encode(self, group: list[tuple[Key, Any]]) -> tuple[list[Any], list[Key]]:
+        """Decodes and encodes the samples of a group; those that fail are left out."""
+        samples = [sample for _, sample in group]
+        if self._dataset.decoder is not None:
+            samples = decode_elements(self._dataset.decoder, samples)
+        encoded, keys = [], []
+        for (key, original), sample in zip(group, samples, strict=True):
+            index = self._encoded * self._num_streams + self._stream
+            self._encoded += 1
+            if isinstance(sample, DecodeError):
+                self._decode_guard.failed(sample, original)
+                continue
+            if self._dataset.sample_encoder is not None:
+                try:
+                    with sample_context(index, self._seed):
+                        sample = self._dataset.sample_encoder(sample)
+                except Exception as error:
+                    self._encode_guard.failed(error, original)
+                    continue
+                self._encode_guard.succeeded()
+            encoded.append(sample)
+            keys.append(("encode", index, *key))
+        return encoded, keys
+
+    def state_dict(self) -> State:
+        if self._saved is not None:
+            return self._saved
+        return {
+            "index": self._runner.index,
+            "offset": self._runner.offset,
+            "encoded": self._encoded,
+            "rounds": self._rounds,
+            "ended": self._ended,
+            "current": freeze_key(self._current),
+            "packs": [freeze_key([key for key, _ in group]) for group in self._packs],
+            "inner": self._inner.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        # The chosen samples are read again at the first element, so that restoring itself costs nothing.
+        self._saved = state
+        self._inner.load_state_dict(state["inner"])
+
+    def _refill(self, state: State) -> None:
+        restore = self._dataset.dataset.restore_sample
+        self._packs.extend([(key, restore(key)) for key in map(thaw_key, group)] for group in state["packs"])
+        self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
+        self._ended = state["ended"]
+        if state["current"]:
+            self._current = [thaw_key(key) for key in state["current"]]
+            self._runner.load([self._dataset._encode(key) for key in self._current], tuple(self._current))
+            self._runner.skip_outputs = state["offset"]
+
+    def close(self) -> None:
+        self._packs.clear()
+        self._inner.close()
