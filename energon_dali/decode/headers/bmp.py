@@ -1,0 +1,31 @@
+"""Reads the header of a Windows bitmap."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+
+_HEADER = Struct("<2sIHHIIiiHHII").unpack_from
+
+
+def read_bmp(data: Buffer) -> ImageHeader:
+    """Returns the header of a file that begins with "BM".
+
+    Raises:
+        IrregularHeaderError: Anything but an uncompressed bottom-up bitmap, or its pixels are cut off.
+        struct.error: The file ends inside the header.
+    """
+    _, _, _, _, offset, header_size, width, height, planes, bits, compression, _ = _HEADER(data, 0)
+    if header_size not in (40, 108, 124) or planes != 1 or compression or width <= 0 or height <= 0:
+        raise IrregularHeaderError
+    if bits not in (8, 24, 32) or offset + (width * bits + 31) // 32 * 4 * height > len(data):
+        raise IrregularHeaderError
+    if offset < 14 + header_size:
+        raise IrregularHeaderError
+    (colors,) = Struct("<I").unpack_from(data, 46)
+    if bits == 8 and (colors > 256 or 14 + header_size + 4 * (colors or 256) > offset):
+        raise IrregularHeaderError
+    return ImageHeader(
+        "bmp", width, height, 1 if bits == 8 else bits // 8, color="palette" if bits == 8 else "rgb", dali_decodable=True
+    )

@@ -1,0 +1,77 @@
+"""Reads the header of a JPEG 2000: the boxes of a JP2 file and the size segment of its codestream."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+
+JP2_SIGNATURE = b"\0\0\0\x0cjP  \r\n\x87\n"
+CODESTREAM_SIGNATURE = b"\xff\x4f\xff\x51"
+_BOX = Struct(">I4s").unpack_from
+_SIZE = Struct(">HHIIIIIIIIH").unpack_from
+_IHDR = Struct(">IIHBBBB").unpack_from
+
+
+def read_jpeg2000(data: Buffer) -> ImageHeader:
+    """Returns the header of a JP2 file or a bare codestream.
+
+    Raises:
+        IrregularHeaderError: An unusual or broken file.
+        struct.error: The file ends inside the header.
+    """
+    if data[:4] == CODESTREAM_SIGNATURE:
+        return _read_codestream(data, 0)
+    position, header = 12, None
+    while True:
+        length, kind = _BOX(data, position)
+        if kind == b"jp2c":
+            break
+        if length < 8 or position + length > len(data):
+            raise IrregularHeaderError
+        if kind == b"jp2h":
+            header = _read_header_box(data, position + 8, position + length)
+        position += length
+    found = _read_codestream(data, position + 8)
+    if header != (found.width, found.height, found.channels) or (length and position + length > len(data)) or 0 < length < 8:
+        raise IrregularHeaderError
+    return found
+
+
+def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, int]:
+    """Returns (width, height, channels) of a "jp2h" box that holds nothing but a size and an sRGB or gray colour space."""
+    sizes: tuple[int, int, int] | None = None
+    color_spaces = 0
+    while position < end:
+        length, kind = _BOX(data, position)
+        if length < 8 or position + length > end:
+            raise IrregularHeaderError
+        if kind == b"ihdr" and length == 22:
+            height, width, channels, bits, compression, _, _ = _IHDR(data, position + 8)
+            if bits != 7 or compression != 7:
+                raise IrregularHeaderError
+            sizes = (width, height, channels)
+        elif kind == b"colr" and length == 15 and data[position + 8] == 1:
+            color_spaces += int.from_bytes(data[position + 11 : position + 15], "big") in (16, 17)
+        elif kind != b"res ":
+            # Palettes, channel definitions and profiles: DALI and PIL do not treat them alike.
+            raise IrregularHeaderError
+        position += length
+    if sizes is None or color_spaces != 1:
+        raise IrregularHeaderError
+    return sizes
+
+
+def _read_codestream(data: Buffer, position: int) -> ImageHeader:
+    if data[position : position + 4] != CODESTREAM_SIGNATURE:
+        raise IrregularHeaderError
+    length, _, right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, channels = _SIZE(data, position + 4)
+    if length != 38 + 3 * channels or channels not in (1, 3) or (left, top, tile_left, tile_top) != (0, 0, 0, 0):
+        raise IrregularHeaderError
+    if position + 4 + length > len(data) or not tile_width or not tile_height:
+        raise IrregularHeaderError
+    for component in range(position + 42, position + 42 + 3 * channels, 3):
+        # Eight unsigned bits, no subsampling.
+        if bytes(data[component : component + 3]) != b"\x07\x01\x01":
+            raise IrregularHeaderError
+    return ImageHeader("jpeg2000", right, bottom, channels, color="gray" if channels == 1 else "rgb", dali_decodable=True)

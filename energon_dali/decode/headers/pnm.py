@@ -1,0 +1,37 @@
+"""Reads the header of a portable any-map (PBM, PGM, PPM)."""
+
+from __future__ import annotations
+
+import re
+
+from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+
+_SPACE = rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])"
+_BITMAP = re.compile(rb"P[14]" + _SPACE + rb"+(\d{1,9})" + _SPACE + rb"+(\d{1,9})[ \t\r\n]")
+_MAP = re.compile(rb"P[2356]" + _SPACE + rb"+(\d{1,9})" + _SPACE + rb"+(\d{1,9})" + _SPACE + rb"+(\d{1,5})[ \t\r\n]")
+_LARGEST_HEADER_BYTES = 1024
+
+
+def read_pnm(data: Buffer) -> ImageHeader:
+    """Returns the header of a file that begins with P1 to P6.
+
+    Raises:
+        IrregularHeaderError: The header is not understood, or the pixels of a binary map are cut off.
+    """
+    head = bytes(data[:_LARGEST_HEADER_BYTES])
+    kind = head[1:2]
+    found = (_BITMAP if kind in b"14" else _MAP).match(head)
+    if found is None:
+        raise IrregularHeaderError
+    width, height = int(found[1]), int(found[2])
+    channels = 3 if kind in b"36" else 1
+    largest = 1 if kind in b"14" else int(found[3])
+    if not 0 < largest < 65536:
+        raise IrregularHeaderError
+    if kind in b"56" and found.end() + width * height * channels * (2 if largest > 255 else 1) > len(data):
+        raise IrregularHeaderError
+    return ImageHeader(
+        "pnm", width, height, channels, largest.bit_length(), color="rgb" if channels == 3 else "gray",
+        # Text maps and other ranges than 0..255 go to PIL. DALI's parser knows comments only at some places.
+        dali_decodable=kind in b"56" and largest == 255 and b"#" not in head[: found.end()],
+    )  # fmt: skip

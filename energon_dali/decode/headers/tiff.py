@@ -1,0 +1,73 @@
+"""Reads the first directory of a TIFF, as far as it decides who may decode it."""
+
+from __future__ import annotations
+
+from struct import unpack_from
+
+from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _LENGTHS = 266, 273, 274, 277, 279
+_PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322, 338, 339
+_SIZES = {1: 1, 3: 2, 4: 4}
+_CODES = {1: "B", 3: "H", 4: "I"}
+_MOST_VALUES = 65_536
+_NONE, _LZW, _DEFLATE = 1, 5, 8
+_WANTED = frozenset({
+    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _LENGTHS, _PLANAR,
+    _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT,
+})  # fmt: skip
+
+
+def read_tiff(data: Buffer) -> ImageHeader:
+    """Returns the header of a file that begins with "II*" or "MM" and is a plain 8-bit image in strips.
+
+    Raises:
+        IrregularHeaderError: Anything else, which PIL shall look at; also cut files.
+        struct.error: The file ends inside the directory.
+    """
+    byte_order = "<" if data[:2] == b"II" else ">"
+    tags = _read_directory(data, byte_order)
+    samples = tags.get(_SAMPLES, (1,))[0]
+    if tags.get(_ORIENTATION, (1,)) != (1,) or _TILE_WIDTH in tags or not samples:
+        raise IrregularHeaderError
+    plain = {_COMPRESSION: (_NONE, _LZW, _DEFLATE), _FILL_ORDER: (1,), _PLANAR: (1,), _PREDICTOR: (1, 2)}
+    if any(tags.get(tag, (1,))[0] not in allowed for tag, allowed in plain.items()):
+        raise IrregularHeaderError
+    if tags.get(_BITS) != (8,) * samples or set(tags.get(_SAMPLE_FORMAT, (1,))) != {1}:
+        raise IrregularHeaderError
+    photometric = tags[_PHOTOMETRIC][0] if _PHOTOMETRIC in tags else -1
+    if (photometric, samples) not in ((1, 1), (2, 3)) or _EXTRA_SAMPLES in tags:
+        raise IrregularHeaderError
+    if any(len(tags.get(tag, ())) != 1 for tag in (_WIDTH, _HEIGHT)):
+        raise IrregularHeaderError
+    width, height = tags[_WIDTH][0], tags[_HEIGHT][0]
+    offsets, lengths = tags.get(_OFFSETS, ()), tags.get(_LENGTHS, ())
+    if not offsets or len(offsets) != len(lengths):
+        raise IrregularHeaderError
+    if any(offset + length > len(data) for offset, length in zip(offsets, lengths, strict=True)):
+        raise IrregularHeaderError
+    if tags.get(_COMPRESSION, (1,))[0] == _NONE and sum(lengths) < width * height * samples:
+        raise IrregularHeaderError
+    return ImageHeader("tiff", width, height, samples, color="gray" if samples == 1 else "rgb", dali_decodable=True)
+
+
+def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]:
+    """Returns the values of the tags that matter; only whole numbers are understood."""
+    (position,) = unpack_from(byte_order + "I", data, 4)
+    (count,) = unpack_from(byte_order + "H", data, position)
+    end = position + 2 + 12 * count
+    if position < 8 or not count or end + 4 > len(data):
+        raise IrregularHeaderError
+    tags: dict[int, tuple[int, ...]] = {}
+    for entry in range(position + 2, end, 12):
+        tag, kind, values = unpack_from(byte_order + "HHI", data, entry)
+        if tag not in _WANTED:
+            continue
+        if kind not in _SIZES or not 0 < values <= _MOST_VALUES or tag in tags:
+            raise IrregularHeaderError
+        where = entry + 8
+        if values * _SIZES[kind] > 4:
+            (where,) = unpack_from(byte_order + "I", data, where)
+        tags[tag] = unpack_from(f"{byte_order}{values}{_CODES[kind]}", data, where)
+    return tags

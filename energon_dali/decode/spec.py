@@ -1,0 +1,199 @@
+"""What a decoder makes of an image: container, channels, dtype, layout, operations and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from energon_dali.decode.operations import (
+    GEOMETRIC_OPERATIONS,
+    OPERATIONS,
+    GeometricOperation,
+    Interpolation,
+    Normalize,
+    Operation,
+    RandomResizedCrop,
+    Resize,
+)
+from energon_dali.errors import ConfigError
+
+ImageDecode = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8",
+    "torchl", "torchrgb", "torch", "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
+]  # fmt: skip
+Container = Literal["torch", "numpy", "pil"]
+ImageMode = Literal["L", "RGB", "RGBA"]
+ImageDtype = Literal["uint8", "float32", "float16", "bfloat16"]
+ImageLayout = Literal["CHW", "HWC", "HW"]
+
+IMAGE_DECODE_NAMES: tuple[str, ...] = get_args(ImageDecode)
+DEFAULT_MAX_PIXELS = 178_956_970
+"""Largest image by default, width x height: where PIL's own guard against decompression bombs raises an error."""
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+"""Largest encoded image by default."""
+
+_FORMS: dict[str, tuple[Container, ImageMode, ImageDtype]] = {
+    "l8": ("numpy", "L", "uint8"),
+    "rgb8": ("numpy", "RGB", "uint8"),
+    "rgba8": ("numpy", "RGBA", "uint8"),
+    "l": ("numpy", "L", "float32"),
+    "rgb": ("numpy", "RGB", "float32"),
+    "rgba": ("numpy", "RGBA", "float32"),
+    "torchl8": ("torch", "L", "uint8"),
+    "torchrgb8": ("torch", "RGB", "uint8"),
+    "torchrgba8": ("torch", "RGBA", "uint8"),
+    "torchl": ("torch", "L", "float32"),
+    "torchrgb": ("torch", "RGB", "float32"),
+    "torch": ("torch", "RGB", "float32"),
+    "torchrgba": ("torch", "RGBA", "float32"),
+    "pill": ("pil", "L", "uint8"),
+    "pil": ("pil", "RGB", "uint8"),
+    "pilrgb": ("pil", "RGB", "uint8"),
+    "pilrgba": ("pil", "RGBA", "uint8"),
+}
+_DTYPES: dict[str, tuple[str, ...]] = {
+    "torch": ("uint8", "float32", "float16", "bfloat16"),
+    "numpy": ("uint8", "float32", "float16"),
+    "pil": ("uint8",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec:
+    """What to make of an image; hashable and picklable, one object shared by all handles of a decoder.
+
+    Floating point values are pixel / 255 in float32 (then normalised, then rounded to a narrower dtype).
+
+    Raises:
+        ConfigError: A combination that cannot work; the message says what to change.
+    """
+
+    image_decode: ImageDecode = "torchrgb"
+    """One of the 17 names of webdataset."""
+    operations: tuple[Operation, ...] = ()
+    """What is done to each image, in this order; Normalize is applied last."""
+    image_dtype: ImageDtype | None = None
+    """Overrides the dtype of the name; None keeps it."""
+    image_layout: Literal["CHW", "HWC"] | None = None
+    """Overrides the layout of the name (torch: CHW, numpy: HWC, one channel: HW); None keeps it."""
+    apply_exif_orientation: bool = False
+    """Rotates and mirrors as the file's EXIF orientation says, before all operations. Energon does not."""
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    """Largest width x height; a larger image is a DecodeError before memory is taken."""
+    max_bytes: int = DEFAULT_MAX_BYTES
+    """Largest encoded size in bytes; a larger file is a DecodeError."""
+
+    container: Container = field(init=False, compare=False)
+    """What holds the pixels: "torch", "numpy" or "pil"."""
+    mode: ImageMode = field(init=False, compare=False)
+    """Channels: "L", "RGB" or "RGBA"."""
+    dtype: ImageDtype = field(init=False, compare=False)
+    """Type of one value."""
+    layout: ImageLayout = field(init=False, compare=False)
+    """Order of the axes; "HW" for one channel without an axis of its own. Of no meaning for PIL images."""
+    channels: int = field(init=False, compare=False)
+    """Number of channels: 1, 3 or 4."""
+    geometric: tuple[GeometricOperation, ...] = field(init=False, compare=False, repr=False)
+    """The operations but for Normalize."""
+    normalize: Normalize | None = field(init=False, compare=False, repr=False)
+    """The Normalize operation, if there is one."""
+    interpolation: Interpolation = field(init=False, compare=False, repr=False)
+    """The filter of the one resampling."""
+    antialias: bool = field(init=False, compare=False, repr=False)
+    """Whether the filter is widened when the image shrinks."""
+
+    def __post_init__(self) -> None:
+        if self.image_decode not in _FORMS:
+            raise ConfigError(
+                f"image_decode={self.image_decode!r} is unknown. A name says container, dtype and channels, as in "
+                f"webdataset. Choose one of {', '.join(IMAGE_DECODE_NAMES)}."
+            )
+        container, mode, dtype = _FORMS[self.image_decode]
+        _store(self, container=container, mode=mode, channels=len(mode), operations=_checked_operations(self.operations))
+        normalize = _the_normalize(self.operations, self.channels)
+        _store(self, normalize=normalize, dtype=self.image_dtype or dtype, layout=self._checked_layout())
+        _store(self, geometric=tuple(op for op in self.operations if isinstance(op, GEOMETRIC_OPERATIONS)))
+        interpolation, antialias = _the_resampling(self.operations)
+        _store(self, interpolation=interpolation, antialias=antialias)
+        self._check_dtype()
+        for name in ("max_pixels", "max_bytes"):
+            limit = getattr(self, name)
+            if not isinstance(limit, int) or limit < 1:
+                raise ConfigError(
+                    f"{name}={limit!r} would refuse every image. The limit is a whole number of at least 1. Leave it out "
+                    f"for the default of {DEFAULT_MAX_PIXELS if name == 'max_pixels' else DEFAULT_MAX_BYTES:,}."
+                )
+
+    def _checked_layout(self) -> ImageLayout:
+        if self.image_layout is None:
+            return "HW" if self.mode == "L" else "CHW" if self.container == "torch" else "HWC"
+        if self.container == "pil":
+            raise ConfigError(
+                f"image_layout={self.image_layout!r} was given with image_decode={self.image_decode!r}. A PIL image has no "
+                'layout of its own. Leave image_layout out, or take an array such as "torchrgb8" or "rgb8".'
+            )
+        if self.image_layout not in ("CHW", "HWC"):
+            raise ConfigError(
+                f"image_layout={self.image_layout!r} is unknown. The axes are channels, height and width. "
+                'Give "CHW" or "HWC", or leave it out.'
+            )
+        return self.image_layout
+
+    def _check_dtype(self) -> None:
+        allowed = _DTYPES[self.container]
+        if self.dtype not in allowed:
+            why = {"pil": "PIL images of these modes hold bytes", "numpy": "numpy has no bfloat16"}.get(
+                self.container if self.image_dtype in _DTYPES["torch"] else "", "No backend makes it"
+            )
+            raise ConfigError(
+                f"image_dtype={self.dtype!r} was given with image_decode={self.image_decode!r}. {why}. "
+                f"Give one of {', '.join(allowed)}, or an image_decode name that starts with \"torch\"."
+            )
+        if self.normalize is not None and (self.container == "pil" or self.dtype == "uint8"):
+            raise ConfigError(
+                f"Normalize was given with image_decode={self.image_decode!r} and dtype uint8. Its results are fractions and "
+                'negative numbers, which bytes cannot hold. Take a float name such as "torchrgb", or image_dtype="float32".'
+            )
+
+
+def _store(spec: ImageSpec, **values: object) -> None:
+    for name, value in values.items():
+        object.__setattr__(spec, name, value)
+
+
+def _checked_operations(operations: object) -> tuple[Operation, ...]:
+    if isinstance(operations, OPERATIONS):
+        operations = (operations,)
+    if not isinstance(operations, (tuple, list)) or not all(isinstance(op, OPERATIONS) for op in operations):
+        raise ConfigError(
+            f"operations={operations!r} cannot run inside the decoder. It is a sequence of operations that all backends "
+            f"know. Use {', '.join(op.__name__ for op in OPERATIONS)} of energon_dali.decode, the rest in encode_sample."
+        )
+    return tuple(operations)
+
+
+def _the_normalize(operations: tuple[Operation, ...], channels: int) -> Normalize | None:
+    found = [op for op in operations if isinstance(op, Normalize)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ConfigError(
+            f"operations hold Normalize {len(found)} times. It is applied once, after everything else. "
+            "Fold them into one: mean and std in units of [0, 1]."
+        )
+    if len(found[0].mean) not in (1, channels):
+        raise ConfigError(
+            f"Normalize has {len(found[0].mean)} means, the image {channels} channel(s). Each channel needs its own, or all "
+            f"share one. Give 1 or {channels} values of mean and std."
+        )
+    return found[0]
+
+
+def _the_resampling(operations: tuple[Operation, ...]) -> tuple[Interpolation, bool]:
+    kinds = {(op.interpolation, op.antialias) for op in operations if isinstance(op, (Resize, RandomResizedCrop))}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"operations resample in different ways: {sorted(kinds)}. They are folded to one resampling of the source. "
+            "Give all of them the same interpolation and antialias."
+        )
+    return kinds.pop() if kinds else ("bilinear", True)
