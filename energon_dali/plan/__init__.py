@@ -1,7 +1,7 @@
 """Which sample comes when, in integers alone: streams, slices, epochs, shuffles, blends and seeds.
 
-Nothing here reads a file. Every function gives the same values on every machine and with every numpy version, so that an
-order is a function of (seed, leaf, stream, epoch, position) and a saved position is enough to continue it.
+Nothing here reads a file. Every function gives the same values on every machine and with every numpy version, so that
+an order is a function of (seed, leaf, stream, epoch, position) and a saved position is enough to continue it.
 """
 
 from __future__ import annotations

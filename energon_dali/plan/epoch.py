@@ -71,7 +71,7 @@ class PieceFinder:
     def find(self, places: Int64Array) -> Int32Array:
         """Returns int32[n]: the piece of each place, int64[n]."""
         buckets = places >> self._bits
-        pieces = self._table[buckets]
+        pieces: Int32Array = self._table[buckets]
         pieces += places >= self._starts[pieces + 1]
         crowded = np.flatnonzero(self._crowded[buckets])
         if len(crowded):
@@ -121,7 +121,9 @@ class EpochOrder:
             IndexError: The range leaves the epoch.
         """
         if not 0 <= start <= stop <= self._length:
-            raise IndexError(f"Positions {start} to {stop} leave an epoch of {self._length} samples: give 0 <= start <= stop <= length.")
+            raise IndexError(
+                f"Positions {start} to {stop} leave an epoch of {self._length} samples: give 0 <= start <= stop <= length."
+            )
         places = self._shuffle.places(start, stop)
         if self._lanes > 1:
             short, longer = divmod(self._length, self._lanes)

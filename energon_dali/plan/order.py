@@ -135,7 +135,9 @@ class StreamOrder:
 
     def __init__(self, spec: OrderSpec, stream: int) -> None:
         if not 0 <= stream < spec.num_streams:
-            raise ConfigError(f"Stream {stream} does not exist: with num_streams={spec.num_streams} give 0 to {spec.num_streams - 1}.")
+            raise ConfigError(
+                f"Stream {stream} does not exist: with num_streams={spec.num_streams} give 0 to {spec.num_streams - 1}."
+            )
         self.spec = spec
         self.stream = stream
         self._last: tuple[int, EpochOrder] | None = None

@@ -1,7 +1,7 @@
 """Random numbers that are functions: the same arguments give the same values, everywhere and for ever.
 
-Only the raw output of numpy's Philox is used. It is specified by its authors (Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", 2011) and numpy keeps it stable, while the methods of `numpy.random.Generator` may change.
+Only the raw output of numpy's Philox is used. It is specified by its authors (Salmon et al., "Parallel random numbers:
+as easy as 1, 2, 3", 2011) and numpy keeps it stable, while the methods of `numpy.random.Generator` may change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def mix(*values: int) -> int:
 def _finish_array(value: Uint64Array) -> Uint64Array:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
-    return value ^ (value >> np.uint64(31))
+    value ^= value >> np.uint64(31)
+    return value
 
 
 def mix_arrays(*values: int | Int64Array | Uint64Array) -> Uint64Array:
@@ -60,7 +61,8 @@ def mix_arrays(*values: int | Int64Array | Uint64Array) -> Uint64Array:
     golden = np.uint64(_GOLDEN)
     for value in values:
         # One-element arrays instead of scalars: array arithmetic wraps around without a warning.
-        column = np.array([value & _MASK], np.uint64) if isinstance(value, int) else np.atleast_1d(value).astype(np.uint64)
+        numbers = np.array([value & _MASK], np.uint64) if isinstance(value, int) else np.atleast_1d(value)
+        column = numbers.astype(np.uint64, copy=False)
         state = _finish_array((state + golden) ^ _finish_array(column + golden))
     return state
 
@@ -87,7 +89,9 @@ def uniform(start: int, count: int, *key: int) -> npt.NDArray[np.float64]:
     Returns:
         float64[count], multiples of 2**-53 with 0 <= u < 1.
     """
-    return (raw_words(start, count, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers = (raw_words(start, count, *key) >> np.uint64(11)).astype(np.float64)
+    numbers *= 2.0**-53
+    return numbers
 
 
 def sort_places(words: Uint64Array) -> Uint64Array:

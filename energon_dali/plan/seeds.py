@@ -43,7 +43,9 @@ def sample_seeds(seed: int, leaf: int, epochs: Int64Array, indices: Int64Array) 
     Returns:
         int64[n], not negative.
     """
-    return (mix_arrays(SAMPLE, seed, leaf, epochs, indices) >> np.uint64(1)).view(np.int64)
+    seeds = mix_arrays(SAMPLE, seed, leaf, epochs, indices)
+    seeds >>= np.uint64(1)
+    return seeds.view(np.int64)
 
 
 def stream_seed(seed: int, stream: int) -> int:

@@ -102,8 +102,8 @@ def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:
     """
     if max_samples_per_sequence is not None and max_samples_per_sequence < 1:
         raise ConfigError(
-            f"max_samples_per_sequence={max_samples_per_sequence} is no length: give a number of samples of at least 1, "
-            "or None to read each shard as a whole."
+            f"max_samples_per_sequence={max_samples_per_sequence} is no length: give a number of samples of at least "
+            "1, or None to read each shard as a whole."
         )
     base = base.take(np.flatnonzero(base.lengths))
     if max_samples_per_sequence is None:

@@ -28,8 +28,8 @@ class Layout:
     def __post_init__(self) -> None:
         if self.world_size < 1 or self.num_workers < 1 or self.num_streams < 1:
             raise LayoutError(
-                f"world_size={self.world_size}, num_workers={self.num_workers} and num_streams={self.num_streams} must all "
-                "be at least 1."
+                f"world_size={self.world_size}, num_workers={self.num_workers} and num_streams={self.num_streams} must "
+                "all be at least 1."
             )
         executors = self.world_size * self.num_workers
         if self.num_streams % executors:
@@ -55,7 +55,9 @@ class Layout:
             ConfigError: There is no such rank.
         """
         if not 0 <= rank < self.world_size:
-            raise ConfigError(f"Rank {rank} does not exist: with world_size={self.world_size} give 0 to {self.world_size - 1}.")
+            raise ConfigError(
+                f"Rank {rank} does not exist: with world_size={self.world_size} give 0 to {self.world_size - 1}."
+            )
         return list(range(rank, self.num_streams, self.world_size))
 
     def worker_streams(self, rank: int, worker: int) -> list[int]:

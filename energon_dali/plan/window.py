@@ -1,7 +1,7 @@
 """A shuffle over a window of samples that holds no sample: two rounds of permutations inside blocks.
 
-The first round permutes blocks [0, B), [B, 2B), ..., the second blocks that are shifted by half a block, so that samples
-cross the borders of the first. Each round is a bijection for every length, so the whole is one too.
+The first round permutes blocks [0, B), [B, 2B), ..., the second blocks that are shifted by half a block, so that
+samples cross the borders of the first. Each round is a bijection for every length, so the whole is one too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""What is done with a sample that failed: the handlers that `WorkerConfig` takes."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from energon_dali.samples import SourceInfo
+
+LOGGER = logging.getLogger("energon_dali")
+
+_MAX_TEXT = 80
+_MAX_ITEMS = 16
+_MAX_DEPTH = 4
+_MAX_SOURCES = 8
+
+
+def log_exception(exception: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None) -> None:
+    """Logs a failed sample: the traceback, where the sample came from, and its shapes without its data.
+
+    It goes to the logger "energon_dali" as an error, which Python prints on stderr unless logging is set up otherwise.
+
+    Args:
+        exception: What was raised.
+        sample: The sample, list of samples, or batch that was worked on; None if there was none yet.
+        sources: Where it came from.
+    """
+    lines = ["A sample was dropped, because this failed on it:"]
+    lines += "".join(traceback.format_exception(type(exception), exception, exception.__traceback__)).rstrip().splitlines()
+    for source in list(sources or ())[:_MAX_SOURCES]:
+        lines.append(f"source: {source}")
+    if sources and len(sources) > _MAX_SOURCES:
+        lines.append(f"source: ... and {len(sources) - _MAX_SOURCES} more")
+    if sample is not None:
+        lines.append(f"sample: {describe(sample)}")
+    LOGGER.error("\n".join(lines))
+
+
+def reraise_exception(exception: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None) -> None:
+    """Raises the exception, so that the first failed sample ends the run.
+
+    Args:
+        exception: What was raised.
+        sample: Not used.
+        sources: Not used.
+
+    Raises:
+        Exception: The given one.
+    """
+    raise exception
+
+
+def describe(value: Any, depth: int = 0) -> str:
+    """Returns a short description of a sample: names, types, shapes and the beginnings of texts, never its data.
+
+    Args:
+        value: Anything. Tensors on a device are not read.
+        depth: How deep inside the sample this value lies.
+    """
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _MAX_TEXT else f"{value[:_MAX_TEXT]!r}... ({len(value)} characters)"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"{type(value).__name__}({len(value)} bytes)"
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        device = f", device={value.device}" if hasattr(value, "device") else ""
+        return f"{type(value).__name__}(shape={tuple(value.shape)}, dtype={value.dtype}{device})"
+    if depth >= _MAX_DEPTH:
+        return f"{type(value).__name__}(...)"
+    if isinstance(value, Mapping):
+        pairs = [f"{key!s}: {describe(inner, depth + 1)}" for key, inner in _first(value.items())]
+        return _items("{", pairs, len(value), "}")
+    if isinstance(value, (list, tuple)):
+        return _items("[", [describe(inner, depth + 1) for inner in _first(value)], len(value), "]")
+    if hasattr(value, "__dataclass_fields__"):
+        names = [name for name in value.__dataclass_fields__ if hasattr(value, name) and name != "__sources__"]
+        inner = [f"{name}={describe(getattr(value, name), depth + 1)}" for name in _first(names)]
+        return _items(f"{type(value).__name__}(", inner, len(names), ")")
+    text = repr(value)
+    return text if len(text) <= 2 * _MAX_TEXT else f"{text[: 2 * _MAX_TEXT]}..."
+
+
+def _first(values: Any) -> list[Any]:
+    return [value for _, value in zip(range(_MAX_ITEMS), values, strict=False)]
+
+
+def _items(opening: str, inner: list[str], count: int, closing: str) -> str:
+    rest = [f"... {count - len(inner)} more"] if count > len(inner) else []
+    return opening + ", ".join([*inner, *rest]) + closing

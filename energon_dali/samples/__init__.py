@@ -1,0 +1,38 @@
+"""What travels through the datasets: samples of all kinds, batches, and where they came from."""
+
+from __future__ import annotations
+
+from energon_dali.samples.base import CrudeSample, Sample, SourceInfo, edataclass
+from energon_dali.samples.batch import Batch
+from energon_dali.samples.kinds import (
+    CaptioningSample,
+    ImageClassificationSample,
+    ImageSample,
+    InterleavedSample,
+    MultiChoiceVQASample,
+    OCRSample,
+    SimilarityInterleavedSample,
+    TextSample,
+    VidQASample,
+    VQAOCRSample,
+    VQASample,
+)
+
+__all__ = [
+    "Batch",
+    "CaptioningSample",
+    "CrudeSample",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
+    "MultiChoiceVQASample",
+    "OCRSample",
+    "Sample",
+    "SimilarityInterleavedSample",
+    "SourceInfo",
+    "TextSample",
+    "VQAOCRSample",
+    "VQASample",
+    "VidQASample",
+    "edataclass",
+]

@@ -1,0 +1,76 @@
+"""Moves the tensors inside samples and batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
+    """Returns a value with `function` applied to every tensor inside; what holds no changed tensor is the same object.
+
+    Args:
+        value: A tensor, dataclass, dict, list, tuple, or anything else (returned as it is).
+        function: Gives the new tensor, or the same one.
+    """
+    return _mapped(value, function)  # type: ignore[no-any-return]
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        new = {key: _mapped(inner, function) for key, inner in value.items()}
+        if all(new[key] is inner for key, inner in value.items()):
+            return value
+        changed_dict = copy.copy(value)
+        changed_dict.update(new)
+        return changed_dict
+    if isinstance(value, (list, tuple)):
+        items = [_mapped(inner, function) for inner in value]
+        if all(item is inner for item, inner in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return _mapped_dataclass(value, function)
+    return value
+
+
+def _mapped_dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    changed = None
+    for name in value.__dataclass_fields__:
+        # Keys and sources hold no tensors, and may be long.
+        if name.startswith("__") or not hasattr(value, name):
+            continue
+        old = getattr(value, name)
+        new = _mapped(old, function)
+        if new is not old:
+            changed = copy.copy(value) if changed is None else changed
+            object.__setattr__(changed, name, new)  # frozen dataclasses as well
+    return value if changed is None else changed
+
+
+def pin(value: T) -> T:
+    """Returns a value with its CPU tensors copied to pinned memory; as it is where there is no CUDA device.
+
+    A tensor that lies on a device, or is pinned already, stays.
+    """
+    if not torch.cuda.is_available():
+        return value
+    return map_tensors(value, lambda t: t.pin_memory() if t.device.type == "cpu" and not t.is_pinned() else t)
+
+
+def move(value: T, device: torch.device | str | int, non_blocking: bool = True) -> T:
+    """Returns a value with its tensors on a device.
+
+    Args:
+        value: A sample, batch, or anything with tensors inside.
+        device: Where to.
+        non_blocking: Copy from pinned memory on the current stream, without waiting for it.
+    """
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
