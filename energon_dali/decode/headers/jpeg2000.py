@@ -11,6 +11,8 @@ CODESTREAM_SIGNATURE = b"\xff\x4f\xff\x51"
 _BOX = Struct(">I4s").unpack_from
 _SIZE = Struct(">HHIIIIIIIIH").unpack_from
 _IHDR = Struct(">IIHBBBB").unpack_from
+_COLOR_SPACES = {1: 17, 3: 16}
+"""Enumerated colour space by number of channels: gray and sRGB."""
 
 
 def read_jpeg2000(data: Buffer) -> ImageHeader:
@@ -22,6 +24,9 @@ def read_jpeg2000(data: Buffer) -> ImageHeader:
     """
     if data[:4] == CODESTREAM_SIGNATURE:
         return _read_codestream(data, 0)
+    length, kind = _BOX(data, 12)
+    if kind != b"ftyp" or length < 16:
+        raise IrregularHeaderError
     position, header = 12, None
     while True:
         length, kind = _BOX(data, position)
@@ -41,7 +46,7 @@ def read_jpeg2000(data: Buffer) -> ImageHeader:
 def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, int]:
     """Returns (width, height, channels) of a "jp2h" box that holds nothing but a size and an sRGB or gray colour space."""
     sizes: tuple[int, int, int] | None = None
-    color_spaces = 0
+    color_spaces: list[int] = []
     while position < end:
         length, kind = _BOX(data, position)
         if length < 8 or position + length > end:
@@ -52,12 +57,12 @@ def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, i
                 raise IrregularHeaderError
             sizes = (width, height, channels)
         elif kind == b"colr" and length == 15 and data[position + 8] == 1:
-            color_spaces += int.from_bytes(data[position + 11 : position + 15], "big") in (16, 17)
+            color_spaces.append(int.from_bytes(data[position + 11 : position + 15], "big"))
         elif kind != b"res ":
             # Palettes, channel definitions and profiles: DALI and PIL do not treat them alike.
             raise IrregularHeaderError
         position += length
-    if sizes is None or color_spaces != 1:
+    if sizes is None or color_spaces != [_COLOR_SPACES.get(sizes[2])]:
         raise IrregularHeaderError
     return sizes
 

@@ -7,15 +7,16 @@ from struct import unpack_from
 from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
-_FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _LENGTHS = 266, 273, 274, 277, 279
+_FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _LENGTHS = 266, 273, 274, 277, 278, 279
 _PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322, 338, 339
-_SIZES = {1: 1, 3: 2, 4: 4}
-_CODES = {1: "B", 3: "H", 4: "I"}
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
+_CODES = {3: "H", 4: "I"}
 _MOST_VALUES = 65_536
 _NONE, _LZW, _DEFLATE = 1, 5, 8
+_LISTS = frozenset({_BITS, _OFFSETS, _LENGTHS, _EXTRA_SAMPLES, _SAMPLE_FORMAT})
 _WANTED = frozenset({
-    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _LENGTHS, _PLANAR,
-    _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT,
+    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _LENGTHS,
+    _PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT,
 })  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def read_tiff(data: Buffer) -> ImageHeader:
     photometric = tags[_PHOTOMETRIC][0] if _PHOTOMETRIC in tags else -1
     if (photometric, samples) not in ((1, 1), (2, 3)) or _EXTRA_SAMPLES in tags:
         raise IrregularHeaderError
-    if any(len(tags.get(tag, ())) != 1 for tag in (_WIDTH, _HEIGHT)):
+    if _WIDTH not in tags or _HEIGHT not in tags or len(tags.get(_SAMPLE_FORMAT, (1,) * samples)) != samples:
         raise IrregularHeaderError
     width, height = tags[_WIDTH][0], tags[_HEIGHT][0]
     offsets, lengths = tags.get(_OFFSETS, ()), tags.get(_LENGTHS, ())
@@ -60,14 +61,19 @@ def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]
     if position < 8 or not count or end + 4 > len(data):
         raise IrregularHeaderError
     tags: dict[int, tuple[int, ...]] = {}
+    last = 0
     for entry in range(position + 2, end, 12):
         tag, kind, values = unpack_from(byte_order + "HHI", data, entry)
+        if kind not in _SIZES or tag <= last:
+            raise IrregularHeaderError
+        where, last, length = entry + 8, tag, values * _SIZES[kind]
+        if length > 4:
+            (where,) = unpack_from(byte_order + "I", data, where)
+            if where + length > len(data):
+                raise IrregularHeaderError
         if tag not in _WANTED:
             continue
-        if kind not in _SIZES or not 0 < values <= _MOST_VALUES or tag in tags:
+        if kind not in _CODES or not 0 < values <= (_MOST_VALUES if tag in _LISTS else 1):
             raise IrregularHeaderError
-        where = entry + 8
-        if values * _SIZES[kind] > 4:
-            (where,) = unpack_from(byte_order + "I", data, where)
         tags[tag] = unpack_from(f"{byte_order}{values}{_CODES[kind]}", data, where)
     return tags

@@ -37,18 +37,21 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
     flags = data[20]
     width = 1 + int.from_bytes(data[24:27], "little")
     height = 1 + int.from_bytes(data[27:30], "little")
-    orientation, position, frame = 1, 30, None
+    orientation, position, frame, exif = 1, 30, None, False
     while position < riff_end:
         kind, length = _CHUNK(data, position)
         if position + 8 + length > riff_end:
             raise IrregularHeaderError
         if kind in (b"VP8 ", b"VP8L") and frame is None:
             frame = _stream_size(data, position + 8, kind, length)
-        elif kind == b"EXIF" and flags & _EXIF:
+        elif kind == b"EXIF":
+            exif = True
             orientation = exif_orientation(data, position + 8, position + 8 + length)
         position += 8 + length + (length & 1)
     animated = bool(flags & _ANIMATION)
     if not animated and (frame is None or frame[:2] != (width, height)):
+        raise IrregularHeaderError
+    if exif != bool(flags & _EXIF):
         raise IrregularHeaderError
     has_alpha = bool(flags & _ALPHA)
     return ImageHeader(
