@@ -1,0 +1,40 @@
+"""Decoders and what is declared on them: image operations, specs, media handles, outcomes, header screening."""
+
+from __future__ import annotations
+
+from energon_dali.decode.headers import ImageHeader
+from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, map_handles
+from energon_dali.decode.media_decoder import MediaDecoder
+from energon_dali.decode.operations import (
+    CenterCrop,
+    HorizontalFlip,
+    Normalize,
+    Operation,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
+from energon_dali.decode.sample_decoder import SampleDecoder
+from energon_dali.decode.screen import screen_image
+from energon_dali.decode.spec import ImageSpec
+
+__all__ = [
+    "CenterCrop",
+    "DecodeFailure",
+    "Decoded",
+    "Decoder",
+    "HorizontalFlip",
+    "ImageHeader",
+    "ImageSpec",
+    "MediaDecoder",
+    "MediaHandle",
+    "Normalize",
+    "Operation",
+    "Outcome",
+    "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
+    "SampleDecoder",
+    "map_handles",
+    "screen_image",
+]

@@ -1,0 +1,228 @@
+"""What all decoders share: their options, and which part is decoded how."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+
+from energon_dali.decode.basic import decode_basic, gunzip
+from energon_dali.decode.interface import Decoder, MediaHandle
+from energon_dali.decode.operations import Operation
+from energon_dali.decode.screen import screen_image
+from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, ImageDecode, ImageDtype, ImageSpec
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.samples import SourceInfo
+
+_LOG = logging.getLogger(__name__)
+
+AVDecode = Literal["AVDecoder", "torch", "pyav"]
+PartKind = Literal["image", "av", "basic"]
+
+IMAGE_SUFFIXES = frozenset(
+    "apng avif avifs blp bmp bw cur dcx dds dib emf eps fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k jfif "
+    "jp2 jpc jpe jpeg jpf jpg jpx mpo msp pbm pcd pcx pgm png pnm ppm ps psd pxr qoi ras rgb rgba sgi tga tif tiff vda vst "
+    "webp wmf xbm xpm".split()
+)
+"""Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video here, and
+bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
+AV_SUFFIXES = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "mpg", "mpeg"})
+"""Suffixes (in lower case) of video and audio."""
+
+
+class DecoderOptions(TypedDict, total=False):
+    """The keyword arguments that every decoder takes; `MediaDecoder` says what they mean."""
+
+    image_decode: ImageDecode
+    av_decode: AVDecode
+    video_decode_audio: bool
+    guess_content: bool
+    operations: Sequence[Operation]
+    image_dtype: ImageDtype | None
+    image_layout: Literal["CHW", "HWC"] | None
+    apply_exif_orientation: bool
+    max_pixels: int
+    max_bytes: int
+
+
+class MediaDecoder(Decoder):
+    """The options and the choice by suffix that all decoders share.
+
+    Args:
+        image_decode: One of webdataset's 17 names, such as "torchrgb" (float32 [3, H, W] in 0..1), "torchrgb8" (uint8),
+            "rgb8" (numpy uint8 [H, W, 3]) or "pil".
+        av_decode: "AVDecoder", "torch" or "pyav". Video and audio parts stay raw bytes for now, which the log says once.
+        video_decode_audio: Whether a decoded video brings its audio.
+        guess_content: Looks at the content of each part (package `filetype`) and not at its suffix to find media; costs
+            about 20 us per part.
+        operations: Done to each image inside the decoder, in this order.
+        image_dtype: "uint8", "float32", "float16" or "bfloat16" in place of the dtype of `image_decode`.
+        image_layout: "CHW" or "HWC" in place of the layout of `image_decode`.
+        apply_exif_orientation: Turns images upright as their EXIF says. Energon does not.
+        max_pixels: Largest width x height of an image. PIL's own guard (`PIL.Image.MAX_IMAGE_PIXELS`) stays in force.
+        max_bytes: Largest encoded image, and largest content of a .gz part, in bytes.
+
+    Raises:
+        ConfigError: An option, or a combination of options, cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_decode: ImageDecode = "torchrgb",
+        av_decode: AVDecode = "AVDecoder",
+        video_decode_audio: bool = False,
+        guess_content: bool = False,
+        operations: Sequence[Operation] = (),
+        image_dtype: ImageDtype | None = None,
+        image_layout: Literal["CHW", "HWC"] | None = None,
+        apply_exif_orientation: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        if av_decode not in get_args(AVDecode):
+            raise ConfigError(
+                f"av_decode={av_decode!r} is unknown. Video and audio parts become one of three things. "
+                f"Choose one of {', '.join(get_args(AVDecode))}."
+            )
+        if guess_content:
+            _require_filetype()
+        self.spec = ImageSpec(
+            image_decode, operations, image_dtype, image_layout, apply_exif_orientation, max_pixels, max_bytes  # type: ignore[arg-type]
+        )
+        self.av_decode = av_decode
+        self.video_decode_audio = video_decode_audio
+        self.guess_content = guess_content
+        self._kinds: dict[str, tuple[PartKind, str]] = {}
+
+    @abstractmethod
+    def _finish_image(self, handle: MediaHandle) -> Any:
+        """Returns what an image part becomes where it is read: its pixels, or the handle itself.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+
+    def decode(self, fname: str, raw: bytes) -> Any:
+        """Returns one part decoded on the CPU, by its file name or part name; the bytes if no handler knows the name.
+
+        Random operations are drawn from seed 0; `stage` takes the seed of the sample.
+
+        Raises:
+            DecodeError: The part cannot be decoded; the message names it.
+        """
+        value = self.stage(fname, raw)
+        return value.decode() if isinstance(value, MediaHandle) else value
+
+    def stage(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
+        """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
+
+        Args:
+            name: Part name ("jpg", "left.png", "json.gz") or file name.
+            raw: Content of the part.
+            seed: Seed of random operations, a function of (seed, sample, epoch, part).
+            source: Where it came from, for messages.
+
+        Raises:
+            DecodeError: The part cannot be decoded, or its header was refused; the message names the part.
+        """
+        kind = self._kinds.get(name) or self._learn(name)
+        try:
+            while kind[1] == "gz":
+                raw, name = gunzip(raw, self.spec.max_bytes), name[:-3]
+                kind = self._kinds.get(name) or self._learn(name)
+            if self.guess_content:
+                kind = _guess(raw, kind)
+            if kind[0] == "image":
+                return self._finish_image(self.make_handle(name, raw, seed=seed, source=source))
+            if kind[0] == "basic":
+                return decode_basic(kind[1], raw)
+        except DecodeError as error:
+            raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
+        _say_once_that_media_stay_bytes()
+        return raw
+
+    def make_handle(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> MediaHandle:
+        """Returns the handle of an image whose header was screened.
+
+        Raises:
+            DecodeError: The header was refused.
+        """
+        header = screen_image(raw, max_pixels=self.spec.max_pixels, max_bytes=self.spec.max_bytes)
+        return MediaHandle(
+            name, raw, header.format, header.width, header.height, self.spec, header.orientation, seed, source
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Returns the options as plain values."""
+        spec = self.spec
+        return {
+            "image_decode": spec.image_decode, "av_decode": self.av_decode, "video_decode_audio": self.video_decode_audio,
+            "guess_content": self.guess_content,
+            "operations": [{"type": type(operation).__name__, **_plain(asdict(operation))} for operation in spec.operations],
+            "image_dtype": spec.image_dtype, "image_layout": spec.image_layout,
+            "apply_exif_orientation": spec.apply_exif_orientation, "max_pixels": spec.max_pixels, "max_bytes": spec.max_bytes,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
+        return f"{type(self).__name__}({options})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kinds": {}}
+
+    def _learn(self, name: str) -> tuple[PartKind, str]:
+        kind = self._kinds[name] = find_part_kind(name)
+        return kind
+
+
+def find_part_kind(name: str) -> tuple[PartKind, str]:
+    """Returns what a part is by its part name or file name, and its suffix.
+
+    Args:
+        name: Part name ("jpg", "left.png"), or file name with a directory ("train/0001.jpg").
+    """
+    directory, _, base = name.rpartition("/")
+    suffix = base.rpartition(".")[2] if "." in base or not directory else ""
+    lower = suffix.lower()
+    if lower in IMAGE_SUFFIXES:
+        return "image", suffix
+    return ("av" if lower in AV_SUFFIXES else "basic"), suffix
+
+
+def _guess(raw: bytes, named: tuple[PartKind, str]) -> tuple[PartKind, str]:
+    """Returns the kind of a part by its content where that is media; what its name says otherwise."""
+    import filetype
+
+    found = filetype.guess(raw)
+    if found is None:
+        return named
+    guessed = find_part_kind(found.extension)
+    return guessed if guessed[0] != "basic" else ("basic", named[1])
+
+
+def _require_filetype() -> None:
+    try:
+        import filetype  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "guess_content=True was given and the package filetype is not installed. It is what recognises media by their "
+            "content. Run `pip install filetype`, or leave guess_content out."
+        ) from error
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+_said: set[str] = set()
+
+
+def _say_once_that_media_stay_bytes() -> None:
+    if "av" not in _said:
+        _said.add("av")
+        _LOG.warning("Video and audio parts (%s) are passed on as raw bytes.", ", ".join(sorted(AV_SUFFIXES)))

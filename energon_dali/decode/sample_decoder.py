@@ -1,0 +1,44 @@
+"""The decoder that needs nothing but a CPU: PIL, where the sample is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Placement
+from energon_dali.decode.media_decoder import MediaDecoder
+from energon_dali.decode.pil import decode_image
+from energon_dali.errors import DecodeError
+
+
+class SampleDecoder(MediaDecoder):
+    """Decodes each part where it is read (in a worker process), images with PIL; Energon's default decoder.
+
+    Takes the options of `MediaDecoder`. Without operations the values are those of webdataset, bit for bit.
+
+        decoder = SampleDecoder(image_decode="torchrgb8", operations=[RandomResizedCrop(224), HorizontalFlip()])
+        decoder.decode("0001.jpg", raw)    # uint8[3, 224, 224]
+    """
+
+    placement: Placement = "worker"
+
+    def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+        """Decodes a block of handles in the calling thread and returns a future that is done.
+
+        Raises:
+            MemoryError: The memory for an image is not there.
+        """
+        future: Future[list[Outcome]] = Future()
+        future.set_result([_decode_outcome(handle) for handle in handles])
+        return future
+
+    def _finish_image(self, handle: MediaHandle) -> Any:
+        return decode_image(handle)
+
+
+def _decode_outcome(handle: MediaHandle) -> Outcome:
+    try:
+        return Decoded(decode_image(handle), "pil")
+    except DecodeError as error:
+        return DecodeFailure(error.reason, error.format or handle.format, error.route or "pil", handle.source)
