@@ -1,11 +1,12 @@
 """Decodes the parts of a sample that are not media: text, numbers, JSON, arrays, tensors; by webdataset's suffixes.
 
-Datasets are data, not code: pickles are refused, and what can hide one (.pth, .npy) is read in a way that cannot run it.
+Datasets are data, not code: pickles are refused, and what can hide one (.pth, .npy) is read so that it cannot run.
 """
 
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import zlib
 from collections.abc import Callable
@@ -24,8 +25,8 @@ PICKLE_SUFFIXES = frozenset({"pyd", "pickle", "pkl"})
 def decode_basic(suffix: str, data: bytes) -> Any:
     """Returns a part decoded by its suffix; the bytes as they are if the suffix is unknown.
 
-    txt text transcript: str. cls cls2 index inx id: int. json jsn: plain values. pth: what `torch.load(weights_only=True)`
-    gives, on the CPU. npy: array. npz: dict of arrays. ten tb: list of arrays. mp msg: MessagePack. cbor: CBOR.
+    txt text transcript: str. cls cls2 index inx id: int. json jsn: plain values. pth: what torch.load gives with
+    weights_only, on the CPU. npy: array. npz: dict of arrays. ten tb: list of arrays. mp msg: MessagePack. cbor: CBOR.
 
     Args:
         suffix: What follows the last dot; upper and lower case differ, as in webdataset.
@@ -78,8 +79,8 @@ def _torch(data: bytes) -> Any:
     except UnpicklingError as error:
         # Torch's own message advises to switch the protection off.
         raise DecodeError(
-            "This .pth holds something other than tensors and plain values, or is broken. Objects of other classes would run "
-            "code when they are read, so they are refused. Store a dict of tensors, numbers and strings",
+            "This .pth holds something other than tensors and plain values, or is broken. Objects of other classes "
+            "would run code when they are read, so they are refused. Store a dict of tensors, numbers and strings",
             "pth",
             "basic",
         ) from error
@@ -102,7 +103,7 @@ def _tenbin(data: bytes) -> Any:
 
 def _msgpack(data: bytes) -> Any:
     try:
-        import msgpack
+        msgpack = importlib.import_module("msgpack")
     except ImportError as error:
         raise _missing("msgpack", ".mp and .msg") from error
     return msgpack.unpackb(data)
@@ -110,7 +111,7 @@ def _msgpack(data: bytes) -> Any:
 
 def _cbor(data: bytes) -> Any:
     try:
-        import cbor2
+        cbor2 = importlib.import_module("cbor2")
     except ImportError as error:
         raise _missing("cbor2", ".cbor") from error
     return cbor2.loads(data)
@@ -125,9 +126,9 @@ def _missing(package: str, parts: str) -> ConfigError:
 
 def _refuse_pickle(data: bytes) -> Any:
     raise DecodeError(
-        "This part is a Python pickle, which runs whatever code its writer put in when it is read. It is refused: datasets are "
-        "data. Store the values as .json, .npy, .npz or .pth, or take the raw bytes with decoder=None and unpickle them "
-        "yourself if you trust their writer",
+        "This part is a Python pickle, which runs whatever code its writer put in when it is read. It is refused: "
+        "datasets are data. Store the values as .json, .npy, .npz or .pth, or take the raw bytes with decoder=None and unpickle "
+        "them yourself if you trust their writer",
         "pickle",
         "basic",
     )

@@ -93,9 +93,7 @@ class _View:
         self.height, self.width = height, width
 
 
-def draw_geometry(
-    operations: Sequence[GeometricOperation], width: int, height: int, seed: int = 0
-) -> Geometry | None:
+def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: int, seed: int = 0) -> Geometry | None:
     """Returns what the operations do to an image of this size; None if they leave it as it is.
 
     Args:
@@ -147,7 +145,7 @@ def handle_geometry(handle: MediaHandle) -> Geometry | None:
 
 
 def resized(size: int | tuple[int, int], height: int, width: int) -> tuple[int, int]:
-    """Returns (height, width) after a Resize: a pair as it is, one number as the shorter side (longer: rounded down)."""
+    """Returns (height, width) after a Resize: a pair as it is; one number is the shorter side, the longer is rounded."""
     if not isinstance(size, int):
         return size
     if width <= height:
@@ -206,7 +204,7 @@ def _draw_box(
 
 
 def _window(view: _View, support: float, antialias: bool) -> tuple[int, int, int, int]:
-    """Returns (top, left, height, width) of the pixels that the box and its filter touch, inside what was not cut off."""
+    """Returns (top, left, height, width) of the pixels that box and filter touch, inside what was not cut off."""
     valid_top, valid_left, valid_height, valid_width = view.valid
     if (view.box_height, view.box_width) == (valid_height, valid_width):
         return view.valid

@@ -23,13 +23,14 @@ _LOG = logging.getLogger(__name__)
 AVDecode = Literal["AVDecoder", "torch", "pyav"]
 PartKind = Literal["image", "av", "basic"]
 
-IMAGE_SUFFIXES = frozenset(
-    "apng avif avifs blp bmp bw cur dcx dds dib emf eps fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c j2k jfif "
-    "jp2 jpc jpe jpeg jpf jpg jpx mpo msp pbm pcd pcx pgm png pnm ppm ps psd pxr qoi ras rgb rgba sgi tga tif tiff vda vst "
-    "webp wmf xbm xpm".split()
-)
-"""Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video here, and
-bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
+IMAGE_SUFFIXES = frozenset({
+    "apng", "avif", "avifs", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc",
+    "fli", "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe",
+    "jpeg", "jpf", "jpg", "jpx", "mpo", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr",
+    "qoi", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "vda", "vst", "webp", "wmf", "xbm", "xpm",
+})  # fmt: skip
+"""Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video
+here, and bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
 AV_SUFFIXES = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "mpg", "mpeg"})
 """Suffixes (in lower case) of video and audio."""
 
@@ -55,7 +56,8 @@ class MediaDecoder(Decoder):
     Args:
         image_decode: One of webdataset's 17 names, such as "torchrgb" (float32 [3, H, W] in 0..1), "torchrgb8" (uint8),
             "rgb8" (numpy uint8 [H, W, 3]) or "pil".
-        av_decode: "AVDecoder", "torch" or "pyav". Video and audio parts stay raw bytes for now, which the log says once.
+        av_decode: "AVDecoder", "torch" or "pyav". Video and audio parts stay raw bytes, which the log
+            says once.
         video_decode_audio: Whether a decoded video brings its audio.
         guess_content: Looks at the content of each part (package `filetype`) and not at its suffix to find media; costs
             about 20 us per part.
@@ -92,7 +94,13 @@ class MediaDecoder(Decoder):
         if guess_content:
             _require_filetype()
         self.spec = ImageSpec(
-            image_decode, operations, image_dtype, image_layout, apply_exif_orientation, max_pixels, max_bytes  # type: ignore[arg-type]
+            image_decode,
+            tuple(operations) if isinstance(operations, list) else operations,  # type: ignore[arg-type]
+            image_dtype,
+            image_layout,
+            apply_exif_orientation,
+            max_pixels,
+            max_bytes,
         )
         self.av_decode = av_decode
         self.video_decode_audio = video_decode_audio
@@ -161,12 +169,17 @@ class MediaDecoder(Decoder):
         """Returns the options as plain values."""
         spec = self.spec
         return {
-            "image_decode": spec.image_decode, "av_decode": self.av_decode, "video_decode_audio": self.video_decode_audio,
+            "image_decode": spec.image_decode,
+            "av_decode": self.av_decode,
+            "video_decode_audio": self.video_decode_audio,
             "guess_content": self.guess_content,
-            "operations": [{"type": type(operation).__name__, **_plain(asdict(operation))} for operation in spec.operations],
-            "image_dtype": spec.image_dtype, "image_layout": spec.image_layout,
-            "apply_exif_orientation": spec.apply_exif_orientation, "max_pixels": spec.max_pixels, "max_bytes": spec.max_bytes,
-        }  # fmt: skip
+            "operations": [{"type": type(op).__name__, **_plain(asdict(op))} for op in spec.operations],
+            "image_dtype": spec.image_dtype,
+            "image_layout": spec.image_layout,
+            "apply_exif_orientation": spec.apply_exif_orientation,
+            "max_pixels": spec.max_pixels,
+            "max_bytes": spec.max_bytes,
+        }
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
@@ -210,8 +223,8 @@ def _require_filetype() -> None:
         import filetype  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "guess_content=True was given and the package filetype is not installed. It is what recognises media by their "
-            "content. Run `pip install filetype`, or leave guess_content out."
+            "guess_content=True was given and the package filetype is not installed. It is what recognises media by "
+            "their content. Run `pip install filetype`, or leave guess_content out."
         ) from error
 
 

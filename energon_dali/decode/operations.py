@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Union, get_args
+from typing import Literal, get_args
 
 from energon_dali.errors import ConfigError
 
@@ -152,8 +152,8 @@ class Normalize:
         object.__setattr__(self, "std", std)
 
 
-GeometricOperation = Union[Resize, RandomResizedCrop, CenterCrop, RandomCrop, HorizontalFlip]
-Operation = Union[Resize, RandomResizedCrop, CenterCrop, RandomCrop, HorizontalFlip, Normalize]
+GeometricOperation = Resize | RandomResizedCrop | CenterCrop | RandomCrop | HorizontalFlip
+Operation = Resize | RandomResizedCrop | CenterCrop | RandomCrop | HorizontalFlip | Normalize
 GEOMETRIC_OPERATIONS: tuple[type, ...] = get_args(GeometricOperation)
 OPERATIONS: tuple[type, ...] = get_args(Operation)
 
@@ -191,7 +191,8 @@ def _range(operation: object, name: str, value: Sequence[float]) -> tuple[float,
     if len(low_high) != 2 or not 0.0 < low_high[0] <= low_high[1] < float("inf"):
         raise ConfigError(
             f"{type(operation).__name__}({name}={value!r}) is no range to draw from. It takes a pair (smallest, "
-            f"largest) with 0 < smallest <= largest. Give for example {name}={(0.08, 1.0) if name == 'scale' else (0.75, 1.33)}."
+            f"largest) with 0 < smallest <= largest. Give for example {name}="
+            f"{(0.08, 1.0) if name == 'scale' else (0.75, 1.33)}."
         )
     return (low_high[0], low_high[1])
 

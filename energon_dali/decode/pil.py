@@ -1,4 +1,4 @@
-"""Decodes images with PIL, equal bit for bit to what webdataset's image handler gives where no operation is declared."""
+"""Decodes images with PIL; without operations equal bit for bit to what webdataset's image handler gives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _PLUGINS = {
 }  # fmt: skip
 _REFUSED_PLUGINS = frozenset({"EPS", "WMF", "MPEG", "BUFR", "GRIB", "HDF5"})
 """EPS starts Ghostscript, that is: it runs a program out of a dataset. The others PIL can only name, not decode."""
-_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "nearest": Image.Resampling.NEAREST}
+_FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "nearest": Image.Resampling.NEAREST,
+}
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -65,8 +69,8 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
 def decode_image(handle: MediaHandle) -> Any:
     """Returns the pixels of a handle as its spec says, with all declared operations; a new value that is writable.
 
-    Costs about 2.2 ms for a JPEG of 500 x 400 pixels on one core at 2.5 GHz, nearly all of it in the JPEG library, which
-    does not hold the interpreter lock.
+    Of the time for a JPEG of 500 x 400 pixels two thirds go to the JPEG library, which does not hold the interpreter
+    lock, and one third to making a float tensor in CHW (a tenth for uint8 in HWC).
 
     Raises:
         DecodeError: PIL cannot decode it, it is larger than the spec allows, or a crop is larger than the image.
@@ -156,7 +160,7 @@ def _upright(image: Image.Image, handle: MediaHandle) -> Image.Image:
 def _resample_plain(
     pixels: NDArray[np.uint8], box: tuple[float, float, float, float], size: tuple[int, int], cubic: bool
 ) -> NDArray[np.uint8]:
-    """Returns a box of the pixels at another size, by a filter of fixed width (no antialiasing), which PIL does not offer."""
+    """Returns a box of the pixels at another size, by a filter of fixed width (no antialiasing); PIL has none."""
     left, top, right, bottom = box
     values: NDArray[np.float32] = pixels.astype(np.float32)
     for axis, (start, end, count) in enumerate(((top, bottom, size[1]), (left, right, size[0]))):
@@ -164,14 +168,15 @@ def _resample_plain(
         first = np.floor(centers).astype(np.int64)
         shape = [1] * values.ndim
         shape[axis] = count
-        total = np.zeros(values.shape[:axis] + (count,) + values.shape[axis + 1 :], np.float32)
+        total = np.zeros((*values.shape[:axis], count, *values.shape[axis + 1 :]), np.float32)
         for tap in (-1, 0, 1, 2) if cubic else (0, 1):
             distance = np.abs(centers - (first + tap))
             weights = _cubic(distance) if cubic else 1.0 - distance
             taken = values.take(np.clip(first + tap, 0, values.shape[axis] - 1), axis=axis)
             total += taken * weights.astype(np.float32).reshape(shape)
         values = total
-    return np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8)
+    rounded: NDArray[np.uint8] = np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8)
+    return rounded
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -186,7 +191,7 @@ def _decode_error(error: Exception, format: str, pixels: int) -> DecodeError:
     if isinstance(error, DecodeError):
         return error if error.route else DecodeError(error.reason, format, "pil")
     if isinstance(error, MemoryError):
-        # A broken file can ask for absurd amounts. Only where what the image needs is not there, it is the machine's fault.
+        # A broken file can ask for absurd amounts. It is the machine's fault only where what the image needs is missing.
         np.empty(max(pixels, 1 << 20) * 4, np.uint8).fill(0)
-        return DecodeError("PIL ran out of memory: the file asks for more than an image of its size needs", format, "pil")
+        return DecodeError("The file made PIL ask for more memory than an image of its size needs", format, "pil")
     return DecodeError(f"PIL cannot decode it: {type(error).__name__}: {error}", format, "pil")

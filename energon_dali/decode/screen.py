@@ -1,8 +1,8 @@
 """Looks at an image's header before any decoder sees the file: what it is, how large, and who may decode it.
 
 Pure Python on purpose: 2 to 5 us for a JPEG, and no call that gives the interpreter lock away (which costs 5 to 10 ms
-beside a busy thread). DALI 2.4 ends the process when its parser refuses a file in a batch of 32 or more, so what is passed
-on to it (`ImageHeader.dali_decodable`) must be readable for certain. What is unusual is left to PIL, sample by sample.
+beside a busy thread). DALI 2.4 ends the process when its parser refuses a file in a batch of 32 or more, so what is
+passed on to it (`ImageHeader.dali_decodable`) must be readable for certain. What is unusual is left to PIL.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def screen_image(
         header = _open_with_pil(data, signature)
     width, height = header.width, header.height
     if not 0 < width * height <= max_pixels or width <= 0:
-        wrong = "has no pixels" if width * height <= 0 else f"is larger than the limit max_pixels of {max_pixels:,} pixels"
-        raise DecodeError(f"The header says {width} x {height} pixels (width x height), which {wrong}", header.format, "screen")
+        wrong = "nothing to decode" if width * height <= 0 else f"more than the limit max_pixels={max_pixels:,}"
+        raise DecodeError(f"The header says {width} x {height} pixels, {wrong}", header.format, "screen")
     return header
 
 
@@ -89,7 +89,8 @@ def _open_with_pil(data: Buffer, signature: bytes) -> ImageHeader:
     bands = len(image.getbands())
     return ImageHeader(
         _PIL_NAMES.get(name, name.lower()), image.width, image.height, bands, _BITS.get(image.mode, 8),
-        image.has_transparency_data, color={"P": "palette", "CMYK": "cmyk"}.get(image.mode, "rgb" if bands > 2 else "gray"),
+        image.has_transparency_data,
+        color={"P": "palette", "CMYK": "cmyk"}.get(image.mode, "rgb" if bands > 2 else "gray"),
     )  # fmt: skip
 
 

@@ -109,7 +109,8 @@ class ImageSpec:
                 f"webdataset. Choose one of {', '.join(IMAGE_DECODE_NAMES)}."
             )
         container, mode, dtype = _FORMS[self.image_decode]
-        _store(self, container=container, mode=mode, channels=len(mode), operations=_checked_operations(self.operations))
+        _store(self, container=container, mode=mode, channels=len(mode))
+        _store(self, operations=_checked_operations(self.operations))
         normalize = _the_normalize(self.operations, self.channels)
         _store(self, normalize=normalize, dtype=self.image_dtype or dtype, layout=self._checked_layout())
         _store(self, geometric=tuple(op for op in self.operations if isinstance(op, GEOMETRIC_OPERATIONS)))
@@ -120,8 +121,8 @@ class ImageSpec:
             limit = getattr(self, name)
             if not isinstance(limit, int) or limit < 1:
                 raise ConfigError(
-                    f"{name}={limit!r} would refuse every image. The limit is a whole number of at least 1. Leave it out "
-                    f"for the default of {DEFAULT_MAX_PIXELS if name == 'max_pixels' else DEFAULT_MAX_BYTES:,}."
+                    f"{name}={limit!r} would refuse every image. The limit is a whole number of at least 1. Leave it "
+                    f"out for the default of {DEFAULT_MAX_PIXELS if name == 'max_pixels' else DEFAULT_MAX_BYTES:,}."
                 )
 
     def _checked_layout(self) -> ImageLayout:
@@ -129,8 +130,8 @@ class ImageSpec:
             return "HW" if self.mode == "L" else "CHW" if self.container == "torch" else "HWC"
         if self.container == "pil":
             raise ConfigError(
-                f"image_layout={self.image_layout!r} was given with image_decode={self.image_decode!r}. A PIL image has no "
-                'layout of its own. Leave image_layout out, or take an array such as "torchrgb8" or "rgb8".'
+                f"image_layout={self.image_layout!r} was given with image_decode={self.image_decode!r}. A PIL image has "
+                'no layout of its own. Leave image_layout out, or take an array such as "torchrgb8" or "rgb8".'
             )
         if self.image_layout not in ("CHW", "HWC"):
             raise ConfigError(
@@ -147,12 +148,13 @@ class ImageSpec:
             )
             raise ConfigError(
                 f"image_dtype={self.dtype!r} was given with image_decode={self.image_decode!r}. {why}. "
-                f"Give one of {', '.join(allowed)}, or an image_decode name that starts with \"torch\"."
+                f'Give one of {", ".join(allowed)}, or an image_decode name that starts with "torch".'
             )
         if self.normalize is not None and (self.container == "pil" or self.dtype == "uint8"):
             raise ConfigError(
-                f"Normalize was given with image_decode={self.image_decode!r} and dtype uint8. Its results are fractions and "
-                'negative numbers, which bytes cannot hold. Take a float name such as "torchrgb", or image_dtype="float32".'
+                f"Normalize was given with image_decode={self.image_decode!r} and dtype uint8. Its results are fractions "
+                'and negative numbers, which bytes cannot hold. Take a float name such as "torchrgb", or '
+                'image_dtype="float32".'
             )
 
 
@@ -167,7 +169,8 @@ def _checked_operations(operations: object) -> tuple[Operation, ...]:
     if not isinstance(operations, (tuple, list)) or not all(isinstance(op, OPERATIONS) for op in operations):
         raise ConfigError(
             f"operations={operations!r} cannot run inside the decoder. It is a sequence of operations that all backends "
-            f"know. Use {', '.join(op.__name__ for op in OPERATIONS)} of energon_dali.decode, the rest in encode_sample."
+            f"know. Use {', '.join(op.__name__ for op in OPERATIONS)} of energon_dali.decode; "
+            "anything else belongs in encode_sample."
         )
     return tuple(operations)
 
@@ -183,8 +186,8 @@ def _the_normalize(operations: tuple[Operation, ...], channels: int) -> Normaliz
         )
     if len(found[0].mean) not in (1, channels):
         raise ConfigError(
-            f"Normalize has {len(found[0].mean)} means, the image {channels} channel(s). Each channel needs its own, or all "
-            f"share one. Give 1 or {channels} values of mean and std."
+            f"Normalize has {len(found[0].mean)} means, the image {channels} channel(s). Each channel needs its own, or "
+            f"all share one. Give 1 or {channels} values of mean and std."
         )
     return found[0]
 

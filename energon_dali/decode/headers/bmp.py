@@ -27,5 +27,10 @@ def read_bmp(data: Buffer) -> ImageHeader:
     if bits == 8 and (colors > 256 or 14 + header_size + 4 * (colors or 256) > offset):
         raise IrregularHeaderError
     return ImageHeader(
-        "bmp", width, height, 1 if bits == 8 else bits // 8, color="palette" if bits == 8 else "rgb", dali_decodable=True
+        "bmp",
+        width,
+        height,
+        1 if bits == 8 else bits // 8,
+        color="palette" if bits == 8 else "rgb",
+        dali_decodable=True,
     )

@@ -12,7 +12,7 @@ class ImageHeader:
     """Facts from an image's header; made without decoding a pixel."""
 
     format: str
-    """"jpeg", "png", "webp", "bmp", "tiff", "pnm", "jpeg2000", or PIL's name in lower case ("gif", "avif", "ico", ...)."""
+    """"jpeg", "png", "webp", "bmp", "tiff", "pnm", "jpeg2000", or PIL's name in lower case ("gif", "avif", ...)."""
     width: int
     """Width in pixels as stored; of a TIFF as PIL gives it, which applies the orientation itself."""
     height: int

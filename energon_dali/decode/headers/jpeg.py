@@ -54,7 +54,10 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
         subsampling, color = "gray", "gray"
     else:
         # One full component and small others; the fourth of CMYK is as large as the first.
-        subsampling = "444" if others == {factors} else _SUBSAMPLINGS.get(factors, "other") if others == {0x11} else "other"
+        if others == {factors}:
+            subsampling = "444"
+        else:
+            subsampling = _SUBSAMPLINGS.get(factors, "other") if others == {0x11} else "other"
         color = _COLORS.get((components, adobe), "ycc")
         if adobe < 0 and (data[position + 6], data[position + 9], data[position + 12]) == (82, 71, 66):
             color = "rgb"  # component names "R", "G", "B"

@@ -54,7 +54,7 @@ def read_png(data: Buffer) -> ImageHeader:
         position = end
     if not pixels or (color == "palette" and not palette):
         raise IrregularHeaderError
-    # 16-bit files: DALI scales to 8 bits, PIL clips or rounds another way. Animations: whose first frame is another matter.
+    # 16 bits: DALI scales to 8, PIL clips or rounds another way. Animations: which frame comes first is PIL's to say.
     return ImageHeader(
         "png", width, height, channels, bit_depth, transparent or color_type >= 4, orientation, color,
         dali_decodable=bit_depth <= 8 and not animated,

@@ -55,7 +55,13 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
         raise IrregularHeaderError
     has_alpha = bool(flags & _ALPHA)
     return ImageHeader(
-        "webp", width, height, 4 if has_alpha else 3, has_alpha=has_alpha, orientation=orientation, dali_decodable=not animated
+        "webp",
+        width,
+        height,
+        4 if has_alpha else 3,
+        has_alpha=has_alpha,
+        orientation=orientation,
+        dali_decodable=not animated,
     )
 
 
