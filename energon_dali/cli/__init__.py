@@ -1,0 +1,3 @@
+"""The `energon-dali` command."""
+
+from __future__ import annotations

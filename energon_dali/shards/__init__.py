@@ -1,0 +1,33 @@
+"""Datasets on storage: tar shards, the `.nv-meta` beside them, reading samples by place, and preparing a folder.
+
+Two programs read and write this format, Megatron Energon and this package; what one prepares the other loads.
+"""
+
+from __future__ import annotations
+
+from energon_dali.shards.folder import PartList, WebdatasetFolder, resolve_sample_loader
+from energon_dali.shards.index.extent_index import ExtentIndex
+from energon_dali.shards.index.extents import PartFacts, ShardExtents
+from energon_dali.shards.meta.dataset_config import is_crude, read_dataset_config, sample_type_name
+from energon_dali.shards.prepare import PrepareResult, UnreadablePart, prepare_dataset
+from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.reader import ShardReader
+from energon_dali.shards.storage import StoragePath
+
+__all__ = [
+    "ExtentIndex",
+    "PartFacts",
+    "PartList",
+    "PrepareResult",
+    "RawSample",
+    "ShardExtents",
+    "ShardReader",
+    "StoragePath",
+    "UnreadablePart",
+    "WebdatasetFolder",
+    "is_crude",
+    "prepare_dataset",
+    "read_dataset_config",
+    "resolve_sample_loader",
+    "sample_type_name",
+]

@@ -1,0 +1,214 @@
+"""A prepared folder of tar shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.plan import Slices
+from energon_dali.shards.index.extent_index import ExtentIndex, read_uuid
+from energon_dali.shards.meta.dataset_config import DEFAULT_NAME, read_dataset_config
+from energon_dali.shards.meta.info import read_shard_counts
+from energon_dali.shards.meta.sample_loader import load_function
+from energon_dali.shards.meta.splits import SplitConfig, read_split
+from energon_dali.shards.storage import StoragePath
+
+
+class WebdatasetFolder:
+    """A prepared dataset on disk or in an object store: its shards, its split, its configuration.
+
+    The small files are read when they are first asked for. Picklable.
+
+    Args:
+        path: Folder that holds the shards and `.nv-meta`; a local path or a URL.
+        dataset_config: Name of dataset.yaml.
+        split_config: Name of the split file; None takes split.yaml, or else split.json. `dataset.yaml` may name another.
+        trust_dataset_code: Let the dataset's own Python code run.
+
+    Raises:
+        DatasetFormatError: The folder is not prepared.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | StoragePath,
+        *,
+        dataset_config: str = DEFAULT_NAME,
+        split_config: str | None = None,
+        trust_dataset_code: bool = False,
+    ) -> None:
+        self.root = StoragePath.of(path)
+        self.trust_dataset_code = trust_dataset_code
+        self._dataset_config_name = dataset_config
+        self._split_config_name = split_config
+        self._shard_counts = read_shard_counts(self.root)
+        self._shard_names = list(self._shard_counts)
+        self._index = ExtentIndex(self.root, self._shard_counts)
+        self._dataset_config: dict[str, Any] | None = None
+        self._split: SplitConfig | None = None
+        self._uuid: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Local path or URL of the folder."""
+        return self.root.url
+
+    @property
+    def shard_names(self) -> list[str]:
+        """Paths of the shards inside the folder, in the order of the index."""
+        return self._shard_names
+
+    @property
+    def shard_counts(self) -> list[int]:
+        """Number of samples in each shard."""
+        return list(self._shard_counts.values())
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in all shards, whatever the split."""
+        return sum(self._shard_counts.values())
+
+    @property
+    def index(self) -> ExtentIndex:
+        """Where the parts of all samples lie."""
+        return self._index
+
+    @property
+    def dataset_config(self) -> dict[str, Any]:
+        """What `dataset.yaml` says, checked.
+
+        Raises:
+            DatasetFormatError: It is missing or cannot be understood.
+            UntrustedCodeError: It names a class that is not known, and `trust_dataset_code` is False.
+            StorageError: It cannot be read.
+        """
+        if self._dataset_config is None:
+            self._dataset_config = read_dataset_config(
+                self.root, self._dataset_config_name, trust_dataset_code=self.trust_dataset_code
+            )
+        return self._dataset_config
+
+    @property
+    def uuid(self) -> str:
+        """Identity of the index, new each time the folder is prepared; "" if it has none."""
+        if self._uuid is None:
+            self._uuid = read_uuid(self.root)
+        return self._uuid
+
+    @property
+    def split(self) -> SplitConfig:
+        """Which shards make up which part, and what is left out.
+
+        Raises:
+            DatasetFormatError: The split file is missing or cannot be understood.
+            StorageError: It cannot be read.
+        """
+        if self._split is None:
+            self._split = read_split(self.root, self._split_config_name)
+        return self._split
+
+    @property
+    def split_parts(self) -> tuple[str, ...]:
+        """Names of the parts, such as ("train", "val", "test")."""
+        return tuple(self.split.split_parts)
+
+    def split_ranges(self, split_part: str) -> Slices:
+        """Returns the ranges of samples of a part, in the order of the split file, without what is excluded.
+
+        Args:
+            split_part: Such as "train".
+
+        Returns:
+            Slices whose `shard` numbers `shard_names`; none of them is empty.
+
+        Raises:
+            ConfigError: There is no such part.
+            DatasetFormatError: The split names a shard that the index does not know, or an index is damaged.
+            StorageError: A file cannot be read.
+        """
+        split = self.split
+        if split_part not in split.split_parts:
+            raise ConfigError(
+                f"{self.path} has no split part {split_part!r}; it has {', '.join(map(repr, split.split_parts))}. Give one of them as "
+                "split_part, or add it to the split file."
+            )
+        numbers = {name: number for number, name in enumerate(self._shard_names)}
+        excluded = set(split.exclude)
+        keys = self._excluded_keys(split, numbers)
+        rows: list[tuple[int, int, int]] = []
+        for name in split.split_parts[split_part]:
+            if name in excluded:
+                continue
+            if name not in numbers:
+                raise DatasetFormatError(
+                    f"{split.path} names the shard {name!r} in {split_part!r}, which the index does not know. Correct the split, or run "
+                    f"`energon-dali prepare {self.path}`."
+                )
+            rows += self._ranges_of_shard(numbers[name], keys.get(name))
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        return Slices(table[:, 0].astype(np.int32), table[:, 1].copy(), table[:, 2].copy())
+
+    def _excluded_keys(self, split: SplitConfig, numbers: Mapping[str, int]) -> dict[str, set[str]]:
+        """Returns the excluded keys of each shard; entries are `SHARD/KEY`, and both may hold slashes."""
+        keys: dict[str, set[str]] = {}
+        for entry in split.exclude:
+            if entry in numbers:
+                continue
+            shard, separator, key = entry.partition(".tar/")
+            if separator:
+                keys.setdefault(f"{shard}.tar", set()).add(key)
+        return keys
+
+    def _ranges_of_shard(self, number: int, excluded: set[str] | None) -> list[tuple[int, int, int]]:
+        count = self._shard_counts[self._shard_names[number]]
+        holes = sorted(self._index.shard(number).places_of_keys(excluded).values()) if excluded else []
+        rows = []
+        first = 0
+        for hole in (*holes, count):
+            if hole > first:
+                rows.append((number, first, hole))
+            first = hole + 1
+        return rows
+
+    def __repr__(self) -> str:
+        return f"WebdatasetFolder({self.path}, {len(self._shard_names)} shards, {self.num_samples} samples)"
+
+
+@dataclass(frozen=True, slots=True)
+class PartList:
+    """A part filter that keeps the parts of a list; picklable."""
+
+    names: frozenset[str]
+
+    def __call__(self, name: str) -> bool:
+        return name in self.names
+
+
+def resolve_sample_loader(folder: WebdatasetFolder) -> tuple[Callable[..., Any], Callable[[str], bool]] | None:
+    """Returns the (sample_loader, part_filter) that `dataset.yaml` names, None if it has a field map or is crude.
+
+    Both are picklable. The part filter may also be a list of part names.
+
+    Raises:
+        UntrustedCodeError: They are code of the dataset, and the folder was opened without trust_dataset_code=True.
+        DatasetFormatError: They are missing or do not run.
+        StorageError: They cannot be read.
+    """
+    config = folder.dataset_config
+    reference = config.get("sample_loader")
+    if reference is None:
+        return None
+    parts = config["part_filter"]
+    loader = load_function(folder.root, reference, trust_dataset_code=folder.trust_dataset_code)
+    if isinstance(parts, str):
+        return loader, load_function(folder.root, parts, trust_dataset_code=folder.trust_dataset_code)
+    if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+        return loader, PartList(frozenset(parts))
+    raise DatasetFormatError(
+        f"{folder.path} has part_filter={parts!r} in its dataset.yaml. Write sample_loader.py:part_filter, or a list of part names."
+    )

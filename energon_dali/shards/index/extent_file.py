@@ -1,0 +1,146 @@
+"""The file `.nv-meta/extents.bin`: the extents of all shards, to be memory-mapped.
+
+Layout, all little-endian:
+
+    header   magic "EDEXT001" | uuid of the index, 40 bytes | shards u64 | offset of the table u64 | size of the file u64
+             | sha-256 of the shard names and counts, 32 bytes | zeros to 128 bytes
+    section  one per shard, aligned to 8 bytes: the columns of `ShardExtents`, then JSON {"part_names": [], "formats": []}
+    table    64 bytes per shard: offset of the section, its size, size of the JSON, samples, parts, size of the tar,
+             CRC-32 of the section, 0; each u64
+
+A process maps the file and touches the table's line and the sections of the shards it reads: nothing else is loaded, whatever the number
+of samples. The uuid is that of `index.uuid`, so that an index written anew by any program is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.index.extents import ShardExtents
+from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.backend import RangeReader
+
+MAGIC = b"EDEXT001"
+_HEADER = struct.Struct("<8s40sQQQ32s24x")
+_LINE = struct.Struct("<8Q")
+
+
+def digest_of_counts(shard_counts: Mapping[str, int]) -> bytes:
+    """Returns a digest (32 bytes) of the names and counts of all shards, in their order."""
+    return hashlib.sha256(json.dumps(list(shard_counts.items())).encode()).digest()
+
+
+class ExtentFileWriter:
+    """Writes the file section by section, in the order of the shards; use it in a `with` statement.
+
+    Args:
+        path: Local file to write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._file.write(bytes(_HEADER.size))
+        self._lines = bytearray()
+
+    def add(self, section: bytes, names: bytes, num_samples: int, num_parts: int, shard_bytes: int) -> None:
+        """Adds the next shard.
+
+        Args:
+            section: The columns, from `ExtentsBuilder.section`.
+            names: The names, from `pack_names`.
+            num_samples: Samples in the shard.
+            num_parts: Parts in the shard.
+            shard_bytes: Size of the tar in bytes.
+        """
+        offset = self._file.tell()
+        self._file.write(section)
+        self._file.write(names)
+        self._file.write(bytes(-(len(section) + len(names)) % 8))
+        crc = zlib.crc32(names, zlib.crc32(section))
+        self._lines += _LINE.pack(offset, len(section), len(names), num_samples, num_parts, shard_bytes, crc, 0)
+
+    def finish(self, uuid: str, shard_counts: Mapping[str, int]) -> None:
+        """Writes the table and the header."""
+        table = self._file.tell()
+        self._file.write(self._lines)
+        size = self._file.tell()
+        self._file.seek(0)
+        self._file.write(_HEADER.pack(MAGIC, uuid.encode(), len(shard_counts), table, size, digest_of_counts(shard_counts)))
+
+    def __enter__(self) -> ExtentFileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+def pack_names(part_names: list[str], formats: list[str]) -> bytes:
+    """Returns the names of a section as they are stored."""
+    return json.dumps({"part_names": part_names, "formats": formats}).encode()
+
+
+class ExtentFile:
+    """Reads the file: a local one is mapped into memory, a remote one is read by ranges.
+
+    Args:
+        path: Place of the file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: It is cut off, or of another version.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(self, path: StoragePath) -> None:
+        self.path = path
+        self._reader: RangeReader = path.open()
+        header = self._reader.read_at(0, _HEADER.size)
+        if len(header) < _HEADER.size or header[:8] != MAGIC:
+            self._reader.close()
+            raise self._garbled("does not begin like an index of this version")
+        _, uuid, self.num_shards, table, size, self.digest = _HEADER.unpack(header)
+        self.uuid = uuid.rstrip(b"\0").decode("ascii", "replace")
+        if size != self._reader.size or table + self.num_shards * _LINE.size != size:
+            self._reader.close()
+            raise self._garbled(f"has {self._reader.size} bytes and should have {size}")
+        self._table = self._reader.read_at(table, self.num_shards * _LINE.size)
+        self._map: mmap.mmap | None = None
+        fd = getattr(self._reader, "fd", None)
+        if fd is not None:
+            self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+    def shard(self, index: int) -> ShardExtents:
+        """Returns the extents of a shard; views of the mapped file where it is local.
+
+        Raises:
+            DatasetFormatError: The section is damaged.
+            StorageError: It cannot be read.
+        """
+        offset, size, names_size, samples, parts, shard_bytes, crc, _ = _LINE.unpack_from(self._table, index * _LINE.size)
+        whole = size + names_size
+        section: bytes | memoryview
+        if self._map is not None:
+            section = memoryview(self._map)[offset : offset + whole]
+        else:
+            section = self._reader.read_at(offset, whole)
+        if len(section) != whole or zlib.crc32(section) != crc:
+            raise self._garbled(f"is damaged in the section of shard {index}")
+        names = json.loads(bytes(section[size:]))
+        return ShardExtents(section[:size], samples, parts, shard_bytes, names["part_names"], names["formats"])
+
+    def close(self) -> None:
+        """Lets go of the file; mapped extents that are still held stay valid."""
+        self._reader.close()
+        self._map = None
+
+    def _garbled(self, what: str) -> DatasetFormatError:
+        return DatasetFormatError(f"{self.path} {what}. Delete it, or make it anew with `energon-dali prepare PATH`.")

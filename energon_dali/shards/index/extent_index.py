@@ -1,0 +1,210 @@
+"""The extents of all shards of a dataset, from the best source that is there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Literal
+
+from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.shards.index.extent_file import ExtentFile, digest_of_counts
+from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
+from energon_dali.shards.index.sample_names import group_members
+from energon_dali.shards.index.sqlite_index import SqliteIndex
+from energon_dali.shards.index.tar_index import read_tar_index
+from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
+from energon_dali.shards.meta.document import META
+from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.window import WindowReader
+
+EXTENTS_NAME = "extents.bin"
+SQLITE_NAME = "index.sqlite"
+UUID_NAME = "index.uuid"
+CACHED_SHARDS = 64
+
+Source = Literal["extents", "sqlite", "tar"]
+_log = logging.getLogger(__name__)
+
+
+class ExtentIndex:
+    """Gives the extents of each shard of a dataset.
+
+    Sources, the best first: `extents.bin` (memory-mapped; nothing is read but what is asked for), `index.sqlite` (one query
+    per shard), the headers of the tar itself beside its `.tar.idx`. An `extents.bin` that is not of the present `index.uuid` is not used.
+    Extents of the last shards are kept. Picklable; files are opened when first needed, in each process anew.
+
+    Args:
+        root: Folder of the dataset.
+        shard_counts: Samples per shard, in the order of the index.
+    """
+
+    def __init__(self, root: StoragePath, shard_counts: dict[str, int]) -> None:
+        self.root = root
+        self.shard_counts = shard_counts
+        self._names = list(shard_counts)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._file: ExtentFile | None = None
+        self._sqlite: SqliteIndex | None = None
+        self._source: Source | None = None
+        self._cache: OrderedDict[int, ShardExtents] = OrderedDict()
+
+    @property
+    def source(self) -> Source:
+        """Where extents come from.
+
+        Raises:
+            DatasetFormatError: An index is damaged.
+            StorageError: It cannot be read.
+        """
+        if self._source is None or self._pid != os.getpid():
+            self._forget()
+            self._source = self._open()
+        return self._source
+
+    def shard(self, index: int) -> ShardExtents:
+        """Returns the extents of a shard.
+
+        Args:
+            index: Its number in the index.
+
+        Raises:
+            DatasetFormatError: An index is damaged, or contradicts the number of samples in `.info.json`.
+            ShardError: The tar had to be looked at, and is damaged.
+            StorageError: A file cannot be read.
+        """
+        source = self.source
+        found = self._cache.get(index)
+        if found is not None:
+            self._cache.move_to_end(index)
+            return found
+        name = self._names[index]
+        if source == "extents":
+            assert self._file is not None
+            found = self._file.shard(index)
+        elif source == "sqlite":
+            assert self._sqlite is not None
+            found = self._sqlite.shard(index, name)
+        else:
+            found = extents_of_tar(self.root, name)
+        if found.num_samples != self.shard_counts[name]:
+            raise DatasetFormatError(
+                f"{self.root}: {name} has {found.num_samples} samples by its index ({source}) and {self.shard_counts[name]} by "
+                f".info.json. Run `energon-dali prepare {self.root}`."
+            )
+        self._cache[index] = found
+        if len(self._cache) > CACHED_SHARDS:
+            self._cache.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Lets go of all files; they are opened anew when needed."""
+        if self._pid == os.getpid():
+            if self._file is not None:
+                self._file.close()
+            if self._sqlite is not None:
+                self._sqlite.close()
+        self._forget()
+
+    def _open(self) -> Source:
+        meta = self.root / META
+        try:
+            file = ExtentFile(meta / EXTENTS_NAME)
+        except FileNotFoundError:
+            pass
+        else:
+            if file.uuid == read_uuid(self.root) and file.digest == digest_of_counts(self.shard_counts):
+                self._file = file
+                return "extents"
+            file.close()
+            _log.warning(
+                "%s is of another index than %s and is not used; reading goes on without it, slower. Run `energon-dali prepare %s`.",
+                meta / EXTENTS_NAME, UUID_NAME, self.root,
+            )  # fmt: skip
+        sqlite = self._open_sqlite(meta / SQLITE_NAME)
+        if sqlite is not None:
+            self._sqlite = sqlite
+            return "sqlite"
+        return "tar"
+
+    def _open_sqlite(self, path: StoragePath) -> SqliteIndex | None:
+        if path.is_local:
+            if not path.is_file():
+                return None
+            index = SqliteIndex(path.local)
+        else:
+            content = path.read_if_there()
+            if content is None:
+                return None
+            with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
+                copy = Path(folder) / SQLITE_NAME
+                copy.write_bytes(content)
+                index = SqliteIndex(copy)  # stays open after its name is gone
+        if index.has_parts:
+            return index
+        index.close()
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "shard_counts": self.shard_counts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["root"], state["shard_counts"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"ExtentIndex({self.root}, {len(self._names)} shards)"
+
+
+def read_uuid(root: StoragePath) -> str:
+    """Returns the identity of the index, "" if it has none.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    content = (root / META / UUID_NAME).read_if_there()
+    return "" if content is None else content.decode("ascii", "replace").strip()
+
+
+def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
+    """Returns the extents of a shard from its own headers, checked against its `.tar.idx`.
+
+    Raises:
+        DatasetFormatError: The `.tar.idx` is missing or damaged.
+        ShardError: The tar is missing or damaged, or is not what its `.tar.idx` describes.
+        StorageError: It cannot be read.
+    """
+    expected = read_tar_index(root, shard).tolist()
+    try:
+        reader = (root / shard).open()
+    except FileNotFoundError as error:
+        raise missing_shard(root, shard) from error
+    builder = ExtentsBuilder(shard)
+    starts: list[int] = []
+    try:
+        read_at = reader.read_at if root.is_local else WindowReader(reader).read_at
+        for part in group_members(scan_tar(read_at, reader.size, shard)):
+            if isinstance(part, TarEnd):
+                starts.append(part.offset)
+                break
+            if part.new_sample:
+                builder.add_sample(part.key)
+                starts.append(part.member.offset)
+            builder.add_part(part.part, part.member.content_offset, part.member.size)
+    finally:
+        reader.close()
+    if starts[1:-1] != expected[1:-1] or len(starts) != len(expected):
+        raise ShardError(
+            f"{root / shard} changed since it was indexed: its samples do not begin where {shard}.idx says. Run `energon-dali prepare {root}`.",
+            shard,
+        )
+    return builder.extents(reader.size)
+
+
+def missing_shard(root: StoragePath, shard: str) -> ShardError:
+    """Returns the error for a shard that is not there."""
+    return ShardError(f"{root / shard} is missing. Put it back, or run `energon-dali prepare {root}` without it.", shard)

@@ -1,0 +1,151 @@
+"""The file `.nv-meta/index.sqlite`: samples and parts as tables, which other programs read too."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
+
+_SAMPLE_TABLES = """
+CREATE TABLE samples (
+    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (
+    tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER);
+"""
+_SAMPLE_INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+_MEDIA_TABLES = """
+CREATE TABLE IF NOT EXISTS media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS media_filters (
+    filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT,
+    created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns));
+"""
+
+SampleRow = tuple[int, str, int, int, int]
+"""(tar file, key, sample, offset of the first header, bytes to the next sample)."""
+PartRow = tuple[int, int, str, int, int]
+"""(tar file, sample, part name, offset of the content, size of the content)."""
+MediaRow = tuple[str, str, str]
+"""(key.part, "image" or "av", JSON)."""
+
+
+class SqliteWriter:
+    """Writes the tables; use it in a `with` statement.
+
+    Args:
+        path: Local file; a new one if `samples`.
+        samples: Make the tables of samples.
+        media: Make the tables of media, if they are not there.
+    """
+
+    def __init__(self, path: Path, *, samples: bool, media: bool) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        # The file is thrown away if anything fails, so it needs no journal.
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+            self._db.execute(f"PRAGMA {pragma}")
+        self._db.executescript((_SAMPLE_TABLES if samples else "") + (_MEDIA_TABLES if media else ""))
+        self._db.execute("BEGIN")
+        self._samples = samples
+        self.duplicates: list[tuple[str, int, int]] = []
+
+    def add_samples(self, samples: list[SampleRow], parts: Iterable[PartRow]) -> None:
+        """Adds the samples of a shard, and their parts; keys that were there before are added to `duplicates`: (key, tar file, tar file)."""
+        before = self._db.total_changes
+        self._db.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+        if self._db.total_changes - before < len(samples):
+            self._find_duplicates(samples)
+        self._db.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+
+    def _find_duplicates(self, samples: list[SampleRow]) -> None:
+        query = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?"
+        for tar, key, sample, _, _ in samples:
+            first_tar, first_sample = self._db.execute(query, (key,)).fetchone()
+            if (first_tar, first_sample) != (tar, sample):
+                self.duplicates.append((key, first_tar, tar))
+
+    def add_media(self, rows: Iterable[MediaRow]) -> None:
+        """Adds or replaces facts about media."""
+        self._db.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+
+    def add_media_filter(self, strategy: str, patterns: str) -> None:
+        """Notes which media were looked at."""
+        self._db.execute("INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", (strategy, patterns))
+
+    def __enter__(self) -> SqliteWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            if self._samples:
+                for statement in _SAMPLE_INDEXES.strip().splitlines():
+                    self._db.execute(statement)
+            self._db.execute("COMMIT")
+        self._db.close()
+
+
+class SqliteIndex:
+    """Reads the tables of samples, one shard at a time.
+
+    Args:
+        path: Local file.
+
+    Raises:
+        DatasetFormatError: It is no index, or an old one without the table of parts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # immutable: nobody writes into a finished index, and network file systems often cannot lock.
+            self._db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        except sqlite3.Error as error:
+            raise self._garbled(f"cannot be read ({error})") from error
+        self.has_parts = {"samples", "sample_parts"} <= tables
+
+    def shard(self, index: int, shard: str) -> ShardExtents:
+        """Returns the extents of a shard.
+
+        Args:
+            index: Its number.
+            shard: Its name, for messages.
+
+        Raises:
+            DatasetFormatError: The tables are damaged, or contradict each other.
+        """
+        builder = ExtentsBuilder(shard)
+        try:
+            samples = self._db.execute("SELECT sample_index, sample_key FROM samples WHERE tar_file_id = ? ORDER BY sample_index", (index,))
+            parts = self._db.execute(
+                "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE tar_file_id = ? "
+                "ORDER BY sample_index, content_byte_offset",
+                (index,),
+            )
+            part = parts.fetchone()
+            for number, key in samples:
+                if number != builder.num_samples:
+                    raise self._garbled(f"has sample {number} of {shard} in place of {builder.num_samples}")
+                builder.add_sample(key)
+                while part is not None and part[0] == number:
+                    builder.add_part(part[1], part[2], part[3])
+                    part = parts.fetchone()
+        except (sqlite3.Error, TypeError, OverflowError) as error:
+            raise self._garbled(f"is damaged where it describes {shard} ({error})") from error
+        if part is not None:
+            raise self._garbled(f"has parts of a sample {part[0]} of {shard} that it does not know")
+        return builder.extents(-1)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    def _garbled(self, what: str) -> DatasetFormatError:
+        return DatasetFormatError(f"{self.path} {what}. Make it anew with `energon-dali prepare PATH`.")

@@ -1,0 +1,203 @@
+"""Walks over the members of a tar file by its headers: ustar, GNU long names, and PAX.
+
+The formats are those of POSIX.1-2017 (pax, "ustar Interchange Format" and "pax Extended Header") and of GNU tar's manual
+("Basic Tar Format"). The standard library's tarfile is the reference in the tests; it is slower, and it takes a damaged
+header in the middle for the end of the archive, which loses samples silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from energon_dali.errors import ShardError
+
+BLOCK = 512
+ReadAt = Callable[[int, int], bytes]
+"""(offset, size) -> bytes, fewer only at the end of the file."""
+
+_ZEROS = bytes(BLOCK)
+_REGULAR = frozenset(b"0\x007")
+_WITHOUT_CONTENT = frozenset(b"123456")
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _SPARSE = b"LKxXgS"
+_MAX_EXTENDED_BYTES = 1 << 20
+
+
+class TarMember(NamedTuple):
+    """A regular file in a tar."""
+
+    name: str
+    """Path inside the tar."""
+    offset: int
+    """Where its first header begins, extended headers included, in bytes."""
+    content_offset: int
+    """Where its content begins, in bytes."""
+    size: int
+    """Size of its content in bytes."""
+
+
+class TarEnd(NamedTuple):
+    """The end of the members."""
+
+    offset: int
+    """Where the next header would begin, in bytes: at the first block of zeros, or at the end of the file."""
+
+
+def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Iterator[TarMember | TarEnd]:
+    """Yields the regular files of a tar in order, and the end at last.
+
+    Args:
+        read_at: Reads the file.
+        size: Size of the file in bytes.
+        shard: Name for messages.
+        start: Where the first header begins, in bytes.
+
+    Raises:
+        ShardError: The file is no tar, is compressed, ends in the middle of a member, or has a damaged header.
+    """
+    offset = first = start
+    long_name: str | None = None
+    long_size: int | None = None
+    while True:
+        header = read_at(offset, BLOCK)
+        if not header or header == _ZEROS:
+            if offset != first:
+                raise ShardError(f"{_at(shard, first)}: the file ends behind an extended header. {_REMEDY}", shard)
+            if not header and offset == 0:
+                raise ShardError(f"{shard} is empty (0 bytes): it is no tar file. {_REMEDY}", shard)
+            yield TarEnd(offset)
+            return
+        member_size, kind = check_header(header, offset, size, shard)
+        content = offset + BLOCK
+        if kind in _WITHOUT_CONTENT:
+            offset = first = content
+            long_name = long_size = None
+            continue
+        if kind not in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL) and long_size is not None:
+            member_size = long_size
+        if content + member_size > size:
+            raise ShardError(
+                f"{_at(shard, offset)}: a member of {member_size} bytes does not fit into the file, which has {size} bytes: it was "
+                f"cut off. {_REMEDY}",
+                shard,
+            )
+        following = content + -(-member_size // BLOCK) * BLOCK
+        if kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK):
+            if member_size > _MAX_EXTENDED_BYTES:
+                raise ShardError(f"{_at(shard, offset)}: an extended header of {member_size} bytes. {_REMEDY}", shard)
+            body = read_at(content, member_size)
+            if kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL):
+                path, pax_size = parse_pax(body, shard, offset)
+                if kind == _PAX_GLOBAL and (path is not None or pax_size is not None):
+                    raise ShardError(f"{_at(shard, offset)}: a global header gives one name or size to all members. {_REMEDY}", shard)
+                long_name, long_size = (path or long_name, long_size if pax_size is None else pax_size)
+            elif kind == _LONG_NAME:
+                long_name = _text(body)
+            offset = following
+            if kind == _PAX_GLOBAL:
+                first = offset
+            continue
+        name = header_name(header) if long_name is None else long_name
+        if kind == _SPARSE:
+            raise ShardError(f"{_at(shard, offset)}: {name!r} is a sparse file, which is not supported. {_REMEDY}", shard)
+        if kind in _REGULAR and not (kind == 0 and name.endswith("/")):
+            yield TarMember(name, first, content, member_size)
+        offset = first = following
+        long_name = long_size = None
+
+
+def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int, int]:
+    """Returns (size of the content in bytes, type flag) of a header block.
+
+    Raises:
+        ShardError: The block is cut off or is no header; the message says so if the file is compressed.
+    """
+    if len(header) < BLOCK:
+        raise ShardError(f"{_at(shard, offset)}: the file ends in the middle of a header, after {size} bytes. {_REMEDY}", shard)
+    if offset == 0 and header[:2] == b"\x1f\x8b":
+        raise ShardError(compressed_message(shard), shard)
+    stored = _number(header[148:156])
+    # The sum of all bytes with the checksum field taken for 8 spaces.
+    unsigned = 256 + sum(header[:148]) + sum(header[156:])
+    if stored != unsigned and stored != _signed_sum(header):
+        what = "is no tar file" if offset == 0 else f"has a damaged header at byte {offset}"
+        raise ShardError(f"{shard} {what}: the checksum is {stored}, and should be {unsigned}. {_REMEDY}", shard)
+    content_size = _number(header[124:136])
+    if content_size is None or content_size < 0:
+        raise ShardError(f"{_at(shard, offset)}: the size {header[124:136]!r} is no number. {_REMEDY}", shard)
+    return content_size, header[156]
+
+
+def compressed_message(shard: str) -> str:
+    """Returns the message for a compressed tar."""
+    return (
+        f"{shard} is compressed with gzip. Samples are read at their place in the file, which a compressed tar does not allow: "
+        "unpack it (gunzip) to a .tar; media in it are compressed already. Then run `energon-dali prepare PATH`."
+    )
+
+
+def header_name(header: bytes) -> str:
+    """Returns the name in a header block, its prefix included."""
+    name = _text(header[:100])
+    prefix = header[345:500]
+    return f"{_text(prefix)}/{name}" if prefix[0] else name
+
+
+def parse_pax(body: bytes, shard: str, offset: int) -> tuple[str | None, int | None]:
+    """Returns (path, size in bytes) of a PAX header, None where it gives none.
+
+    Raises:
+        ShardError: The header is damaged, or describes a sparse file.
+    """
+    path: str | None = None
+    size: int | None = None
+    position = 0
+    while position < len(body) and body[position] != 0:
+        try:
+            space = body.index(b" ", position)
+            length = int(body[position:space])
+            record = body[space + 1 : position + length]
+            keyword, equals, value = record.partition(b"=")
+            if not equals or record[-1:] != b"\n" or position + length > len(body):
+                raise ValueError("not a record")
+            if keyword == b"path":
+                path = value[:-1].decode("utf-8", "surrogateescape").rstrip("/")
+            elif keyword == b"size":
+                size = int(value[:-1])
+        except ValueError as error:
+            raise ShardError(f"{_at(shard, offset)}: a damaged extended header ({error}). {_REMEDY}", shard) from error
+        if keyword.startswith(b"GNU.sparse."):
+            raise ShardError(f"{_at(shard, offset)}: a sparse file, which is not supported. {_REMEDY}", shard)
+        position += length
+    return path, size
+
+
+_REMEDY = "Copy or write the shard anew, then run `energon-dali prepare PATH`."
+
+
+def _at(shard: str, offset: int) -> str:
+    return f"{shard} at byte {offset}"
+
+
+def _text(field: bytes) -> str:
+    end = field.find(0)
+    return (field if end < 0 else field[:end]).decode("utf-8", "surrogateescape")
+
+
+def _number(field: bytes) -> int | None:
+    """Returns a number field: octal digits, or base 256 where the first bit is set (GNU); None if it is neither."""
+    if field[0] & 0x80:
+        value = int.from_bytes(field[1:], "big")
+        return value - (1 << (8 * (len(field) - 1))) if field[0] == 0xFF else value
+    text = field.split(b"\0", 1)[0].strip()
+    if not text:
+        return 0
+    try:
+        return int(text, 8)
+    except ValueError:
+        return None
+
+
+def _signed_sum(header: bytes) -> int:
+    """Returns the checksum as some old programs wrote it, from signed bytes."""
+    return 256 + sum(byte - 256 if byte > 127 else byte for byte in header[:148] + header[156:])

@@ -1,0 +1,108 @@
+"""The file `dataset.yaml`: what samples a dataset makes of its parts. It is read and checked here; other folders act on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from energon_dali.errors import DatasetFormatError, UntrustedCodeError
+from energon_dali.shards.meta.document import META, parse_document
+from energon_dali.shards.storage import StoragePath
+
+DEFAULT_NAME = "dataset.yaml"
+FOREIGN_MODULES = ("megatron.energon", "megatron.energon.flavors", "energon_dali", "energon_dali.samples")
+"""Modules whose names mean ours of the same name."""
+SAMPLE_TYPES = frozenset((
+    "Sample", "TextSample", "ImageSample", "CaptioningSample", "ImageClassificationSample", "VQASample", "MultiChoiceVQASample", "VidQASample",
+    "InterleavedSample", "SimilarityInterleavedSample", "OCRSample", "VQAOCRSample", "CrudeSample",
+))  # fmt: skip
+"""Names that a `sample_type` may have without the dataset being trusted."""
+STANDARD, CRUDE = "StandardWebdatasetFactory", "CrudeWebdataset"
+TYPED_FACTORIES = {
+    "CaptioningWebdataset": "CaptioningSample", "ImageWebdataset": "ImageSample", "ImageClassificationWebdataset": "ImageClassificationSample",
+    "InterleavedWebdataset": "InterleavedSample", "MultiChoiceVQAWebdataset": "MultiChoiceVQASample", "OCRWebdataset": "OCRSample",
+    "SimilarityInterleavedWebdataset": "SimilarityInterleavedSample", "TextWebdataset": "TextSample", "VidQAWebdataset": "VidQASample",
+    "VQAWebdataset": "VQASample", "VQAOCRWebdataset": "VQAOCRSample",
+}  # fmt: skip
+"""Older names of factories, each with the sample type that it stands for."""
+FACTORIES = frozenset((STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES))
+
+
+def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, trust_dataset_code: bool = False) -> dict[str, Any]:
+    """Returns `dataset.yaml` as a dict of plain values, checked; an older factory name is turned into its `sample_type`.
+
+    Args:
+        root: Folder of the dataset.
+        name: File in `.nv-meta`.
+        trust_dataset_code: Allow class names that are not known here.
+
+    Raises:
+        DatasetFormatError: The file is missing or cannot be understood.
+        UntrustedCodeError: It names a class or function that is not known here.
+        StorageError: It cannot be read.
+    """
+    path = root / META / name
+    content = path.read_if_there()
+    if content is None:
+        raise DatasetFormatError(
+            f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare {root}` with --sample-type, or give "
+            "dataset_config=NAME if it has another name."
+        )
+    config = parse_document(content, path, root)
+    factory = config.get("__class__", STANDARD)
+    if "__class__" in config:
+        _check_type(config, FACTORIES, path, trust_dataset_code)
+    if factory in TYPED_FACTORIES:
+        del config["__class__"]
+        config.pop("__module__", None)
+        config["sample_type"] = {"__module__": FOREIGN_MODULES[0], "__class__": TYPED_FACTORIES[factory]}
+        factory = STANDARD
+    if factory == STANDARD:
+        _check_standard(config, path, trust_dataset_code)
+    if not isinstance(config.get("subflavors", {}), dict):
+        raise DatasetFormatError(f"{path} has subflavors={config['subflavors']!r}, and they should be a mapping. Write `name: value` lines.")
+    return config
+
+
+def is_crude(config: Mapping[str, Any]) -> bool:
+    """Returns whether samples stay dicts of parts, to be cooked by the task encoder."""
+    return config.get("__class__") == CRUDE
+
+
+def sample_type_name(config: Mapping[str, Any]) -> str:
+    """Returns the name of the sample class, such as "CaptioningSample"."""
+    return "CrudeSample" if is_crude(config) else str(config["sample_type"]["__class__"])
+
+
+def _check_standard(config: dict[str, Any], path: StoragePath, trusted: bool) -> None:
+    kind = config.get("sample_type")
+    if not isinstance(kind, dict) or not isinstance(kind.get("__class__"), str):
+        raise DatasetFormatError(
+            f"{path} has no `sample_type: {{__module__: megatron.energon, __class__: NAME}}`. Allowed names are "
+            f"{', '.join(sorted(SAMPLE_TYPES))}; for a crude dataset write `__module__: megatron.energon` and `__class__: {CRUDE}`."
+        )
+    _check_type(kind, SAMPLE_TYPES, path, trusted)
+    if ("field_map" in config) == ("sample_loader" in config):
+        raise DatasetFormatError(
+            f"{path} needs either a field_map (field: part) or a sample_loader (sample_loader.py:function), and not both."
+        )
+    fields = config.get("field_map", {})
+    if not isinstance(fields, dict) or not all(isinstance(name, str) and isinstance(part, str) for name, part in fields.items()):
+        raise DatasetFormatError(f"{path} has a field_map that is no mapping of field to part. Write lines such as `image: jpg,png`.")
+    if "sample_loader" in config:
+        if not isinstance(config["sample_loader"], str):
+            raise DatasetFormatError(f"{path} has sample_loader={config['sample_loader']!r}. Write it as sample_loader.py:function.")
+        if "part_filter" not in config:
+            raise DatasetFormatError(
+                f"{path} has a sample_loader but no part_filter. Write `part_filter: sample_loader.py:part_filter`, or a list of parts."
+            )
+
+
+def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: StoragePath, trusted: bool) -> None:
+    module, name = value.get("__module__", FOREIGN_MODULES[0]), value["__class__"]
+    if trusted or (name in allowed and (module in FOREIGN_MODULES or str(module).startswith("megatron.energon."))):
+        return
+    raise UntrustedCodeError(
+        f"{path} names the class {module}.{name}, which is not one of {', '.join(sorted(allowed))}. Loading it runs code that the dataset "
+        "chose: look at it, then pass trust_dataset_code=True."
+    )

@@ -1,0 +1,64 @@
+"""The file `.info.json` (older: `.info.yaml`): the shards in their order, and the number of samples in each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.meta.document import META, parse_document
+from energon_dali.shards.storage import StoragePath
+
+INFO_NAMES = (".info.json", ".info.yaml")
+
+
+def read_shard_counts(root: StoragePath) -> dict[str, int]:
+    """Returns the number of samples of each shard, by its path inside the dataset, in the order of the index.
+
+    Raises:
+        DatasetFormatError: The dataset is not prepared, or the file is damaged.
+        StorageError: It cannot be read.
+    """
+    for name in INFO_NAMES:
+        path = root / META / name
+        content = path.read_if_there()
+        if content is not None:
+            break
+    else:
+        if root.is_local and not root.is_dir():
+            raise DatasetFormatError(f"{root} is no folder. Give the folder that holds the tar shards.")
+        raise DatasetFormatError(
+            f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare {root}`."
+        )
+    counts = parse_document(content, path, root).get("shard_counts")
+    if not isinstance(counts, dict) or not all(
+        isinstance(shard, str) and isinstance(count, int) and not isinstance(count, bool) and count >= 0 for shard, count in counts.items()
+    ):
+        raise DatasetFormatError(
+            f"{path} has no `shard_counts` that give a number of samples per shard. Make it anew with `energon-dali prepare {root}`."
+        )
+    return counts
+
+
+def info_present(root: StoragePath) -> bool:
+    """Returns whether the dataset was prepared before.
+
+    Raises:
+        StorageError: The storage does not answer.
+    """
+    return any((root / META / name).is_file() for name in INFO_NAMES)
+
+
+def write_shard_counts(root: StoragePath, shard_counts: Mapping[str, int], version: str) -> None:
+    """Writes `.info.json`, and `.info.yaml` too where there is one, so that no reader finds an old one.
+
+    Raises:
+        StorageError: They cannot be written.
+    """
+    import yaml
+
+    document = {"energon_version": version, "shard_counts": dict(shard_counts)}
+    (root / META / INFO_NAMES[0]).write_bytes(json.dumps(document, indent=2).encode())
+    older = root / META / INFO_NAMES[1]
+    if older.is_file():
+        older.write_bytes(yaml.safe_dump(document, sort_keys=False).encode())

@@ -1,0 +1,79 @@
+"""Functions that a dataset brings along in `.nv-meta/sample_loader.py`; they are code, and run only where the user trusts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from energon_dali.errors import DatasetFormatError, UntrustedCodeError
+from energon_dali.shards.meta.document import META
+from energon_dali.shards.storage import StoragePath
+
+_REFERENCE = re.compile(r"([\w./-]+\.py):(\w+)")
+
+
+class DatasetFunction:
+    """A function of a file in `.nv-meta`, such as `sample_loader.py:sample_loader`.
+
+    Picklable: it travels as the source text it was made of, so that every process runs what the user agreed to.
+
+    Args:
+        source: Text of the file.
+        name: Name of the function in it.
+        place: The file, for messages.
+
+    Raises:
+        DatasetFormatError: The file cannot be run, or has no such function.
+    """
+
+    def __init__(self, source: str, name: str, place: str) -> None:
+        self.source = source
+        self.name = name
+        self.place = place
+        scope: dict[str, Any] = {"__name__": "energon_dali_sample_loader", "__file__": place}
+        try:
+            exec(compile(source, place, "exec"), scope)
+        except Exception as error:
+            raise DatasetFormatError(f"{place} cannot be run: {type(error).__name__}: {error}. Correct the file.") from error
+        function = scope.get(name)
+        if not callable(function):
+            raise DatasetFormatError(f"{place} has no function {name!r}. Write it there, or correct the name in dataset.yaml.")
+        self.function: Callable[..., Any] = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __reduce__(self) -> tuple[type[DatasetFunction], tuple[str, str, str]]:
+        return DatasetFunction, (self.source, self.name, self.place)
+
+    def __repr__(self) -> str:
+        return f"DatasetFunction({self.place}:{self.name})"
+
+
+def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool) -> DatasetFunction:
+    """Returns a function of the dataset.
+
+    Args:
+        root: Folder of the dataset.
+        reference: `FILE.py:FUNCTION`, the file in `.nv-meta`.
+        trust_dataset_code: The user allows it to run.
+
+    Raises:
+        UntrustedCodeError: The user did not.
+        DatasetFormatError: The reference cannot be understood, the file is missing, or does not run.
+        StorageError: It cannot be read.
+    """
+    match = _REFERENCE.fullmatch(reference)
+    if match is None or ".." in match[1].split("/") or match[1].startswith("/"):
+        raise DatasetFormatError(f"{root} names the function {reference!r}. Write it as FILE.py:FUNCTION, with the file in {META}.")
+    path = root / META / match[1]
+    if not trust_dataset_code:
+        raise UntrustedCodeError(
+            f"{root} wants to run {match[2]}() of {path}, which is code that comes with the data. Read it; if you trust it, pass "
+            "trust_dataset_code=True. A field_map in dataset.yaml needs no code."
+        )
+    content = path.read_if_there()
+    if content is None:
+        raise DatasetFormatError(f"{path} is missing, which dataset.yaml names. Put it there, or use a field_map.")
+    return DatasetFunction(content.decode("utf-8", "replace"), match[2], str(path))

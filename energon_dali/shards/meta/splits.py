@@ -1,0 +1,96 @@
+"""The file `split.yaml` (or `split.json`): which shards make up train, val and test, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import yaml
+from braceexpand import UnbalancedBracesError, braceexpand
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.meta.document import META, check_keys, parse_document
+from energon_dali.shards.storage import StoragePath
+
+DEFAULT_NAME = "split.yaml"
+_DEFAULT_NAMES = (DEFAULT_NAME, "split.json")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitConfig:
+    """The parts of a dataset, with all braces expanded."""
+
+    split_parts: Mapping[str, tuple[str, ...]]
+    """Shards of each part, in their order."""
+    exclude: tuple[str, ...] = ()
+    """What is left out of every part: `SHARD`, or `SHARD/KEY` for one sample."""
+    path: str = field(default="", compare=False)
+    """The file, for messages."""
+
+
+def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
+    """Returns the parts of a dataset.
+
+    Args:
+        root: Folder of the dataset.
+        name: File in `.nv-meta`; None takes split.yaml, or else split.json.
+
+    Raises:
+        DatasetFormatError: The file is missing or cannot be understood.
+        StorageError: It cannot be read.
+    """
+    names = _DEFAULT_NAMES if name is None or name == DEFAULT_NAME else (name,)
+    for candidate in names:
+        path = root / META / candidate
+        content = path.read_if_there()
+        if content is not None:
+            break
+    else:
+        raise DatasetFormatError(
+            f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali prepare {root}`, "
+            "or give split_config=NAME if it has another name."
+        )
+    document = parse_document(content, path, root)
+    check_keys(document, {"split_parts", "exclude"}, path)
+    parts = document.get("split_parts")
+    exclude = document.get("exclude") or []
+    if not isinstance(parts, dict) or not all(_is_names(shards) for shards in parts.values()) or not _is_names(exclude):
+        raise DatasetFormatError(
+            f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or shard/key]`; the "
+            f"lists hold text. Correct it, or make it anew with `energon-dali prepare {root}`."
+        )
+    return SplitConfig(
+        {str(part): _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)
+    )
+
+
+def write_split(root: StoragePath, name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> None:
+    """Writes the parts of a dataset; patterns with braces are written as they are.
+
+    Raises:
+        DatasetFormatError: The name ends neither in .yaml nor in .json.
+        StorageError: It cannot be written.
+    """
+    document = {"split_parts": {part: list(shards) for part, shards in split_parts.items()}, "exclude": list(exclude)}
+    if name.endswith(".json"):
+        text = json.dumps(document, indent=2)
+    elif name.endswith(".yaml"):
+        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    else:
+        raise DatasetFormatError(f"The split cannot be written to {name!r}: give a name that ends in .yaml or .json.")
+    (root / META / name).write_bytes(text.encode())
+
+
+def _is_names(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
+
+
+def _expand(patterns: Sequence[str], path: StoragePath) -> tuple[str, ...]:
+    expanded: list[str] = []
+    for pattern in patterns:
+        try:
+            expanded += braceexpand(pattern)
+        except UnbalancedBracesError as error:
+            raise DatasetFormatError(f"{path} has the pattern {pattern!r}, whose braces do not match. Close each {{.") from error
+    return tuple(expanded)

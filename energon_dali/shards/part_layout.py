@@ -1,0 +1,126 @@
+"""Takes samples out of bytes that were read from a shard, and makes sure that they are what the index says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from energon_dali.errors import ShardError
+from energon_dali.shards.index.extents import BLOCK, ShardExtents
+from energon_dali.shards.index.tar_scan import check_header, header_name
+
+GAP_BYTES = 16 << 10
+"""Unwanted bytes between two wanted parts up to which one request is cheaper than two, on a local disk."""
+
+Piece = tuple[int, int, int, int]
+"""(first part, part behind the last one, offset of the first header, size in bytes): parts that are read in one request."""
+
+
+class PartLayout:
+    """The wanted parts of the samples of one shard, and where they lie.
+
+    Args:
+        shard: Name of the shard.
+        extents: Its extents.
+        part_filter: Says which parts are wanted, by name; None takes all.
+        gap_bytes: Unwanted bytes up to which parts are read in one request.
+    """
+
+    __slots__ = ("_all", "_gap", "extents", "names", "shard", "wanted")
+
+    def __init__(
+        self, shard: str, extents: ShardExtents, part_filter: Callable[[str], bool] | None, gap_bytes: int = GAP_BYTES
+    ) -> None:
+        self.shard = shard
+        self.extents = extents
+        self.names = extents.part_names
+        self.wanted = [part_filter is None or bool(part_filter(name)) for name in extents.part_names]
+        self._all = all(self.wanted)
+        self._gap = gap_bytes
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """Returns what has to be read for a sample; each piece begins with the header of its first part."""
+        extents = self.extents
+        first, behind = extents.first_part[sample], extents.first_part[sample + 1]
+        block, size = extents.part_block, extents.part_size
+        if self._all and first < behind:
+            start = block[first] * BLOCK - BLOCK
+            end = block[behind - 1] * BLOCK + size[behind - 1]
+            # Without gaps, what lies between is headers and padding; anything more is members that are no parts.
+            if behind - first == 1 or end - start < 1 << 20:
+                return [(first, behind, start, end - start)]
+        pieces: list[Piece] = []
+        wanted, name = self.wanted, extents.part_name
+        begin = start = end = last = -1
+        for part in range(first, behind):
+            if not wanted[name[part]]:
+                continue
+            content = block[part] * BLOCK
+            if begin >= 0 and content - BLOCK - end > self._gap:
+                pieces.append((begin, last, start, end - start))
+                begin = -1
+            if begin < 0:
+                begin, start = part, content - BLOCK
+            end, last = content + size[part], part + 1
+        if begin >= 0:
+            pieces.append((begin, last, start, end - start))
+        return pieces
+
+    def take(self, key: str, piece: Piece, data: bytes, base: int, parts: dict[str, bytes]) -> None:
+        """Adds the parts of a piece to `parts`, after checking that the header before each is that part's.
+
+        Args:
+            key: Key of the sample.
+            piece: What was read.
+            data: Bytes that hold it.
+            base: Offset of `data` in the shard.
+            parts: Takes the contents.
+
+        Raises:
+            ShardError: The shard is not what the index describes.
+        """
+        extents = self.extents
+        names, wanted, numbers = self.names, self.wanted, extents.part_name
+        block, sizes = extents.part_block, extents.part_size
+        for part in range(piece[0], piece[1]):
+            number = numbers[part]
+            if not wanted[number]:
+                continue
+            name, size = names[number], sizes[part]
+            content = block[part] * BLOCK - base
+            member = f"{key}.{name}".encode()
+            header = content - BLOCK
+            # The common header, as nearly every program writes it: a whole name, and the size as 11 octal digits.
+            if not (
+                len(member) < 100
+                and data.startswith(member, header)
+                and data[header + len(member)] == 0
+                and data[header + 124 : header + 135] == b"%011o" % size
+            ):
+                self._check_header(data[header:content], member, size, content + base)
+            value = data[content : content + size]
+            if len(value) != size:
+                raise self.changed(f"it ends before byte {content + base + size}")
+            parts[name] = value
+
+    def _check_header(self, header: bytes, member: bytes, size: int, offset: int) -> None:
+        """Raises ShardError if a header is not that of a member; names that do not fit a header are believed."""
+        if len(header) < BLOCK:
+            raise self.changed(f"it ends before byte {offset}")
+        try:
+            found_size, kind = check_header(header, offset - BLOCK, offset + size, self.shard)
+        except ShardError as error:
+            raise self.changed(f"no header is at byte {offset - BLOCK}") from error
+        name = header_name(header).encode("utf-8", "surrogateescape")
+        # Long names, and names with other letters than ASCII, stand whole in an extended header before this one.
+        fits = len(member) <= 100 and member.isascii()
+        same_name = name == member if fits else len(member) > 100 or name == member or len(name) <= len(member)
+        same_size = found_size == size or size >= 8 << 30
+        if kind not in b"0\x007" or not same_name or not same_size:
+            raise self.changed(
+                f"at byte {offset} it has {name.decode('utf-8', 'replace')!r} of {found_size} bytes in place of "
+                f"{member.decode('utf-8', 'replace')!r} of {size} bytes"
+            )
+
+    def changed(self, what: str) -> ShardError:
+        """Returns the error for a shard that is not what was indexed."""
+        return ShardError(f"The shard {self.shard} changed since it was indexed: {what}. Run `energon-dali prepare` on its dataset.", self.shard)

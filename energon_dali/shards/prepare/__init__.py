@@ -1,0 +1,8 @@
+"""Makes a folder of tar shards a dataset: indexes it, looks at its media, splits it."""
+
+from __future__ import annotations
+
+from energon_dali.shards.prepare.dataset import PrepareResult, prepare_dataset
+from energon_dali.shards.prepare.shard_job import UnreadablePart
+
+__all__ = ["PrepareResult", "UnreadablePart", "prepare_dataset"]

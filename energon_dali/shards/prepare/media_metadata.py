@@ -1,0 +1,141 @@
+"""Describes media for the table `media_metadata`: sizes and formats that are known before anything is decoded."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from energon_dali.errors import ConfigError
+
+Strategy = Literal["GLOB", "HEADER", "EXTENSION"]
+Kind = Literal["image", "av"]
+
+IMAGE_SUFFIXES = frozenset(
+    ("bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp", "avif", "ppm", "pgm", "pbm", "pnm", "tga")
+)
+AV_SUFFIXES = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFilter:
+    """Says which parts are media, and describes them; picklable.
+
+    Raises:
+        ConfigError: GLOB without a pattern, or patterns without GLOB.
+    """
+
+    strategy: Strategy
+    """GLOB: by patterns of `KEY.PART`. HEADER: by the first bytes. EXTENSION: by the usual suffixes."""
+    patterns: tuple[str, ...] = ()
+    """Shell patterns, for GLOB; upper and lower case are the same."""
+
+    def __post_init__(self) -> None:
+        if (self.strategy == "GLOB") != bool(self.patterns):
+            raise ConfigError(
+                f"MediaFilter({self.strategy}, {self.patterns}): GLOB needs patterns such as *.jpg, and HEADER and EXTENSION take none."
+            )
+
+    @classmethod
+    def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilter | None:
+        """Returns the filter of the three options `--media-metadata-by-*`, None if none was given.
+
+        Raises:
+            ConfigError: More than one was given.
+        """
+        if bool(glob) + header + extension > 1:
+            raise ConfigError("More than one of --media-metadata-by-glob, -by-header and -by-extension was given. Give one.")
+        if glob:
+            return cls("GLOB", tuple(pattern.strip() for pattern in glob.split(",") if pattern.strip()))
+        if header:
+            return cls("HEADER")
+        return cls("EXTENSION") if extension else None
+
+    def __call__(self, name: str, content: Callable[[], bytes]) -> tuple[str, str] | None:
+        """Returns (kind, JSON) of a part, None if it is no media or cannot be understood.
+
+        Args:
+            name: `KEY.PART`.
+            content: Gives its bytes; called only where the name does not rule it out.
+        """
+        kind = self.kind_of(name, content)
+        if kind is None:
+            return None
+        described = describe_image(content()) if kind == "image" else describe_av(content())
+        return None if described is None else (kind, json.dumps(described, separators=(",", ":")))
+
+    def kind_of(self, name: str, content: Callable[[], bytes]) -> Kind | None:
+        """Returns what kind of media a part is, None if it is none or not wanted."""
+        by_name = kind_of_suffix(name)
+        if self.strategy == "EXTENSION":
+            return by_name
+        if self.strategy == "GLOB":
+            lower = name.lower()
+            if not any(fnmatchcase(lower, pattern.lower()) for pattern in self.patterns):
+                return None
+            return by_name or kind_of_content(content())
+        return kind_of_content(content()) or by_name
+
+
+def kind_of_suffix(name: str) -> Kind | None:
+    """Returns the kind of media that a file name speaks of."""
+    suffix = name.rpartition(".")[2].lower()
+    return "image" if suffix in IMAGE_SUFFIXES else "av" if suffix in AV_SUFFIXES else None
+
+
+def kind_of_content(data: bytes) -> Kind | None:
+    """Returns the kind of media that the first bytes speak of."""
+    import filetype
+
+    guess = filetype.guess(data[:8192])
+    mime = "" if guess is None else str(guess.mime)
+    return "image" if mime.startswith("image/") else "av" if mime.startswith(("video/", "audio/")) else None
+
+
+def describe_image(data: bytes) -> dict[str, Any] | None:
+    """Returns width, height (pixels), format and mode of an image, from its header; None if PIL does not know it."""
+    import warnings
+
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a size that PIL calls a bomb is described all the same
+            with Image.open(io.BytesIO(data)) as image:
+                return {"width": image.width, "height": image.height, "format": image.format or "UNKNOWN", "mode": image.mode}
+    except Exception:
+        return None
+
+
+def describe_av(data: bytes) -> dict[str, Any] | None:
+    """Returns durations (seconds), sizes (pixels), rates and counts of a video or audio file, as far as its header gives them."""
+    import av
+
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            facts: dict[str, Any] = {}
+            if container.streams.video:
+                video = container.streams.video[0]
+                rate = video.average_rate
+                facts["video_duration"] = _duration_seconds(video, container)
+                facts["video_num_frames"] = video.frames or None
+                facts["video_fps"] = None if rate is None else float(rate)
+                facts["video_width"], facts["video_height"] = video.codec_context.width, video.codec_context.height
+            if container.streams.audio:
+                audio = container.streams.audio[0]
+                duration = _duration_seconds(audio, container)
+                facts["audio_duration"] = duration
+                facts["audio_channels"], facts["audio_sample_rate"] = audio.codec_context.channels, audio.codec_context.sample_rate
+                facts["audio_num_samples"] = None if duration is None else round(duration * audio.codec_context.sample_rate)
+            return {name: value for name, value in facts.items() if value is not None} or None
+    except Exception:
+        return None
+
+
+def _duration_seconds(stream: Any, container: Any) -> float | None:
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return None if container.duration is None else container.duration / 1_000_000

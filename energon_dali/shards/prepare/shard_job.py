@@ -1,0 +1,155 @@
+"""Indexes one shard: scans the tar, looks at media, and packs what was found into a few byte strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from energon_dali.errors import DatasetError, DecodeError, StorageError
+from energon_dali.shards.index.extent_file import pack_names
+from energon_dali.shards.index.extent_index import missing_shard
+from energon_dali.shards.index.extents import ExtentsBuilder, PartFacts, ShardExtents
+from energon_dali.shards.index.sample_names import PartMember, group_members
+from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
+from energon_dali.shards.index.tar_index import pack_tar_index, tar_index_path
+from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
+from energon_dali.shards.prepare.media_metadata import kind_of_suffix
+from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.window import WindowReader
+
+CheckPart = Callable[[str, bytes], PartFacts | None]
+"""(part name, content) -> what its header says, None if it is no media; raises DecodeError if it cannot be parsed. Picklable."""
+DescribeMedia = Callable[[str, Callable[[], bytes]], tuple[str, str] | None]
+"""(key.part, a function that gives the content) -> ("image" or "av", JSON), None if it is not to be described. Picklable."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadablePart:
+    """A media part whose header cannot be parsed."""
+
+    shard: str
+    key: str
+    part: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """What to do with a shard; picklable."""
+
+    root: StoragePath
+    check_part: CheckPart | None = None
+    describe_media: DescribeMedia | None = None
+    write_tar_index: bool = True
+
+
+@dataclass(slots=True)
+class ShardScan:
+    """What was found in a shard; its size in memory is about 60 bytes per part."""
+
+    shard: str
+    section: bytes = b""
+    starts: list[int] = field(default_factory=list)
+    part_names: list[str] = field(default_factory=list)
+    formats: list[str] = field(default_factory=list)
+    num_samples: int = 0
+    num_parts: int = 0
+    shard_bytes: int = 0
+    unreadable: list[UnreadablePart] = field(default_factory=list)
+    media: list[MediaRow] = field(default_factory=list)
+    error: str = ""
+    """Why the shard cannot be used; "" if it can."""
+
+    @property
+    def names(self) -> bytes:
+        """The names as the extent file stores them."""
+        return pack_names(self.part_names, self.formats)
+
+    @property
+    def extents(self) -> ShardExtents:
+        """The extents."""
+        return ShardExtents(self.section, self.num_samples, self.num_parts, self.shard_bytes, self.part_names, self.formats)
+
+    def sample_rows(self, tar: int) -> list[SampleRow]:
+        """Returns the rows of the table of samples."""
+        extents, starts = self.extents, self.starts
+        return [(tar, extents.key(i), i, starts[i], starts[i + 1] - starts[i]) for i in range(self.num_samples)]
+
+    def part_rows(self, tar: int) -> Iterator[PartRow]:
+        """Yields the rows of the table of parts."""
+        extents = self.extents
+        for sample in range(self.num_samples):
+            for name, offset, size in extents.parts(sample):
+                yield tar, sample, name, offset, size
+
+
+def index_shard(job: ShardJob, shard: str) -> ShardScan:
+    """Returns what a shard holds, and writes its `.tar.idx`; a shard that cannot be used is told in `error`."""
+    try:
+        return _index_shard(job, shard)
+    except (DatasetError, StorageError) as error:
+        return ShardScan(shard, error=str(error))
+
+
+def _index_shard(job: ShardJob, shard: str) -> ShardScan:
+    try:
+        reader = (job.root / shard).open()
+    except FileNotFoundError as error:
+        raise missing_shard(job.root, shard) from error
+    builder = ExtentsBuilder(shard)
+    scan = ShardScan(shard, shard_bytes=reader.size)
+    try:
+        read_at = reader.read_at if job.root.is_local else WindowReader(reader).read_at
+        for part in group_members(scan_tar(read_at, reader.size, shard)):
+            if isinstance(part, TarEnd):
+                scan.starts.append(part.offset)
+                break
+            member = part.member
+            if part.new_sample:
+                builder.add_sample(part.key)
+                scan.starts.append(member.offset)
+            facts = None
+            if job.check_part is not None or job.describe_media is not None:
+                facts = _look_at(job, scan, part, _Content(read_at, member.content_offset, member.size))
+            builder.add_part(part.part, member.content_offset, member.size, facts)
+    finally:
+        reader.close()
+    scan.section = builder.section()
+    scan.part_names, scan.formats = builder.names.names, builder.formats.names
+    scan.num_samples, scan.num_parts = builder.num_samples, len(builder.columns["part_size"])
+    if scan.num_samples == 0:
+        scan.error = f"{job.root / shard} holds no sample: no file named KEY.PART. Remove it, or exclude it with --exclude."
+    elif job.write_tar_index:
+        tar_index_path(job.root, shard).write_bytes(pack_tar_index(scan.starts))
+    return scan
+
+
+class _Content:
+    """The content of a member, read once, when it is asked for."""
+
+    __slots__ = ("_data", "_offset", "_read_at", "_size")
+
+    def __init__(self, read_at: Callable[[int, int], bytes], offset: int, size: int) -> None:
+        self._read_at, self._offset, self._size = read_at, offset, size
+        self._data: bytes | None = None
+
+    def __call__(self) -> bytes:
+        if self._data is None:
+            self._data = self._read_at(self._offset, self._size)
+        return self._data
+
+
+def _look_at(job: ShardJob, scan: ShardScan, part: PartMember, content: _Content) -> PartFacts | None:
+    facts = None
+    if job.check_part is not None and kind_of_suffix(part.part) == "image":
+        try:
+            facts = job.check_part(part.part, content())
+        except DecodeError as error:
+            scan.unreadable.append(UnreadablePart(scan.shard, part.key, part.part, str(error)))
+            return None  # what cannot be parsed is not described either
+    if job.describe_media is not None:
+        name = f"{part.key}.{part.part}"
+        described = job.describe_media(name, content)
+        if described is not None:
+            scan.media.append((name, *described))
+    return facts

@@ -1,0 +1,184 @@
+"""A place of a file or folder: a local path or a URL."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from energon_dali.errors import StorageError
+from energon_dali.shards.storage.local import LocalBackend
+
+if TYPE_CHECKING:
+    from energon_dali.shards.storage.backend import Backend, RangeReader
+
+SCHEMES = ("file", "s3", "gs", "ais", "msc", "http", "https")
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePath:
+    """A place of a file or folder; made with `StoragePath.of`.
+
+    Objects are small, picklable and hashable, and hold no connection.
+    """
+
+    url: str
+    """Absolute local path, or URL without a slash at its end."""
+
+    @classmethod
+    def of(cls, place: str | os.PathLike[str] | StoragePath) -> StoragePath:
+        """Returns the place of a path or URL; `~` and relative paths are resolved here.
+
+        Args:
+            place: A local path, or a URL: file://, s3://, gs://, ais://, msc://, http:// or https://.
+
+        Raises:
+            StorageError: The URL's scheme is not known.
+        """
+        if isinstance(place, StoragePath):
+            return place
+        text = os.fspath(place)
+        scheme, separator, _ = text.partition("://")
+        if not separator:
+            return cls(os.path.abspath(os.path.expanduser(text)))
+        if scheme == "file":
+            return cls(os.path.abspath(unquote(urlsplit(text).path)))
+        if scheme not in SCHEMES:
+            raise StorageError(
+                f"{text} has the scheme {scheme!r}, which is not known. Use a local path or one of "
+                f"{', '.join(f'{known}://' for known in SCHEMES)}."
+            )
+        return cls(text.rstrip("/"))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the file lies in the local file system."""
+        return "://" not in self.url
+
+    @property
+    def name(self) -> str:
+        """The last component."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def local(self) -> Path:
+        """The local path.
+
+        Raises:
+            StorageError: The place is not local.
+        """
+        if not self.is_local:
+            raise StorageError(f"{self.url} is not in the local file system. Copy it to a local folder first.")
+        return Path(self.url)
+
+    def __truediv__(self, name: str) -> StoragePath:
+        return StoragePath(f"{self.url.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    def open(self) -> RangeReader:
+        """Returns the file, open to be read at offsets; close it after use.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be opened.
+        """
+        return self._backend().open(self.url)
+
+    def read_bytes(self) -> bytes:
+        """Returns the content of the file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be read, retries included.
+        """
+        return self._backend().read_bytes(self.url)
+
+    def read_if_there(self) -> bytes | None:
+        """Returns the content of the file, None if there is no such file.
+
+        Raises:
+            StorageError: It cannot be read, retries included.
+        """
+        try:
+            return self.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_bytes(self, content: bytes) -> None:
+        """Writes the file; readers see the old content or the new, never a part.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        self._backend().write_bytes(self.url, content)
+
+    def write_file(self, local: str | os.PathLike[str]) -> None:
+        """Puts a local file here (a local one is moved); readers see the old content or the new, never a part.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        self._backend().write_file(self.url, os.fspath(local))
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: The storage does not answer.
+        """
+        return self._backend().size(self.url)
+
+    def is_file(self) -> bool:
+        """Returns whether there is such a file.
+
+        Raises:
+            StorageError: The storage does not answer.
+        """
+        if self.is_local:
+            return os.path.isfile(self.url)
+        try:
+            self.size()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        """Returns whether there is such a folder, or anything with that prefix.
+
+        Raises:
+            StorageError: The storage does not answer.
+        """
+        return self._backend().is_dir(self.url)
+
+    def list_files(self) -> list[str]:
+        """Returns the paths of all files below this folder, relative to it, sorted.
+
+        Raises:
+            StorageError: The storage does not answer, or cannot list.
+        """
+        return self._backend().list_files(self.url)
+
+    def remove(self) -> None:
+        """Removes the file if it is there.
+
+        Raises:
+            StorageError: It cannot be removed.
+        """
+        self._backend().remove(self.url)
+
+    def _backend(self) -> Backend:
+        if self.is_local:
+            return LocalBackend()
+        # Imported when needed: a dataset on a local disk never pays for the import of a client library.
+        if self.url.startswith(("http://", "https://")):
+            from energon_dali.shards.storage.http import HttpBackend
+
+            return HttpBackend()
+        from energon_dali.shards.storage.remote import RemoteBackend
+
+        return RemoteBackend()
