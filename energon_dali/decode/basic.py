@@ -127,8 +127,8 @@ def _missing(package: str, parts: str) -> ConfigError:
 def _refuse_pickle(data: bytes) -> Any:
     raise DecodeError(
         "This part is a Python pickle, which runs whatever code its writer put in when it is read. It is refused: "
-        "datasets are data. Store the values as .json, .npy, .npz or .pth, or take the raw bytes with decoder=None and unpickle "
-        "them yourself if you trust their writer",
+        "datasets are data. Store the values as .json, .npy, .npz or .pth, or take the raw bytes with decoder=None and "
+        "unpickle them yourself if you trust their writer",
         "pickle",
         "basic",
     )

@@ -145,7 +145,7 @@ def handle_geometry(handle: MediaHandle) -> Geometry | None:
 
 
 def resized(size: int | tuple[int, int], height: int, width: int) -> tuple[int, int]:
-    """Returns (height, width) after a Resize: a pair as it is; one number is the shorter side, the longer is rounded."""
+    """Returns (height, width) after a Resize: a pair as it is; one number is the shorter side."""
     if not isinstance(size, int):
         return size
     if width <= height:

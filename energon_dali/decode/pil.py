@@ -191,7 +191,7 @@ def _decode_error(error: Exception, format: str, pixels: int) -> DecodeError:
     if isinstance(error, DecodeError):
         return error if error.route else DecodeError(error.reason, format, "pil")
     if isinstance(error, MemoryError):
-        # A broken file can ask for absurd amounts. It is the machine's fault only where what the image needs is missing.
+        # A broken file can ask for absurd amounts. It is the machine's fault only if what the image needs is missing.
         np.empty(max(pixels, 1 << 20) * 4, np.uint8).fill(0)
         return DecodeError("The file made PIL ask for more memory than an image of its size needs", format, "pil")
     return DecodeError(f"PIL cannot decode it: {type(error).__name__}: {error}", format, "pil")

@@ -130,8 +130,8 @@ class ImageSpec:
             return "HW" if self.mode == "L" else "CHW" if self.container == "torch" else "HWC"
         if self.container == "pil":
             raise ConfigError(
-                f"image_layout={self.image_layout!r} was given with image_decode={self.image_decode!r}. A PIL image has "
-                'no layout of its own. Leave image_layout out, or take an array such as "torchrgb8" or "rgb8".'
+                f"image_layout={self.image_layout!r} was given with image_decode={self.image_decode!r}. A PIL image "
+                'has no layout of its own. Leave image_layout out, or take an array such as "torchrgb8" or "rgb8".'
             )
         if self.image_layout not in ("CHW", "HWC"):
             raise ConfigError(
@@ -152,8 +152,8 @@ class ImageSpec:
             )
         if self.normalize is not None and (self.container == "pil" or self.dtype == "uint8"):
             raise ConfigError(
-                f"Normalize was given with image_decode={self.image_decode!r} and dtype uint8. Its results are fractions "
-                'and negative numbers, which bytes cannot hold. Take a float name such as "torchrgb", or '
+                f"Normalize was given with image_decode={self.image_decode!r} and dtype uint8. Its results are "
+                'fractions and negative numbers, which bytes cannot hold. Take a float name such as "torchrgb", or '
                 'image_dtype="float32".'
             )
 
@@ -168,8 +168,8 @@ def _checked_operations(operations: object) -> tuple[Operation, ...]:
         operations = (operations,)
     if not isinstance(operations, (tuple, list)) or not all(isinstance(op, OPERATIONS) for op in operations):
         raise ConfigError(
-            f"operations={operations!r} cannot run inside the decoder. It is a sequence of operations that all backends "
-            f"know. Use {', '.join(op.__name__ for op in OPERATIONS)} of energon_dali.decode; "
+            f"operations={operations!r} cannot run inside the decoder. It is a sequence of operations that all "
+            f"backends know. Use {', '.join(op.__name__ for op in OPERATIONS)} of energon_dali.decode; "
             "anything else belongs in encode_sample."
         )
     return tuple(operations)
@@ -186,8 +186,8 @@ def _the_normalize(operations: tuple[Operation, ...], channels: int) -> Normaliz
         )
     if len(found[0].mean) not in (1, channels):
         raise ConfigError(
-            f"Normalize has {len(found[0].mean)} means, the image {channels} channel(s). Each channel needs its own, or "
-            f"all share one. Give 1 or {channels} values of mean and std."
+            f"Normalize has {len(found[0].mean)} means, the image {channels} channel(s). Each channel needs its own, "
+            f"or all share one. Give 1 or {channels} values of mean and std."
         )
     return found[0]
 
