@@ -121,7 +121,8 @@ class _BatchIterator(StreamIterator[Any]):
         runner = self._runner
         if runner.running:
             return {"index": runner.index, **self._before, "offset": runner.offset}
-        return {"index": runner.index, "ended": self._ended, "inner": self._inner.state_dict()}
+        state = {"index": runner.index, "ended": self._ended, "inner": self._inner.state_dict()}
+        return {**state, "offset": runner.skip_outputs} if runner.skip_outputs else state
 
     def load_state_dict(self, state: State) -> None:
         self._runner.index = state["index"]

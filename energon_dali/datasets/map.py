@@ -88,7 +88,8 @@ class _MapIterator(StreamIterator[Any]):
         runner = self._runner
         if runner.running:  # inside a generator: the state before its element, and how many outputs were given
             return {"index": runner.index, "inner": self._inner_before, "offset": runner.offset}
-        return {"index": runner.index, "inner": self._inner.state_dict()}
+        state = {"index": runner.index, "inner": self._inner.state_dict()}
+        return {**state, "offset": runner.skip_outputs} if runner.skip_outputs else state
 
     def load_state_dict(self, state: State) -> None:
         self._runner.index = state["index"]

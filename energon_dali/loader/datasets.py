@@ -1,0 +1,275 @@
+"""`get_train_dataset` and its kin: from a path and a task encoder to a tree of datasets."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
+from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.source import SourceDataset
+from energon_dali.decode import SampleDecoder
+from energon_dali.errors import ConfigError
+from energon_dali.loader.dataset_config import SampleRecipe, read_recipe
+from energon_dali.loader.pipeline import Stages, build_stages, cook
+from energon_dali.plan import OrderSpec
+from energon_dali.samples import CrudeSample
+from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.worker_config import WorkerConfig
+
+DEFAULT_STREAMS = 4
+"""Streams per rank where no worker_config is given; fixed, so that the order does not depend on the machine."""
+
+READ_SIZE = 32
+"""Samples that a source asks of its reader at once."""
+
+_DECODER_OPTIONS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
+
+PathLike = str | os.PathLike[str]
+AnyEncoder = TaskEncoder[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafOptions:
+    """What may be said of a single dataset, in the call or in its dataset.yaml."""
+
+    dataset_config: str = "dataset.yaml"
+    """File in .nv-meta that says what a sample is."""
+    split_config: str | None = None
+    """File in .nv-meta that says which shards belong to which split; None is split.yaml or split.json."""
+    parallel_shard_iters: int | None = None
+    """Places of a stream that are read in turn; None is 16 for training and 1 for validation."""
+    sample_type: type[Any] | None = None
+    """Overrides the sample type of dataset.yaml."""
+    field_map: dict[str, str] | None = None
+    """Overrides the field map of dataset.yaml."""
+    subflavors: dict[str, Any] = field(default_factory=dict)
+    """Added to those of dataset.yaml; these win."""
+    part_filter: Callable[[str], bool] | None = None
+    """Which parts are read; None are those that the fields need."""
+    trust_dataset_code: bool = False
+    """Allow code that the dataset brings (sample_loader.py, classes of other packages) to run."""
+
+
+def get_train_dataset(
+    path: PathLike,
+    *,
+    split_part: str = "train",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | None = None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    shuffle_buffer_size: int | None = None,
+    max_samples_per_sequence: int | None = None,
+    virtual_epoch_length: int = 0,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    task_encoder: AnyEncoder | None = None,
+    repeat: bool = True,
+    **kwargs: Any,
+) -> SavableDataset[Any]:
+    """Returns the training dataset of a path: shuffled, repeated, through the task encoder, in batches.
+
+    Args:
+        path: A prepared dataset: a folder or URL with a `.nv-meta` folder.
+        split_part: Part of the split.
+        worker_config: The place of this process in the job; None takes it from torchrun's environment, with 4 streams per rank.
+        batch_size: Samples per batch; None gives single samples.
+        batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False).
+        packing_buffer_size: Samples from which the task encoder chooses packs; None does not pack.
+        shuffle_buffer_size: Window of the sample shuffle per stream; None or 1 shuffles slices alone. Costs no memory to speak of.
+        max_samples_per_sequence: Longest run of samples that is read in file order; None is a whole shard.
+        virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends.
+        shuffle_over_epochs_multiplier: Slices of this many epochs are shuffled together; -1 draws with replacement; None keeps file order.
+        task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
+        repeat: Begin again when all samples came; False ends after one epoch.
+        **kwargs: Fields of `LeafOptions`; and, deprecated, options of SampleDecoder.
+
+    Raises:
+        ConfigError: An argument cannot work.
+        DatasetError: The dataset cannot be read.
+    """
+    config = worker_config or default_worker_config()
+    encoder, options = _take_options(task_encoder, kwargs)
+    stages = Stages(batch_size, batch_drop_last, packing_buffer_size, virtual_epoch_length)
+    source = _open_leaf(
+        path, split_part, config, encoder, options, repeat=repeat, training=True,
+        order={
+            "shuffle": True, "max_samples_per_sequence": max_samples_per_sequence,
+            "parallel_shard_iters": options.parallel_shard_iters or (1 if shuffle_over_epochs_multiplier is None else 16),
+            "shuffle_buffer_size": shuffle_buffer_size or 1, "shuffle_over_epochs": shuffle_over_epochs_multiplier,
+        },
+    )  # fmt: skip
+    return build_stages(_cooked(source, encoder), encoder, stages)
+
+
+def get_val_dataset(
+    path: PathLike,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | None = None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: AnyEncoder | None = None,
+    **kwargs: Any,
+) -> SavableDataset[Any]:
+    """Returns the validation dataset of a path: in file order, each sample once per epoch.
+
+    Args:
+        path: A prepared dataset: a folder or URL with a `.nv-meta` folder.
+        split_part: Part of the split.
+        worker_config: As in `get_train_dataset`.
+        batch_size: Samples per batch; None gives single samples.
+        batch_drop_last: Drop the smaller batches at the end.
+        packing_buffer_size: Samples from which the task encoder chooses packs; None does not pack.
+        limit: Batches per rank after which an epoch ends; the next begins at the beginning. None takes all.
+        task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
+        **kwargs: Fields of `LeafOptions`; and, deprecated, options of SampleDecoder.
+
+    Raises:
+        ConfigError: An argument cannot work.
+        DatasetError: The dataset cannot be read.
+    """
+    return get_val_datasets(
+        path, split_part=split_part, worker_config=worker_config, batch_size=batch_size, batch_drop_last=batch_drop_last,
+        packing_buffer_size=packing_buffer_size, limit=limit, task_encoder=task_encoder, **kwargs,
+    )[0][0]  # fmt: skip
+
+
+def get_val_datasets(
+    path: PathLike,
+    *,
+    split_part: str = "val",
+    worker_config: WorkerConfig | None = None,
+    batch_size: int | None = None,
+    batch_drop_last: bool = False,
+    packing_buffer_size: int | None = None,
+    limit: int | None = None,
+    task_encoder: AnyEncoder | None = None,
+    **kwargs: Any,
+) -> list[tuple[SavableDataset[Any], SourceDataset]]:
+    """Returns (validation dataset, its source) for every dataset that a path stands for; arguments as in `get_val_dataset`.
+
+    Raises:
+        ConfigError: An argument cannot work.
+        DatasetError: A dataset cannot be read.
+    """
+    config = worker_config or default_worker_config()
+    encoder, options = _take_options(task_encoder, kwargs)
+    source = _open_leaf(
+        path, split_part, config, encoder, options, repeat=False, training=False,
+        order={"shuffle": False, "parallel_shard_iters": options.parallel_shard_iters or 1},
+    )  # fmt: skip
+    stages = Stages(batch_size, batch_drop_last, packing_buffer_size, limit=limit)
+    return [(build_stages(_cooked(source, encoder), encoder, stages), source)]
+
+
+def default_worker_config() -> WorkerConfig:
+    """Returns the configuration where none is given: 4 streams per rank, on as many workers as the cores allow."""
+    rank = WorkerConfig.default_worker_config(0)
+    cores = len(os.sched_getaffinity(0))
+    workers = max(count for count in (1, 2, 4) if count <= max(1, cores))
+    return WorkerConfig(
+        rank=rank.rank, world_size=rank.world_size, num_workers=workers, num_streams=rank.world_size * DEFAULT_STREAMS
+    )
+
+
+def _take_options(task_encoder: AnyEncoder | None, kwargs: dict[str, Any]) -> tuple[AnyEncoder, LeafOptions]:
+    """Returns (task encoder, options of the dataset) from the keyword arguments that are left.
+
+    Raises:
+        ConfigError: A keyword is unknown, or sets the decoder twice.
+    """
+    encoder: AnyEncoder = task_encoder or DefaultTaskEncoder()
+    old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
+    if kwargs.pop("handler", None) is not None:
+        warnings.warn("handler is ignored: set WorkerConfig(global_error_handler=...) instead.", DeprecationWarning, stacklevel=3)
+    if old:
+        encoder = _with_old_decoder(encoder, old)
+    known = {option.name for option in fields(LeafOptions)}
+    unknown = sorted(set(kwargs) - known)
+    if unknown:
+        raise ConfigError(f"Unknown keyword argument {', '.join(unknown)}. Besides the named ones, a dataset takes {', '.join(sorted(known))}.")
+    if kwargs.get("subflavors") is None:
+        kwargs.pop("subflavors", None)
+    return encoder, LeafOptions(**kwargs)
+
+
+def _with_old_decoder(encoder: AnyEncoder, old: dict[str, Any]) -> AnyEncoder:
+    """Returns the encoder with the decoder that older keyword arguments describe."""
+    warnings.warn(
+        f"{', '.join(old)} as arguments of the dataset are deprecated: set them on the task encoder, "
+        "as in decoder = SampleDecoder(image_decode=...).",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    if encoder.decoder is not TaskEncoder.decoder:
+        raise ConfigError(
+            f"{', '.join(old)} would replace the decoder that {type(encoder).__name__} already has. Set the options on that decoder and "
+            "leave the arguments out."
+        )
+    encoder = copy.copy(encoder)
+    encoder.decoder = SampleDecoder(**old) if old.pop("auto_decode", True) else None
+    return encoder
+
+
+def _open_leaf(
+    path: PathLike, split_part: str, config: WorkerConfig, encoder: AnyEncoder, options: LeafOptions, *, repeat: bool,
+    training: bool, order: dict[str, Any],
+) -> SourceDataset:  # fmt: skip
+    """Returns the source of one dataset folder."""
+    name = os.fspath(path)
+    if name.endswith((".yaml", ".yml", ".jsonl")):
+        raise ConfigError(
+            f"{name} is a metadataset or a JSONL file, and only folders of tar shards (with .nv-meta) can be opened so far. Give the path "
+            "of one dataset folder."
+        )
+    folder = WebdatasetFolder(
+        name, dataset_config=options.dataset_config, split_config=options.split_config, trust_dataset_code=options.trust_dataset_code
+    )
+    recipe = read_recipe(folder, options.sample_type, options.field_map)
+    spec = OrderSpec(base=folder.split_ranges(split_part), num_streams=config.layout.num_streams, seed=config.seed_offset, **order)
+    load = _loader(recipe, encoder, options, folder, config)
+    return SourceDataset(
+        spec,
+        ShardReader(folder, options.part_filter or recipe.part_filter or load.part_filter()),
+        load,
+        repeat=repeat,
+        read_size=READ_SIZE,
+        failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
+        name=folder.path,
+        source_config={
+            "uuid": folder.uuid, "split_part": split_part, "training": training, "seed": config.seed_offset, "order": order,
+            "sample_type": recipe.sample_type.__name__,
+        },
+        worker_config=config,
+    )  # fmt: skip
+
+
+def _cooked(source: SourceDataset, encoder: AnyEncoder) -> SavableDataset[Any]:
+    """Returns the source, with a cook stage where its samples are crude."""
+    load = source.load
+    if isinstance(load, SampleLoader) and load.sample_type is CrudeSample:
+        return cook(source, encoder, load.subflavors, source.name)
+    return source
+
+
+def _loader(
+    recipe: SampleRecipe, encoder: AnyEncoder, options: LeafOptions, folder: WebdatasetFolder, config: WorkerConfig
+) -> SampleLoader:
+    return SampleLoader(
+        decoder=encoder.decoder,
+        sample_type=recipe.sample_type,
+        field_map=recipe.field_map,
+        sample_loader=recipe.sample_loader,
+        subflavors={**recipe.subflavors, **options.subflavors},
+        dataset_path=folder.path,
+        seed=config.seed_offset,
+    )

@@ -1,0 +1,203 @@
+"""Builds the tree of datasets for a task encoder: Energon's order of stages, cut where its decoder wants it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.batch import BatchDataset
+from energon_dali.datasets.decode_stage import DecodeDataset
+from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
+from energon_dali.datasets.group_batch import GroupBatchDataset
+from energon_dali.datasets.hand_over import HandOverDataset
+from energon_dali.datasets.map import MapDataset
+from energon_dali.datasets.packing import PackingDataset
+from energon_dali.decode import Decoder
+from energon_dali.errors import ConfigError
+from energon_dali.task_encoder import TaskEncoder, choose_cooker, failure_tolerance, is_stateless, overridden
+
+LARGEST_BLOCK = 64
+"""Samples per block at most: enough to keep every decode thread busy, few enough to be there soon."""
+
+SMALLEST_BLOCK = 16
+"""Samples per block at least, where batches are smaller: below it a pipeline run costs more than it decodes."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What the user chose of the stages behind the source."""
+
+    batch_size: int | None
+    """Samples per batch; None gives single samples."""
+    batch_drop_last: bool = False
+    """Drop the smaller batch at the end of an epoch."""
+    packing_buffer_size: int | None = None
+    """Samples in the packing buffer; None does not pack."""
+    virtual_epoch_length: int = 0
+    """Batches per rank after which an epoch ends; 0 leaves it to the data."""
+    limit: int | None = None
+    """Batches per rank after which validation ends; None takes all."""
+
+
+def block_size(batch_size: int | None) -> int:
+    """Returns how many samples travel and are decoded together: whole batches or equal parts of one, 16 to 64 samples."""
+    size = batch_size or SMALLEST_BLOCK * 2
+    if size > LARGEST_BLOCK:
+        return -(-size // -(-size // LARGEST_BLOCK))
+    return size * -(-SMALLEST_BLOCK // size)
+
+
+def build_stages(source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> SavableDataset[Any]:
+    """Returns the whole tree over a source of loaded samples.
+
+    Args:
+        source: Gives samples; its media are handles if the encoder's decoder works in the rank, else decoded.
+        encoder: Its overridden hooks become stages.
+        stages: Sizes and limits.
+
+    Raises:
+        ConfigError: The hooks that are overridden exclude each other, or do not fit the sizes.
+    """
+    _check_hooks(encoder, stages)
+    decoder = rank_decoder(encoder)
+    tree = source
+    split = overridden(encoder, "preencode_sample") or (
+        overridden(encoder, "postencode_sample") and not overridden(encoder, "encode_sample")
+    )
+    if overridden(encoder, "preencode_sample"):
+        tree = _map(tree, encoder, "preencode_sample")
+    pack_decoder: Decoder | None = None
+    if decoder is not None:
+        hand_over = HandOverDataset(tree, block_size=block_size(stages.batch_size))
+        # A packing buffer of a split encoder holds encoded media; what is chosen is decoded there.
+        pack_decoder = decoder if split and stages.packing_buffer_size is not None else None
+        tree = DecodeDataset(hand_over, None if pack_decoder else decoder)
+    if overridden(encoder, "encode_sample"):
+        tree = _map(tree, encoder, "encode_sample")
+    tree = _pack(tree, encoder, stages, pack_decoder)
+    tree, batched = _batch(tree, encoder, stages)
+    if batched and overridden(encoder, "encode_batch"):
+        tree = _map(tree, encoder, "encode_batch")
+    if decoder is None:
+        tree = DecodeDataset(HandOverDataset(tree, block_size=1), None)
+    if stages.virtual_epoch_length > 0:
+        tree = EpochizeDataset(tree, stages.virtual_epoch_length)
+    if stages.limit is not None:
+        tree = LimitDataset(tree, stages.limit)
+    return tree
+
+
+def cook(
+    source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], subflavors: Mapping[str, Any], dataset: str
+) -> SavableDataset[Any]:
+    """Returns a source of crude samples with the stage that makes samples of them.
+
+    Args:
+        source: Gives crude samples.
+        encoder: Its first cooker that matches the subflavors is taken, once for the dataset.
+        subflavors: Of the dataset.
+        dataset: Its path, for messages.
+
+    Raises:
+        ConfigError: No cooker matches, or it asks for what a plain dataset does not have.
+    """
+    cooker = choose_cooker(encoder.cookers, subflavors, dataset)
+    if cooker.need_primary or cooker.need_cache:
+        raise ConfigError(
+            f"The cooker of {dataset} asks for {'primary' if cooker.need_primary else 'cache'}, which only datasets with auxiliary stores have, "
+            "and those cannot be opened so far. Use a cooker without it."
+        )
+    overrides = overridden(encoder, "cook_crude_sample")
+    function = functools.partial(encoder.cook_crude_sample, cooker=cooker, aux={}) if overrides else cooker.cook
+    return MapDataset(
+        source,
+        function,
+        stateless_map_fn=is_stateless(cooker.cook) and (not overrides or is_stateless(encoder.cook_crude_sample)),
+        failure_tolerance=failure_tolerance(cooker.cook, encoder.__default_failure_tolerance__),
+        map_fn_config=_hook_config(encoder, "cook_crude_sample"),
+        stage="cook_crude_sample",
+    )
+
+
+def rank_decoder(encoder: TaskEncoder[Any, Any, Any, Any]) -> Decoder | None:
+    """Returns the encoder's decoder if media are decoded in the rank's process; None if workers do all."""
+    decoder = encoder.decoder
+    return decoder if decoder is not None and decoder.placement == "rank" else None
+
+
+def _check_hooks(encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> None:
+    name = type(encoder).__name__
+    if overridden(encoder, "preencode_sample") and overridden(encoder, "encode_sample"):
+        raise ConfigError(
+            f"{name} overrides both preencode_sample and encode_sample, and they are two forms of one step. Keep encode_sample alone, or "
+            "split it into preencode_sample (before decoding, in the workers) and postencode_sample (on tensors)."
+        )
+    packs = overridden(encoder, "select_samples_to_pack") or overridden(encoder, "pack_selected_samples")
+    if stages.packing_buffer_size is not None and not (
+        overridden(encoder, "select_samples_to_pack") and overridden(encoder, "pack_selected_samples")
+    ):
+        raise ConfigError(
+            f"packing_buffer_size={stages.packing_buffer_size} asks for packing, but {name} does not override both select_samples_to_pack "
+            "and pack_selected_samples. Override both, or leave packing_buffer_size out."
+        )
+    if packs and stages.packing_buffer_size is None:
+        raise ConfigError(f"{name} packs samples, but packing_buffer_size is not set. Give the number of samples to choose from, such as 100.")
+
+
+def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> SavableDataset[Any]:
+    function = getattr(encoder, hook)
+    return MapDataset(
+        tree,
+        function,
+        stateless_map_fn=is_stateless(function),
+        failure_tolerance=failure_tolerance(function, encoder.__default_failure_tolerance__),
+        map_fn_config=_hook_config(encoder, hook),
+        stage=hook,
+    )
+
+
+def _hook_config(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, Any]:
+    return {"encoder": type(encoder).__qualname__, "hooks": list(hooks)}
+
+
+def _pack(
+    tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages, decoder: Decoder | None
+) -> SavableDataset[Any]:
+    post = overridden(encoder, "postencode_sample")
+    if stages.packing_buffer_size is None:
+        return _map(tree, encoder, "postencode_sample") if post else tree
+    return PackingDataset(
+        tree,
+        stages.packing_buffer_size,
+        encoder.select_samples_to_pack,
+        encoder.pack_selected_samples,
+        final_packer_stateless=is_stateless(encoder.pack_selected_samples),
+        sample_encoder=encoder.postencode_sample if post else None,
+        sample_encoder_stateless=is_stateless(encoder.postencode_sample) if post else True,
+        decoder=decoder,
+        packer_config=_hook_config(encoder, "select_samples_to_pack", "pack_selected_samples"),
+        failure_tolerance=failure_tolerance(encoder.pack_selected_samples, encoder.__default_failure_tolerance__),
+    )
+
+
+def _batch(
+    tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages
+) -> tuple[SavableDataset[Any], bool]:
+    """Returns (the tree, whether it gives batches)."""
+    batcher = encoder.batch
+    tolerance = failure_tolerance(batcher, encoder.__default_failure_tolerance__)
+    config = _hook_config(encoder, "batch")
+    if overridden(encoder, "batch_group_criterion"):
+        return GroupBatchDataset(
+            tree, stages.batch_size, encoder.batch_group_criterion, batcher, batcher_stateless=is_stateless(batcher),
+            batcher_config=config, drop_last=stages.batch_drop_last, failure_tolerance=tolerance,
+        ), True  # fmt: skip
+    if stages.batch_size is None:
+        return tree, False
+    return BatchDataset(
+        tree, stages.batch_size, batcher, batcher_stateless=is_stateless(batcher), batcher_config=config,
+        drop_last=stages.batch_drop_last, failure_tolerance=tolerance,
+    ), True  # fmt: skip

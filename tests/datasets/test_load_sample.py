@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from energon_dali.datasets.load_sample import PartAccess, SampleLoader, parse_field_map
+from energon_dali.decode import DaliDecoder, MediaHandle, SampleDecoder
+from energon_dali.errors import DatasetFormatError, DecodeError
+from energon_dali.samples import CaptioningSample, CrudeSample
+from energon_dali.shards import RawSample
+
+
+def jpeg() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 6), (10, 200, 30)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def raw(**parts: bytes) -> RawSample:
+    return RawSample(key="a/b", shard="s.tar", index=7, shard_index=0, sample_index=7, parts=parts)
+
+
+def test_a_field_map_names_parts_alternatives_and_ways_into_json() -> None:
+    fields = parse_field_map({"image": "jpg, png", "caption": "json[captions][0][text],txt", "last": "json[captions][-1]"})
+    assert fields["image"] == (PartAccess("jpg"), PartAccess("png"))
+    assert fields["caption"] == (PartAccess("json", ("captions", 0, "text")), PartAccess("txt"))
+    assert fields["last"] == (PartAccess("json", ("captions", -1)),)
+
+
+@pytest.mark.parametrize("expression", ["", "jpg,", "[0]", "json[", "json[a", "json[]"])
+def test_a_field_map_that_makes_no_sense_is_named(expression: str) -> None:
+    with pytest.raises(DatasetFormatError, match="image"):
+        parse_field_map({"image": expression})
+
+
+def test_fields_are_filled_by_the_first_alternative_that_is_there() -> None:
+    load = SampleLoader(
+        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "png,jpg", "caption": "json[c][1]"},
+        subflavors={"lang": "en"}, dataset_path="/data",
+    )  # fmt: skip
+    sample = load(raw(jpg=jpeg(), json=b'{"c": ["one", "two"]}'), 0)
+    assert isinstance(sample, CaptioningSample)
+    assert (sample.__key__, sample.caption, sample.__subflavors__) == ("a/b", "two", {"lang": "en"})
+    assert sample.image.shape == (3, 6, 8)
+    assert sample.image.dtype == torch.float32
+    (source,) = sample.__sources__ or ()
+    assert (source.shard_name, source.index, source.file_names) == ("s.tar", 7, ("a/b.jpg", "a/b.json"))
+
+
+def test_with_dali_images_stay_encoded_and_know_their_size() -> None:
+    load = SampleLoader(decoder=DaliDecoder(image_decode_device="cpu"), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"})
+    sample = load(raw(jpg=jpeg(), txt=b"hello"), 0)
+    assert isinstance(sample.image, MediaHandle)
+    assert (sample.image.width, sample.image.height, sample.image.format) == (8, 6, "jpeg")
+    assert torch.equal(sample.image.decode(), SampleDecoder().decode("jpg", jpeg()))
+
+
+def test_seeds_differ_by_epoch_and_part() -> None:
+    load = SampleLoader(decoder=DaliDecoder(image_decode_device="cpu"), sample_type=CrudeSample)
+    seeds = [sample[part].seed for epoch in (0, 1) for sample in [load(raw(jpg=jpeg(), png=jpeg()), epoch)] for part in ("jpg", "png")]
+    assert len(set(seeds)) == 4
+    assert load(raw(jpg=jpeg()), 0)["jpg"].seed == seeds[0]
+
+
+def test_a_missing_part_says_what_is_there() -> None:
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "png", "caption": "txt"})
+    with pytest.raises(DatasetFormatError, match=r"'a/b' has no part 'png' for the field 'image'; it has \['jpg', 'txt'\]"):
+        load(raw(jpg=jpeg(), txt=b"x"), 0)
+
+
+def test_a_missing_place_in_json_says_where() -> None:
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "json[c][9]"})
+    with pytest.raises(DatasetFormatError, match=r"json\[c\]\[9\].*IndexError"):
+        load(raw(jpg=jpeg(), json=b'{"c": []}'), 0)
+
+
+@pytest.mark.parametrize("decoder", [SampleDecoder(), DaliDecoder(image_decode_device="cpu")])
+def test_a_bad_part_is_named(decoder: SampleDecoder | DaliDecoder) -> None:
+    load = SampleLoader(decoder=decoder, sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"})
+    with pytest.raises(DecodeError, match="part 'jpg'"):
+        load(raw(jpg=b"this is text", txt=b"x"), 0)
+
+
+def test_a_crude_sample_keeps_all_parts() -> None:
+    load = SampleLoader(decoder=None, sample_type=CrudeSample, subflavors={"a": 1})
+    sample = load(raw(txt=b"x", json=b"{}"), 0)
+    assert isinstance(sample, CrudeSample)
+    assert {"__key__", "__shard__", "__restore_key__", "__subflavors__", "__sources__", "txt", "json"} == set(sample)
+
+
+def test_only_parts_that_a_field_names_are_read() -> None:
+    load = SampleLoader(decoder=None, sample_type=CaptioningSample, field_map={"image": "jpg,png", "caption": "json[a]"})
+    wanted = load.part_filter()
+    assert wanted is not None
+    assert [name for name in ("jpg", "png", "json", "txt", "seg.png") if wanted(name)] == ["jpg", "png", "json"]
+
+
+def test_a_sample_loader_makes_the_fields() -> None:
+    def make(parts: dict[str, object]) -> dict[str, object]:
+        return {"image": parts["jpg"], "caption": f"{parts['__key__']}: {parts['txt']}"}
+
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, sample_loader=make)
+    assert load(raw(jpg=jpeg(), txt=b"hi"), 0).caption == "a/b: hi"

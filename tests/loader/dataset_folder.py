@@ -1,0 +1,66 @@
+"""Makes small prepared datasets of real pictures for tests."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import webdataset
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from energon_dali.shards import prepare_dataset
+
+FIELD_MAP = {"image": "jpg,png,webp", "caption": "txt"}
+
+
+def picture(number: int, kind: str = "jpg", size: tuple[int, int] = (64, 48)) -> bytes:
+    """Returns a crop of a photograph, encoded; another one for each number."""
+    photograph = Image.fromarray(load_sample_images().images[number % 2])
+    left, top = (37 * number) % (photograph.width - 130), (23 * number) % (photograph.height - 110)
+    crop = photograph.crop((left, top, left + 120, top + 100)).resize(size)
+    file = io.BytesIO()
+    crop.save(file, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[kind], quality=90)
+    return file.getvalue()
+
+
+def captioning_sample(number: int) -> dict[str, bytes]:
+    """Returns the parts of sample `number`: a picture, its caption and some JSON."""
+    kind = ("jpg", "jpg", "png", "webp")[number % 4]
+    return {
+        kind: picture(number, kind, (64 + number % 3, 48)),
+        "txt": f"picture number {number}".encode(),
+        "json": json.dumps({"number": number, "tags": ["a", "b"]}).encode(),
+    }
+
+
+def write_shards(folder: Path, samples: Mapping[str, Mapping[str, bytes]], shards: int = 3) -> Path:
+    """Writes samples (key to parts) to `shards` tar files of nearly equal length, in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = list(samples)
+    for shard in range(shards):
+        with webdataset.TarWriter(str(folder / f"shard_{shard:03d}.tar")) as tar:
+            for key in keys[len(keys) * shard // shards : len(keys) * (shard + 1) // shards]:
+                tar.write({"__key__": key, **samples[key]})
+    return folder
+
+
+def captioning_dataset(folder: Path, count: int = 48, shards: int = 3) -> Path:
+    """Writes and prepares a captioning dataset of `count` samples; train and val hold all of it."""
+    write_shards(folder, {f"k{number:04d}": captioning_sample(number) for number in range(count)}, shards)
+    return prepare(folder)
+
+
+def prepare(folder: Path, field_map: Mapping[str, str] | None = None, sample_type: str = "CaptioningSample") -> Path:
+    """Prepares the shards of a folder, with all of them in both train and val."""
+    prepare_dataset(
+        folder,
+        split_parts={"train": ["shard_.*"], "val": ["shard_.*"]},
+        sample_type=sample_type,
+        field_map=dict(field_map or FIELD_MAP),
+        progress=False,
+        num_workers=1,
+    )
+    return folder
