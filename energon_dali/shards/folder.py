@@ -26,7 +26,8 @@ class WebdatasetFolder:
     Args:
         path: Folder that holds the shards and `.nv-meta`; a local path or a URL.
         dataset_config: Name of dataset.yaml.
-        split_config: Name of the split file; None takes split.yaml, or else split.json. `dataset.yaml` may name another.
+        split_config: Name of the split file; None takes split.yaml, or else split.json. `dataset.yaml` may name
+        another.
         trust_dataset_code: Let the dataset's own Python code run.
 
     Raises:
@@ -134,7 +135,8 @@ class WebdatasetFolder:
         split = self.split
         if split_part not in split.split_parts:
             raise ConfigError(
-                f"{self.path} has no split part {split_part!r}; it has {', '.join(map(repr, split.split_parts))}. Give one of them as "
+                f"{self.path} has no split part {split_part!r}; it has {', '.join(map(repr, split.split_parts))}. "
+                "Give one of them as "
                 "split_part, or add it to the split file."
             )
         numbers = {name: number for number, name in enumerate(self._shard_names)}
@@ -146,7 +148,8 @@ class WebdatasetFolder:
                 continue
             if name not in numbers:
                 raise DatasetFormatError(
-                    f"{split.path} names the shard {name!r} in {split_part!r}, which the index does not know. Correct the split, or run "
+                    f"{split.path} names the shard {name!r} in {split_part!r}, which the index does not know. Correct "
+                    "the split, or run "
                     f"`energon-dali prepare {self.path}`."
                 )
             rows += self._ranges_of_shard(numbers[name], keys.get(name))
@@ -210,5 +213,6 @@ def resolve_sample_loader(folder: WebdatasetFolder) -> tuple[Callable[..., Any],
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
         return loader, PartList(frozenset(parts))
     raise DatasetFormatError(
-        f"{folder.path} has part_filter={parts!r} in its dataset.yaml. Write sample_loader.py:part_filter, or a list of part names."
+        f"{folder.path} has part_filter={parts!r} in its dataset.yaml. Write sample_loader.py:part_filter, or a list "
+        "of part names."
     )

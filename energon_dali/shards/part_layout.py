@@ -9,10 +9,10 @@ from energon_dali.shards.index.extents import BLOCK, ShardExtents
 from energon_dali.shards.index.tar_scan import check_header, header_name
 
 GAP_BYTES = 16 << 10
-"""Unwanted bytes between two wanted parts up to which one request is cheaper than two, on a local disk."""
+"""Unwanted bytes between wanted parts up to which one request is cheaper than two, on a local disk."""
 
 Piece = tuple[int, int, int, int]
-"""(first part, part behind the last one, offset of the first header, size in bytes): parts that are read in one request."""
+"""(first part, part behind the last one, offset of the first header, size in bytes): parts of one request."""
 
 
 class PartLayout:
@@ -123,4 +123,7 @@ class PartLayout:
 
     def changed(self, what: str) -> ShardError:
         """Returns the error for a shard that is not what was indexed."""
-        return ShardError(f"The shard {self.shard} changed since it was indexed: {what}. Run `energon-dali prepare` on its dataset.", self.shard)
+        return ShardError(
+            f"The shard {self.shard} changed since it was indexed: {what}. Run `energon-dali prepare` on its dataset.",
+            self.shard,
+        )

@@ -36,8 +36,10 @@ class _OpenShard:
 class ShardReader:
     """Reads samples of a dataset: only the wanted parts, at the places that the index gives.
 
-    Before each part stands a header in the tar, which is read along and compared, so that a shard that changed since it was indexed
-    gives an error and never another sample's bytes. Picklable; files are opened when first needed, in each process anew. For one thread.
+    Before each part stands a header in the tar, which is read along and compared, so that a shard that changed since
+    it was indexed
+    gives an error and never another sample's bytes. Picklable; files are opened when first needed, in each process
+    anew. For one thread.
 
     Args:
         folder: The dataset.
@@ -46,7 +48,11 @@ class ShardReader:
     """
 
     def __init__(
-        self, folder: WebdatasetFolder, part_filter: Callable[[str], bool] | None = None, *, max_open_shards: int = MAX_OPEN_SHARDS
+        self,
+        folder: WebdatasetFolder,
+        part_filter: Callable[[str], bool] | None = None,
+        *,
+        max_open_shards: int = MAX_OPEN_SHARDS,
     ) -> None:
         self.folder = folder
         self.part_filter = part_filter
@@ -101,7 +107,10 @@ class ShardReader:
             DatasetError: There is no such sample.
         """
         if not 0 <= index < self._starts[-1]:
-            raise DatasetError(f"{self.folder.path} has {self._starts[-1]} samples, and sample {index} was asked for. The key is of other data.")
+            raise DatasetError(
+                f"{self.folder.path} has {self._starts[-1]} samples, and sample {index} was asked for. The key is of "
+                "other data."
+            )
         shard = bisect_right(self._starts, index) - 1
         return shard, index - self._starts[shard]
 
@@ -128,7 +137,9 @@ class ShardReader:
 
     def _try_open(self, number: int) -> _OpenShard:
         if not 0 <= number < len(self.folder.shard_names):
-            raise DatasetError(f"{self.folder.path} has {len(self.folder.shard_names)} shards, and shard {number} was asked for.")
+            raise DatasetError(
+                f"{self.folder.path} has {len(self.folder.shard_names)} shards, and shard {number} was asked for."
+            )
         folder = self.folder
         name = folder.shard_names[number]
         extents = folder.index.shard(number)
@@ -205,7 +216,10 @@ class ShardReader:
 def _check_sample(shard: _OpenShard, sample: int) -> None:
     count = shard.layout.extents.num_samples
     if not 0 <= sample < count:
-        raise ShardError(f"{shard.name} has {count} samples, and sample {sample} was asked for. The key is of other data.", shard.name)
+        raise ShardError(
+            f"{shard.name} has {count} samples, and sample {sample} was asked for. The key is of other data.",
+            shard.name,
+        )
 
 
 def _read_local(shard: _OpenShard, sample: int) -> RawSample:

@@ -2,13 +2,16 @@
 
 Layout, all little-endian:
 
-    header   magic "EDEXT001" | uuid of the index, 40 bytes | shards u64 | offset of the table u64 | size of the file u64
+    header   magic "EDEXT001" | uuid of the index, 40 bytes | shards u64 | offset of the table u64 | size of the file
+    u64
              | sha-256 of the shard names and counts, 32 bytes | zeros to 128 bytes
-    section  one per shard, aligned to 8 bytes: the columns of `ShardExtents`, then JSON {"part_names": [], "formats": []}
+    section  one per shard, aligned to 8 bytes: the columns of `ShardExtents`, then JSON {"part_names": [], "formats":
+    []}
     table    64 bytes per shard: offset of the section, its size, size of the JSON, samples, parts, size of the tar,
              CRC-32 of the section, 0; each u64
 
-A process maps the file and touches the table's line and the sections of the shards it reads: nothing else is loaded, whatever the number
+A process maps the file and touches the table's line and the sections of the shards it reads: nothing else is loaded,
+whatever the number
 of samples. The uuid is that of `index.uuid`, so that an index written anew by any program is noticed.
 """
 
@@ -74,12 +77,16 @@ class ExtentFileWriter:
         self._file.write(self._lines)
         size = self._file.tell()
         self._file.seek(0)
-        self._file.write(_HEADER.pack(MAGIC, uuid.encode(), len(shard_counts), table, size, digest_of_counts(shard_counts)))
+        self._file.write(
+            _HEADER.pack(MAGIC, uuid.encode(), len(shard_counts), table, size, digest_of_counts(shard_counts))
+        )
 
     def __enter__(self) -> ExtentFileWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
 
@@ -125,7 +132,9 @@ class ExtentFile:
             DatasetFormatError: The section is damaged.
             StorageError: It cannot be read.
         """
-        offset, size, names_size, samples, parts, shard_bytes, crc, _ = _LINE.unpack_from(self._table, index * _LINE.size)
+        offset, size, names_size, samples, parts, shard_bytes, crc, _ = _LINE.unpack_from(
+            self._table, index * _LINE.size
+        )
         whole = size + names_size
         section: bytes | memoryview
         if self._map is not None:

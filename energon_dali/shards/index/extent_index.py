@@ -32,8 +32,10 @@ _log = logging.getLogger(__name__)
 class ExtentIndex:
     """Gives the extents of each shard of a dataset.
 
-    Sources, the best first: `extents.bin` (memory-mapped; nothing is read but what is asked for), `index.sqlite` (one query
-    per shard), the headers of the tar itself beside its `.tar.idx`. An `extents.bin` that is not of the present `index.uuid` is not used.
+    Sources, the best first: `extents.bin` (memory-mapped; nothing is read but what is asked for), `index.sqlite` (one
+    query
+    per shard), the headers of the tar itself beside its `.tar.idx`. An `extents.bin` that is not of the present
+    `index.uuid` is not used.
     Extents of the last shards are kept. Picklable; files are opened when first needed, in each process anew.
 
     Args:
@@ -94,7 +96,8 @@ class ExtentIndex:
             found = extents_of_tar(self.root, name)
         if found.num_samples != self.shard_counts[name]:
             raise DatasetFormatError(
-                f"{self.root}: {name} has {found.num_samples} samples by its index ({source}) and {self.shard_counts[name]} by "
+                f"{self.root}: {name} has {found.num_samples} samples by its index ({source}) and "
+                f"{self.shard_counts[name]} by "
                 f".info.json. Run `energon-dali prepare {self.root}`."
             )
         self._cache[index] = found
@@ -123,7 +126,8 @@ class ExtentIndex:
                 return "extents"
             file.close()
             _log.warning(
-                "%s is of another index than %s and is not used; reading goes on without it, slower. Run `energon-dali prepare %s`.",
+                "%s is of another index than %s and is not used; reading goes on without it, slower. Run "
+                "`energon-dali prepare %s`.",
                 meta / EXTENTS_NAME, UUID_NAME, self.root,
             )  # fmt: skip
         sqlite = self._open_sqlite(meta / SQLITE_NAME)
@@ -199,7 +203,8 @@ def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
         reader.close()
     if starts[1:-1] != expected[1:-1] or len(starts) != len(expected):
         raise ShardError(
-            f"{root / shard} changed since it was indexed: its samples do not begin where {shard}.idx says. Run `energon-dali prepare {root}`.",
+            f"{root / shard} changed since it was indexed: its samples do not begin where {shard}.idx says. Run "
+            f"`energon-dali prepare {root}`.",
             shard,
         )
     return builder.extents(reader.size)
@@ -207,4 +212,6 @@ def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
 
 def missing_shard(root: StoragePath, shard: str) -> ShardError:
     """Returns the error for a shard that is not there."""
-    return ShardError(f"{root / shard} is missing. Put it back, or run `energon-dali prepare {root}` without it.", shard)
+    return ShardError(
+        f"{root / shard} is missing. Put it back, or run `energon-dali prepare {root}` without it.", shard
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,15 @@ MAX_SHARD_BYTES = BLOCK << 32
 """Places of contents are counted in blocks of tar, in 32 bits: a shard may have up to 2 TiB."""
 
 COLUMNS = (
-    ("part_size", "Q"), ("first_part", "I"), ("key_start", "I"), ("part_block", "I"), ("part_width", "I"), ("part_height", "I"),
-    ("part_name", "H"), ("part_format", "B"),
-)  # fmt: skip
+    ("part_size", "Q"),
+    ("first_part", "I"),
+    ("key_start", "I"),
+    ("part_block", "I"),
+    ("part_width", "I"),
+    ("part_height", "I"),
+    ("part_name", "H"),
+    ("part_format", "B"),
+)
 """Columns in the order they are stored, widest first, so that each is aligned; with their type codes."""
 
 _SAMPLE_COLUMNS = frozenset(("first_part", "key_start"))
@@ -50,8 +57,8 @@ class ShardExtents:
     """
 
     __slots__ = (
-        "first_part", "formats", "key_start", "keys", "num_parts", "num_samples", "part_block", "part_format", "part_height",
-        "part_name", "part_names", "part_size", "part_width", "shard_bytes",
+        "first_part", "formats", "key_start", "keys", "num_parts", "num_samples", "part_block", "part_format",
+        "part_height", "part_name", "part_names", "part_size", "part_width", "shard_bytes",
     )  # fmt: skip
 
     first_part: memoryview
@@ -74,7 +81,13 @@ class ShardExtents:
     """UTF-8 of all keys, end to end."""
 
     def __init__(
-        self, section: bytes | memoryview, num_samples: int, num_parts: int, shard_bytes: int, part_names: list[str], formats: list[str]
+        self,
+        section: bytes | memoryview,
+        num_samples: int,
+        num_parts: int,
+        shard_bytes: int,
+        part_names: list[str],
+        formats: list[str],
     ) -> None:
         self.num_samples = num_samples
         self.num_parts = num_parts
@@ -86,7 +99,7 @@ class ShardExtents:
         for name, code in COLUMNS:
             count = num_samples + 1 if name in _SAMPLE_COLUMNS else num_parts
             end = position + count * _ITEM_BYTES[code]
-            setattr(self, name, view[position:end].cast(code))
+            setattr(self, name, view[position:end].cast(code))  # type: ignore[call-overload]
             position = end
         self.keys = view[position : position + self.key_start[num_samples]]
 
@@ -102,7 +115,7 @@ class ShardExtents:
             for part in range(self.first_part[sample], self.first_part[sample + 1])
         ]
 
-    def array(self, column: str) -> npt.NDArray[np.unsignedinteger]:  # type: ignore[type-arg]
+    def array(self, column: str) -> npt.NDArray[Any]:
         """Returns a column as a numpy array: a read-only view, no copy."""
         return np.asarray(getattr(self, column))
 
@@ -139,7 +152,8 @@ class NameTable:
             number = len(self.names)
             if number >= self._limit:
                 raise ShardError(
-                    f"More than {self._limit} different {self._what}, the last one {name!r}. The name of a part is what follows the "
+                    f"More than {self._limit} different {self._what}, the last one {name!r}. The name of a part is "
+                    "what follows the "
                     "first dot of a file name: write samples as KEY.PART with few different PARTs."
                 )
             self._numbers[name] = number
@@ -173,7 +187,9 @@ class ExtentsBuilder:
             encoded = key.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ShardError(
-                f"{self.shard} has a sample whose name {key!r} is not valid UTF-8. Rename it, then run `energon-dali prepare PATH`.", self.shard
+                f"{self.shard} has a sample whose name {key!r} is not valid UTF-8. Rename it, then run `energon-dali "
+                "prepare PATH`.",
+                self.shard,
             ) from error
         self.columns["first_part"].append(len(self.columns["part_size"]))
         self.columns["key_start"].append(len(self.keys))
@@ -189,7 +205,8 @@ class ExtentsBuilder:
         block, rest = divmod(content_offset, BLOCK)
         if rest or content_offset >= MAX_SHARD_BYTES:
             raise ShardError(
-                f"{self.shard} has a part at byte {content_offset}; parts begin at multiples of {BLOCK} below {MAX_SHARD_BYTES}. "
+                f"{self.shard} has a part at byte {content_offset}; parts begin at multiples of {BLOCK} below "
+                f"{MAX_SHARD_BYTES}. "
                 "Write smaller shards, then run `energon-dali prepare PATH`.",
                 self.shard,
             )
@@ -205,12 +222,18 @@ class ExtentsBuilder:
         """Returns the columns as they are stored."""
         ends = {"first_part": len(self.columns["part_size"]), "key_start": len(self.keys)}
         pieces = [
-            self.columns[name].tobytes() + (array(code, [ends[name]]).tobytes() if name in ends else b"") for name, code in COLUMNS
+            self.columns[name].tobytes() + (array(code, [ends[name]]).tobytes() if name in ends else b"")
+            for name, code in COLUMNS
         ]
         return b"".join([*pieces, self.keys])
 
     def extents(self, shard_bytes: int) -> ShardExtents:
         """Returns what was collected, to be read at once."""
         return ShardExtents(
-            self.section(), self.num_samples, len(self.columns["part_size"]), shard_bytes, self.names.names, self.formats.names
+            self.section(),
+            self.num_samples,
+            len(self.columns["part_size"]),
+            shard_bytes,
+            self.names.names,
+            self.formats.names,
         )

@@ -13,17 +13,20 @@ from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
 
 _SAMPLE_TABLES = """
 CREATE TABLE samples (
-    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER);
+    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL, byte_offset INTEGER,
+    byte_size INTEGER);
 CREATE TABLE sample_parts (
     tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, content_byte_offset INTEGER, content_byte_size INTEGER);
 """
 _SAMPLE_INDEXES = """
 CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
 CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
-CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset,
+content_byte_size);
 """
 _MEDIA_TABLES = """
-CREATE TABLE IF NOT EXISTS media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS media_metadata (entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT
+NOT NULL);
 CREATE TABLE IF NOT EXISTS media_filters (
     filter_id INTEGER PRIMARY KEY AUTOINCREMENT, strategy TEXT NOT NULL, patterns TEXT,
     created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns));
@@ -57,7 +60,7 @@ class SqliteWriter:
         self.duplicates: list[tuple[str, int, int]] = []
 
     def add_samples(self, samples: list[SampleRow], parts: Iterable[PartRow]) -> None:
-        """Adds the samples of a shard, and their parts; keys that were there before are added to `duplicates`: (key, tar file, tar file)."""
+        """Adds a shard; keys that were there before go to `duplicates` as (key, first tar file, this tar file)."""
         before = self._db.total_changes
         self._db.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", samples)
         if self._db.total_changes - before < len(samples):
@@ -82,7 +85,9 @@ class SqliteWriter:
     def __enter__(self) -> SqliteWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             if self._samples:
                 for statement in _SAMPLE_INDEXES.strip().splitlines():
@@ -105,7 +110,9 @@ class SqliteIndex:
         self.path = path
         try:
             # immutable: nobody writes into a finished index, and network file systems often cannot lock.
-            self._db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+            self._db = sqlite3.connect(
+                f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            )
             tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         except sqlite3.Error as error:
             raise self._garbled(f"cannot be read ({error})") from error
@@ -123,9 +130,12 @@ class SqliteIndex:
         """
         builder = ExtentsBuilder(shard)
         try:
-            samples = self._db.execute("SELECT sample_index, sample_key FROM samples WHERE tar_file_id = ? ORDER BY sample_index", (index,))
+            samples = self._db.execute(
+                "SELECT sample_index, sample_key FROM samples WHERE tar_file_id = ? ORDER BY sample_index", (index,)
+            )
             parts = self._db.execute(
-                "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE tar_file_id = ? "
+                "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE "
+                "tar_file_id = ? "
                 "ORDER BY sample_index, content_byte_offset",
                 (index,),
             )

@@ -30,11 +30,14 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
         raise DatasetFormatError(f"{path} is missing. Make it with `energon-dali prepare {root}`.")
     if not content or len(content) % 8:
         raise DatasetFormatError(
-            f"{path} has {len(content)} bytes, which is not a list of 8-byte offsets. Make it anew with `energon-dali prepare {root}`."
+            f"{path} has {len(content)} bytes, which is not a list of 8-byte offsets. Make it anew with `energon-dali "
+            f"prepare {root}`."
         )
     offsets = np.frombuffer(content, "<u8")
     if (offsets[1:] < offsets[:-1]).any():
-        raise DatasetFormatError(f"{path} holds offsets that do not grow. Make it anew with `energon-dali prepare {root}`.")
+        raise DatasetFormatError(
+            f"{path} holds offsets that do not grow. Make it anew with `energon-dali prepare {root}`."
+        )
     return offsets
 
 

@@ -1,6 +1,7 @@
 """Walks over the members of a tar file by its headers: ustar, GNU long names, and PAX.
 
-The formats are those of POSIX.1-2017 (pax, "ustar Interchange Format" and "pax Extended Header") and of GNU tar's manual
+The formats are those of POSIX.1-2017 (pax, "ustar Interchange Format" and "pax Extended Header") and of GNU tar's
+manual
 ("Basic Tar Format"). The standard library's tarfile is the reference in the tests; it is slower, and it takes a damaged
 header in the middle for the end of the archive, which loses samples silently.
 """
@@ -77,7 +78,8 @@ def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Itera
             member_size = long_size
         if content + member_size > size:
             raise ShardError(
-                f"{_at(shard, offset)}: a member of {member_size} bytes does not fit into the file, which has {size} bytes: it was "
+                f"{_at(shard, offset)}: a member of {member_size} bytes does not fit into the file, which has {size} "
+                "bytes: it was "
                 f"cut off. {_REMEDY}",
                 shard,
             )
@@ -89,7 +91,9 @@ def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Itera
             if kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL):
                 path, pax_size = parse_pax(body, shard, offset)
                 if kind == _PAX_GLOBAL and (path is not None or pax_size is not None):
-                    raise ShardError(f"{_at(shard, offset)}: a global header gives one name or size to all members. {_REMEDY}", shard)
+                    raise ShardError(
+                        f"{_at(shard, offset)}: a global header gives one name or size to all members. {_REMEDY}", shard
+                    )
                 long_name, long_size = (path or long_name, long_size if pax_size is None else pax_size)
             elif kind == _LONG_NAME:
                 long_name = _text(body)
@@ -99,7 +103,9 @@ def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Itera
             continue
         name = header_name(header) if long_name is None else long_name
         if kind == _SPARSE:
-            raise ShardError(f"{_at(shard, offset)}: {name!r} is a sparse file, which is not supported. {_REMEDY}", shard)
+            raise ShardError(
+                f"{_at(shard, offset)}: {name!r} is a sparse file, which is not supported. {_REMEDY}", shard
+            )
         if kind in _REGULAR and not (kind == 0 and name.endswith("/")):
             yield TarMember(name, first, content, member_size)
         offset = first = following
@@ -113,7 +119,9 @@ def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int
         ShardError: The block is cut off or is no header; the message says so if the file is compressed.
     """
     if len(header) < BLOCK:
-        raise ShardError(f"{_at(shard, offset)}: the file ends in the middle of a header, after {size} bytes. {_REMEDY}", shard)
+        raise ShardError(
+            f"{_at(shard, offset)}: the file ends in the middle of a header, after {size} bytes. {_REMEDY}", shard
+        )
     if offset == 0 and header[:2] == b"\x1f\x8b":
         raise ShardError(compressed_message(shard), shard)
     stored = _number(header[148:156])
@@ -131,7 +139,8 @@ def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int
 def compressed_message(shard: str) -> str:
     """Returns the message for a compressed tar."""
     return (
-        f"{shard} is compressed with gzip. Samples are read at their place in the file, which a compressed tar does not allow: "
+        f"{shard} is compressed with gzip. Samples are read at their place in the file, which a compressed tar does "
+        "not allow: "
         "unpack it (gunzip) to a .tar; media in it are compressed already. Then run `energon-dali prepare PATH`."
     )
 

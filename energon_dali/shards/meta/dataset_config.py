@@ -1,4 +1,4 @@
-"""The file `dataset.yaml`: what samples a dataset makes of its parts. It is read and checked here; other folders act on it."""
+"""The file `dataset.yaml`: what samples a dataset makes of its parts. Read and checked here; others act on it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,35 @@ DEFAULT_NAME = "dataset.yaml"
 FOREIGN_MODULES = ("megatron.energon", "megatron.energon.flavors", "energon_dali", "energon_dali.samples")
 """Modules whose names mean ours of the same name."""
 SAMPLE_TYPES = frozenset((
-    "Sample", "TextSample", "ImageSample", "CaptioningSample", "ImageClassificationSample", "VQASample", "MultiChoiceVQASample", "VidQASample",
-    "InterleavedSample", "SimilarityInterleavedSample", "OCRSample", "VQAOCRSample", "CrudeSample",
+    "Sample", "TextSample", "ImageSample", "CaptioningSample", "ImageClassificationSample", "VQASample",
+    "MultiChoiceVQASample", "VidQASample", "InterleavedSample", "SimilarityInterleavedSample", "OCRSample",
+    "VQAOCRSample", "CrudeSample",
 ))  # fmt: skip
 """Names that a `sample_type` may have without the dataset being trusted."""
 STANDARD, CRUDE = "StandardWebdatasetFactory", "CrudeWebdataset"
 TYPED_FACTORIES = {
-    "CaptioningWebdataset": "CaptioningSample", "ImageWebdataset": "ImageSample", "ImageClassificationWebdataset": "ImageClassificationSample",
-    "InterleavedWebdataset": "InterleavedSample", "MultiChoiceVQAWebdataset": "MultiChoiceVQASample", "OCRWebdataset": "OCRSample",
-    "SimilarityInterleavedWebdataset": "SimilarityInterleavedSample", "TextWebdataset": "TextSample", "VidQAWebdataset": "VidQASample",
-    "VQAWebdataset": "VQASample", "VQAOCRWebdataset": "VQAOCRSample",
-}  # fmt: skip
+    "CaptioningWebdataset": "CaptioningSample",
+    "ImageWebdataset": "ImageSample",
+    "ImageClassificationWebdataset": "ImageClassificationSample",
+    "InterleavedWebdataset": "InterleavedSample",
+    "MultiChoiceVQAWebdataset": "MultiChoiceVQASample",
+    "OCRWebdataset": "OCRSample",
+    "SimilarityInterleavedWebdataset": "SimilarityInterleavedSample",
+    "TextWebdataset": "TextSample",
+    "VidQAWebdataset": "VidQASample",
+    "VQAWebdataset": "VQASample",
+    "VQAOCRWebdataset": "VQAOCRSample",
+}
 """Older names of factories, each with the sample type that it stands for."""
-FACTORIES = frozenset((STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES))
+FACTORIES = frozenset(
+    (STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES)
+)
 
 
-def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, trust_dataset_code: bool = False) -> dict[str, Any]:
-    """Returns `dataset.yaml` as a dict of plain values, checked; an older factory name is turned into its `sample_type`.
+def read_dataset_config(
+    root: StoragePath, name: str = DEFAULT_NAME, *, trust_dataset_code: bool = False
+) -> dict[str, Any]:
+    """Returns `dataset.yaml` as plain values, checked; an older factory name is turned into its `sample_type`.
 
     Args:
         root: Folder of the dataset.
@@ -45,7 +57,8 @@ def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, trust_da
     content = path.read_if_there()
     if content is None:
         raise DatasetFormatError(
-            f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare {root}` with --sample-type, or give "
+            f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare {root}` with "
+            "--sample-type, or give "
             "dataset_config=NAME if it has another name."
         )
     config = parse_document(content, path, root)
@@ -60,7 +73,9 @@ def read_dataset_config(root: StoragePath, name: str = DEFAULT_NAME, *, trust_da
     if factory == STANDARD:
         _check_standard(config, path, trust_dataset_code)
     if not isinstance(config.get("subflavors", {}), dict):
-        raise DatasetFormatError(f"{path} has subflavors={config['subflavors']!r}, and they should be a mapping. Write `name: value` lines.")
+        raise DatasetFormatError(
+            f"{path} has subflavors={config['subflavors']!r}, and they should be a mapping. Write `name: value` lines."
+        )
     return config
 
 
@@ -79,22 +94,31 @@ def _check_standard(config: dict[str, Any], path: StoragePath, trusted: bool) ->
     if not isinstance(kind, dict) or not isinstance(kind.get("__class__"), str):
         raise DatasetFormatError(
             f"{path} has no `sample_type: {{__module__: megatron.energon, __class__: NAME}}`. Allowed names are "
-            f"{', '.join(sorted(SAMPLE_TYPES))}; for a crude dataset write `__module__: megatron.energon` and `__class__: {CRUDE}`."
+            f"{', '.join(sorted(SAMPLE_TYPES))}; for a crude dataset write `__module__: megatron.energon` and "
+            f"`__class__: {CRUDE}`."
         )
     _check_type(kind, SAMPLE_TYPES, path, trusted)
     if ("field_map" in config) == ("sample_loader" in config):
         raise DatasetFormatError(
-            f"{path} needs either a field_map (field: part) or a sample_loader (sample_loader.py:function), and not both."
+            f"{path} needs either a field_map (field: part) or a sample_loader (sample_loader.py:function), and not "
+            "both."
         )
     fields = config.get("field_map", {})
-    if not isinstance(fields, dict) or not all(isinstance(name, str) and isinstance(part, str) for name, part in fields.items()):
-        raise DatasetFormatError(f"{path} has a field_map that is no mapping of field to part. Write lines such as `image: jpg,png`.")
+    if not isinstance(fields, dict) or not all(
+        isinstance(name, str) and isinstance(part, str) for name, part in fields.items()
+    ):
+        raise DatasetFormatError(
+            f"{path} has a field_map that is no mapping of field to part. Write lines such as `image: jpg,png`."
+        )
     if "sample_loader" in config:
         if not isinstance(config["sample_loader"], str):
-            raise DatasetFormatError(f"{path} has sample_loader={config['sample_loader']!r}. Write it as sample_loader.py:function.")
+            raise DatasetFormatError(
+                f"{path} has sample_loader={config['sample_loader']!r}. Write it as sample_loader.py:function."
+            )
         if "part_filter" not in config:
             raise DatasetFormatError(
-                f"{path} has a sample_loader but no part_filter. Write `part_filter: sample_loader.py:part_filter`, or a list of parts."
+                f"{path} has a sample_loader but no part_filter. Write `part_filter: sample_loader.py:part_filter`, "
+                "or a list of parts."
             )
 
 
@@ -103,6 +127,7 @@ def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: Storage
     if trusted or (name in allowed and (module in FOREIGN_MODULES or str(module).startswith("megatron.energon."))):
         return
     raise UntrustedCodeError(
-        f"{path} names the class {module}.{name}, which is not one of {', '.join(sorted(allowed))}. Loading it runs code that the dataset "
+        f"{path} names the class {module}.{name}, which is not one of {', '.join(sorted(allowed))}. Loading it runs "
+        "code that the dataset "
         "chose: look at it, then pass trust_dataset_code=True."
     )

@@ -28,11 +28,13 @@ def parse_document(content: bytes, path: StoragePath, root: StoragePath) -> dict
         value = json.loads(text) if path.name.endswith(".json") else yaml.load(text, _Loader)
     except (ValueError, yaml.YAMLError) as error:
         raise DatasetFormatError(
-            f"{path} cannot be parsed: {' '.join(str(error).split())}. Correct it, or make it anew with `energon-dali prepare {root}`."
+            f"{path} cannot be parsed: {' '.join(str(error).split())}. Correct it, or make it anew with `energon-dali "
+            f"prepare {root}`."
         ) from error
     if not isinstance(value, dict):
         raise DatasetFormatError(
-            f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). Correct it, or make it anew with "
+            f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). Correct it, or make it "
+            "anew with "
             f"`energon-dali prepare {root}`."
         )
     return value
@@ -54,4 +56,6 @@ def check_keys(document: Mapping[str, Any], allowed: set[str], path: StoragePath
     """
     unknown = sorted(str(key) for key in document if key not in allowed)
     if unknown:
-        raise DatasetFormatError(f"{path} has {', '.join(unknown)}; allowed are {', '.join(sorted(allowed))}. Correct the name or remove it.")
+        raise DatasetFormatError(
+            f"{path} has {', '.join(unknown)}; allowed are {', '.join(sorted(allowed))}. Correct the name or remove it."
+        )

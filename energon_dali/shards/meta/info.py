@@ -32,10 +32,12 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         )
     counts = parse_document(content, path, root).get("shard_counts")
     if not isinstance(counts, dict) or not all(
-        isinstance(shard, str) and isinstance(count, int) and not isinstance(count, bool) and count >= 0 for shard, count in counts.items()
+        isinstance(shard, str) and isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        for shard, count in counts.items()
     ):
         raise DatasetFormatError(
-            f"{path} has no `shard_counts` that give a number of samples per shard. Make it anew with `energon-dali prepare {root}`."
+            f"{path} has no `shard_counts` that give a number of samples per shard. Make it anew with `energon-dali "
+            f"prepare {root}`."
         )
     return counts
 

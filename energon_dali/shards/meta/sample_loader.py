@@ -1,4 +1,4 @@
-"""Functions that a dataset brings along in `.nv-meta/sample_loader.py`; they are code, and run only where the user trusts it."""
+"""Functions that a dataset brings along in `.nv-meta`: they are code, and run only where the user trusts it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,14 @@ class DatasetFunction:
         try:
             exec(compile(source, place, "exec"), scope)
         except Exception as error:
-            raise DatasetFormatError(f"{place} cannot be run: {type(error).__name__}: {error}. Correct the file.") from error
+            raise DatasetFormatError(
+                f"{place} cannot be run: {type(error).__name__}: {error}. Correct the file."
+            ) from error
         function = scope.get(name)
         if not callable(function):
-            raise DatasetFormatError(f"{place} has no function {name!r}. Write it there, or correct the name in dataset.yaml.")
+            raise DatasetFormatError(
+                f"{place} has no function {name!r}. Write it there, or correct the name in dataset.yaml."
+            )
         self.function: Callable[..., Any] = function
 
     def __call__(self, *args: Any) -> Any:
@@ -66,11 +70,14 @@ def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None or ".." in match[1].split("/") or match[1].startswith("/"):
-        raise DatasetFormatError(f"{root} names the function {reference!r}. Write it as FILE.py:FUNCTION, with the file in {META}.")
+        raise DatasetFormatError(
+            f"{root} names the function {reference!r}. Write it as FILE.py:FUNCTION, with the file in {META}."
+        )
     path = root / META / match[1]
     if not trust_dataset_code:
         raise UntrustedCodeError(
-            f"{root} wants to run {match[2]}() of {path}, which is code that comes with the data. Read it; if you trust it, pass "
+            f"{root} wants to run {match[2]}() of {path}, which is code that comes with the data. Read it; if you "
+            "trust it, pass "
             "trust_dataset_code=True. A field_map in dataset.yaml needs no code."
         )
     content = path.read_if_there()

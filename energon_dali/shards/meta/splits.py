@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import yaml
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards.meta.document import META, check_keys, parse_document
@@ -48,7 +48,8 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
             break
     else:
         raise DatasetFormatError(
-            f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali prepare {root}`, "
+            f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali "
+            f"prepare {root}`, "
             "or give split_config=NAME if it has another name."
         )
     document = parse_document(content, path, root)
@@ -57,7 +58,8 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     exclude = document.get("exclude") or []
     if not isinstance(parts, dict) or not all(_is_names(shards) for shards in parts.values()) or not _is_names(exclude):
         raise DatasetFormatError(
-            f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or shard/key]`; the "
+            f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or "
+            "shard/key]`; the "
             f"lists hold text. Correct it, or make it anew with `energon-dali prepare {root}`."
         )
     return SplitConfig(
@@ -65,7 +67,9 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     )
 
 
-def write_split(root: StoragePath, name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> None:
+def write_split(
+    root: StoragePath, name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()
+) -> None:
     """Writes the parts of a dataset; patterns with braces are written as they are.
 
     Raises:
@@ -91,6 +95,8 @@ def _expand(patterns: Sequence[str], path: StoragePath) -> tuple[str, ...]:
     for pattern in patterns:
         try:
             expanded += braceexpand(pattern)
-        except UnbalancedBracesError as error:
-            raise DatasetFormatError(f"{path} has the pattern {pattern!r}, whose braces do not match. Close each {{.") from error
+        except ValueError as error:
+            raise DatasetFormatError(
+                f"{path} has the pattern {pattern!r}, whose braces do not match. Close each {{."
+            ) from error
     return tuple(expanded)

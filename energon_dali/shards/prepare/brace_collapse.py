@@ -40,7 +40,7 @@ def _run(names: Sequence[str], start: int) -> tuple[int, str]:
         value, count = int(digits), 1
         while start + count < len(names):
             number = str(value + count).zfill(len(digits)) if padded else str(value + count)
-            if padded and len(number) > len(digits) or names[start + count] != head + number + tail:
+            if (padded and len(number) > len(digits)) or names[start + count] != head + number + tail:
                 break
             count += 1
         if count > best[0]:

@@ -74,8 +74,10 @@ def find_shards(path: str | StoragePath, exclude: str | None = None) -> list[str
     compressed = [name for name in files if name.endswith((".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst"))]
     if compressed:
         raise DatasetFormatError(
-            f"{root} holds {len(compressed)} compressed shards, such as {compressed[0]}. Samples are read at their place in the file, which "
-            "a compressed tar does not allow: unpack them (gunzip) to .tar, or leave them out with --exclude; media in them are compressed already."
+            f"{root} holds {len(compressed)} compressed shards, such as {compressed[0]}. Samples are read at their "
+            "place in the file, which "
+            "a compressed tar does not allow: unpack them (gunzip) to .tar, or leave them out with --exclude; media "
+            "in them are compressed already."
         )
     if not shards:
         raise DatasetFormatError(f"{root} holds no .tar file. Give the folder that holds the shards.")
@@ -125,7 +127,10 @@ def prepare_dataset(
     """
     root = StoragePath.of(path)
     if split_ratio is not None and split_patterns is not None:
-        raise ConfigError("split_ratio and split_patterns were both given. Give one: shares of whole shards, or patterns of shard names.")
+        raise ConfigError(
+            "split_ratio and split_patterns were both given. Give one: shares of whole shards, or patterns of shard "
+            "names."
+        )
     if tar_index_only:
         names = list(read_shard_counts(root))
     else:
@@ -152,14 +157,20 @@ def _plan_split(
     shuffle_seed: int | None,
 ) -> dict[str, list[str]]:
     if not names:
-        raise DatasetFormatError("No shard was given. Give the tar files relative to the folder, or shards=None for all.")
+        raise DatasetFormatError(
+            "No shard was given. Give the tar files relative to the folder, or shards=None for all."
+        )
     if patterns is not None:
         return split_by_patterns(names, patterns)
     return split_by_ratio(names, {"train": 1.0, "val": 0.0, "test": 0.0} if ratio is None else ratio, shuffle_seed)
 
 
 def _write_index(
-    root: StoragePath, names: list[str], scans: Iterable[ShardScan], media_filter: MediaFilter | None, tmp_path: Path | None
+    root: StoragePath,
+    names: list[str],
+    scans: Iterable[ShardScan],
+    media_filter: MediaFilter | None,
+    tmp_path: Path | None,
 ) -> PrepareResult:
     """Takes the shards as they are done, and writes the three files of the index."""
     identity = str(uuid.uuid4())
@@ -173,7 +184,10 @@ def _write_index(
     errors: list[str] = []
     num_media = 0
     try:
-        with SqliteWriter(sqlite, samples=True, media=media_filter is not None) as tables, ExtentFileWriter(extents) as writer:
+        with (
+            SqliteWriter(sqlite, samples=True, media=media_filter is not None) as tables,
+            ExtentFileWriter(extents) as writer,
+        ):
             for number, scan in enumerate(scans):
                 if scan.error:
                     errors.append(scan.error)
@@ -203,11 +217,16 @@ def _write_index(
 def _refuse(root: StoragePath, names: list[str], errors: list[str], duplicates: list[tuple[str, int, int]]) -> None:
     if errors:
         shown = "\n".join(f"  - {error}" for error in errors[:50])
-        raise ShardError(f"{len(errors)} of {len(names)} shards of {root} cannot be used; nothing was written.\n{shown}")
+        raise ShardError(
+            f"{len(errors)} of {len(names)} shards of {root} cannot be used; nothing was written.\n{shown}"
+        )
     if duplicates:
-        shown = "\n".join(f"  - {key!r} in {names[first]} and {names[second]}" for key, first, second in duplicates[:10])
+        shown = "\n".join(
+            f"  - {key!r} in {names[first]} and {names[second]}" for key, first, second in duplicates[:10]
+        )
         raise DatasetFormatError(
-            f"Sample keys of {root} are not unique, among them:\n{shown}\nA key names a sample in the whole dataset. Run `energon-dali "
+            f"Sample keys of {root} are not unique, among them:\n{shown}\nA key names a sample in the whole dataset. "
+            "Run `energon-dali "
             "prepare` with --fix-duplicates: it writes the shards anew, with the name of its shard before each key."
         )
 

@@ -15,7 +15,26 @@ Strategy = Literal["GLOB", "HEADER", "EXTENSION"]
 Kind = Literal["image", "av"]
 
 IMAGE_SUFFIXES = frozenset(
-    ("bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp", "avif", "ppm", "pgm", "pbm", "pnm", "tga")
+    (
+        "bmp",
+        "gif",
+        "ico",
+        "j2k",
+        "jp2",
+        "jpx",
+        "jpeg",
+        "jpg",
+        "png",
+        "tif",
+        "tiff",
+        "webp",
+        "avif",
+        "ppm",
+        "pgm",
+        "pbm",
+        "pnm",
+        "tga",
+    )
 )
 AV_SUFFIXES = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"))
 
@@ -36,7 +55,8 @@ class MediaFilter:
     def __post_init__(self) -> None:
         if (self.strategy == "GLOB") != bool(self.patterns):
             raise ConfigError(
-                f"MediaFilter({self.strategy}, {self.patterns}): GLOB needs patterns such as *.jpg, and HEADER and EXTENSION take none."
+                f"MediaFilter({self.strategy}, {self.patterns}): GLOB needs patterns such as *.jpg, and HEADER and "
+                "EXTENSION take none."
             )
 
     @classmethod
@@ -47,7 +67,9 @@ class MediaFilter:
             ConfigError: More than one was given.
         """
         if bool(glob) + header + extension > 1:
-            raise ConfigError("More than one of --media-metadata-by-glob, -by-header and -by-extension was given. Give one.")
+            raise ConfigError(
+                "More than one of --media-metadata-by-glob, -by-header and -by-extension was given. Give one."
+            )
         if glob:
             return cls("GLOB", tuple(pattern.strip() for pattern in glob.split(",") if pattern.strip()))
         if header:
@@ -105,13 +127,18 @@ def describe_image(data: bytes) -> dict[str, Any] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a size that PIL calls a bomb is described all the same
             with Image.open(io.BytesIO(data)) as image:
-                return {"width": image.width, "height": image.height, "format": image.format or "UNKNOWN", "mode": image.mode}
+                return {
+                    "width": image.width,
+                    "height": image.height,
+                    "format": image.format or "UNKNOWN",
+                    "mode": image.mode,
+                }
     except Exception:
         return None
 
 
 def describe_av(data: bytes) -> dict[str, Any] | None:
-    """Returns durations (seconds), sizes (pixels), rates and counts of a video or audio file, as far as its header gives them."""
+    """Returns durations (seconds), sizes (pixels), rates and counts of video or audio, as the header has them."""
     import av
 
     try:
@@ -128,8 +155,13 @@ def describe_av(data: bytes) -> dict[str, Any] | None:
                 audio = container.streams.audio[0]
                 duration = _duration_seconds(audio, container)
                 facts["audio_duration"] = duration
-                facts["audio_channels"], facts["audio_sample_rate"] = audio.codec_context.channels, audio.codec_context.sample_rate
-                facts["audio_num_samples"] = None if duration is None else round(duration * audio.codec_context.sample_rate)
+                facts["audio_channels"], facts["audio_sample_rate"] = (
+                    audio.codec_context.channels,
+                    audio.codec_context.sample_rate,
+                )
+                facts["audio_num_samples"] = (
+                    None if duration is None else round(duration * audio.codec_context.sample_rate)
+                )
             return {name: value for name, value in facts.items() if value is not None} or None
     except Exception:
         return None

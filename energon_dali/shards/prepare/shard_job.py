@@ -18,9 +18,9 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.window import WindowReader
 
 CheckPart = Callable[[str, bytes], PartFacts | None]
-"""(part name, content) -> what its header says, None if it is no media; raises DecodeError if it cannot be parsed. Picklable."""
+"""(part name, content) -> what its header says, None if it is no media. Raises DecodeError; picklable."""
 DescribeMedia = Callable[[str, Callable[[], bytes]], tuple[str, str] | None]
-"""(key.part, a function that gives the content) -> ("image" or "av", JSON), None if it is not to be described. Picklable."""
+"""(key.part, a function that gives the content) -> ("image" or "av", JSON) or None. Picklable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ class ShardScan:
     @property
     def extents(self) -> ShardExtents:
         """The extents."""
-        return ShardExtents(self.section, self.num_samples, self.num_parts, self.shard_bytes, self.part_names, self.formats)
+        return ShardExtents(
+            self.section, self.num_samples, self.num_parts, self.shard_bytes, self.part_names, self.formats
+        )
 
     def sample_rows(self, tar: int) -> list[SampleRow]:
         """Returns the rows of the table of samples."""
@@ -118,7 +120,9 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
     scan.part_names, scan.formats = builder.names.names, builder.formats.names
     scan.num_samples, scan.num_parts = builder.num_samples, len(builder.columns["part_size"])
     if scan.num_samples == 0:
-        scan.error = f"{job.root / shard} holds no sample: no file named KEY.PART. Remove it, or exclude it with --exclude."
+        scan.error = (
+            f"{job.root / shard} holds no sample: no file named KEY.PART. Remove it, or exclude it with --exclude."
+        )
     elif job.write_tar_index:
         tar_index_path(job.root, shard).write_bytes(pack_tar_index(scan.starts))
     return scan

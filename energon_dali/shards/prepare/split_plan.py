@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from energon_dali.errors import ConfigError
 
@@ -24,11 +24,15 @@ def parse_ratio(text: str) -> dict[str, float]:
     except ValueError:
         shares = []
     if len(shares) != 3 or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
-        raise ConfigError(f"The split ratio {text!r} cannot be used: give three numbers for train, val and test, such as 8,1,1.")
+        raise ConfigError(
+            f"The split ratio {text!r} cannot be used: give three numbers for train, val and test, such as 8,1,1."
+        )
     return dict(zip(SPLIT_NAMES, shares, strict=True))
 
 
-def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float], shuffle_seed: int | None = None) -> dict[str, list[str]]:
+def split_by_ratio(
+    shards: Sequence[str], ratio: Mapping[str, float], shuffle_seed: int | None = None
+) -> dict[str, list[str]]:
     """Returns whole shards cut into parts by their shares.
 
     Args:
@@ -41,7 +45,9 @@ def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float], shuffle_se
     """
     total = sum(ratio.values())
     if not ratio or total <= 0 or min(ratio.values()) < 0:
-        raise ConfigError(f"The split ratio {dict(ratio)} cannot be used: give shares of at least 0 with a positive sum.")
+        raise ConfigError(
+            f"The split ratio {dict(ratio)} cannot be used: give shares of at least 0 with a positive sum."
+        )
     ordered = list(shards)
     if shuffle_seed is not None:
         random.Random(shuffle_seed).shuffle(ordered)
@@ -56,29 +62,35 @@ def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float], shuffle_se
 
 
 def split_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Returns the shards of each part by pattern: braces are expanded, then each is a regular expression that has to match from the start.
+    """Returns the shards of each part by patterns.
+
+    Braces are expanded; each result is a regular expression that has to match from the start.
 
     Args:
         shards: Shard names.
         patterns: (part, pattern) pairs; a part may come several times.
 
     Raises:
-        ConfigError: A pattern cannot be understood or matches no shard (a shell pattern such as `train_*.tar` is no regular expression).
+        ConfigError: A pattern cannot be understood or matches no shard (a shell pattern such as `train_*.tar` is no
+        regular expression).
     """
     parts: dict[str, list[str]] = {}
     for name, pattern in patterns:
         try:
             compiled = [re.compile(expanded) for expanded in braceexpand(pattern)]
-        except (re.error, UnbalancedBracesError) as error:
+        except (re.error, ValueError) as error:
             raise ConfigError(
-                f"The pattern {pattern!r} of split part {name!r} cannot be understood ({error}). Braces {{0..9}} are expanded, the rest "
+                f"The pattern {pattern!r} of split part {name!r} cannot be understood ({error}). Braces {{0..9}} are "
+                "expanded, the rest "
                 "is a regular expression: write .* where a shell pattern has *."
             ) from error
         matched = [shard for shard in shards if any(expression.match(shard) for expression in compiled)]
         if not matched:
             raise ConfigError(
-                f"The pattern {pattern!r} of split part {name!r} matches none of the {len(shards)} shards, such as {shards[0]!r}. It is a "
-                "regular expression matched from the start of the path inside the dataset: write .* where a shell pattern has *."
+                f"The pattern {pattern!r} of split part {name!r} matches none of the {len(shards)} shards, such as "
+                f"{shards[0]!r}. It is a "
+                "regular expression matched from the start of the path inside the dataset: write .* where a shell "
+                "pattern has *."
             )
         known = parts.setdefault(name, [])
         known += [shard for shard in matched if shard not in known]

@@ -23,7 +23,9 @@ class HttpReader:
         if size <= 0:
             return b""
         headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
-        status, data = with_retries(lambda: _fetch(self.url, headers), f"read bytes {offset} to {offset + size} of {self.url}")
+        status, data = with_retries(
+            lambda: _fetch(self.url, headers), f"read bytes {offset} to {offset + size} of {self.url}"
+        )
         if status == 206:
             return data
         return data[offset : offset + size]  # a server without ranges sends the whole file
@@ -44,7 +46,9 @@ class HttpBackend:
     def size(self, url: str) -> int:
         def ask() -> int:
             try:
-                with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_SECONDS) as answer:
+                with urllib.request.urlopen(
+                    urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_SECONDS
+                ) as answer:
                     return int(answer.headers["Content-Length"])
             except urllib.error.HTTPError as error:
                 raise _translated(error, url) from error
@@ -55,10 +59,14 @@ class HttpBackend:
         return True  # a web server does not say; files inside are asked for by name
 
     def list_files(self, url: str) -> list[str]:
-        raise StorageError(f"{url} cannot be listed: http has no folders. Prepare the dataset where its files lie, then serve it.")
+        raise StorageError(
+            f"{url} cannot be listed: http has no folders. Prepare the dataset where its files lie, then serve it."
+        )
 
     def write_bytes(self, url: str, content: bytes) -> None:
-        raise StorageError(f"{url} cannot be written: http is read only. Prepare the dataset where its files lie, then serve it.")
+        raise StorageError(
+            f"{url} cannot be written: http is read only. Prepare the dataset where its files lie, then serve it."
+        )
 
     def write_file(self, url: str, local: str) -> None:
         self.write_bytes(url, b"")
@@ -86,5 +94,6 @@ def _translated(error: urllib.error.HTTPError, url: str) -> Exception:
     if error.code in (408, 425, 429) or error.code >= 500:
         return ConnectionError(f"{error.code} {error.reason}")
     return StorageError(
-        f"Could not read {url}: the server answered {error.code} {error.reason}. Check the address and the right to read it."
+        f"Could not read {url}: the server answered {error.code} {error.reason}. Check the address and the right to "
+        "read it."
     )

@@ -64,7 +64,8 @@ class LocalBackend:
             os.replace(temporary, url)
         except OSError as error:
             raise StorageError(
-                f"Could not write {url}: {error}. Check that the folder may be written to and that the disk is not full."
+                f"Could not write {url}: {error}. Check that the folder may be written to and that the disk is not "
+                "full."
             ) from error
         finally:
             Path(temporary).unlink(missing_ok=True)

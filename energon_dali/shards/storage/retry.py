@@ -16,8 +16,8 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 
 TRANSIENT_ERRNOS = frozenset({
-    errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE,
-    errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH,
+    errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED,
+    errno.EPIPE, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH,
 })  # fmt: skip
 """Error numbers that a network file system or a connection gives for a moment."""
 
@@ -58,7 +58,8 @@ def with_retries(call: Callable[[], T], doing: str, *, attempts: int = ATTEMPTS)
                 continue
             tried = f" ({attempt} attempts)" if attempt > 1 else ""
             raise StorageError(
-                f"Could not {doing}{tried}: {type(error).__name__}: {error}. Check that the path is right, that it may be "
+                f"Could not {doing}{tried}: {type(error).__name__}: {error}. Check that the path is right, that it "
+                "may be "
                 "accessed, and that the storage answers."
             ) from error
     raise AssertionError("unreachable: the loop returns or raises")
