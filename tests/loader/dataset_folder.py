@@ -55,12 +55,10 @@ def captioning_dataset(folder: Path, count: int = 48, shards: int = 3) -> Path:
 
 def prepare(folder: Path, field_map: Mapping[str, str] | None = None, sample_type: str = "CaptioningSample") -> Path:
     """Prepares the shards of a folder, with all of them in both train and val."""
-    prepare_dataset(
-        folder,
-        split_parts={"train": ["shard_.*"], "val": ["shard_.*"]},
-        sample_type=sample_type,
-        field_map=dict(field_map or FIELD_MAP),
-        progress=False,
-        num_workers=1,
-    )
+    prepare_dataset(str(folder), split_patterns=[("train", ".*"), ("val", ".*")])
+    config = {
+        "sample_type": {"__module__": "megatron.energon", "__class__": sample_type},
+        "field_map": dict(field_map or FIELD_MAP),
+    }
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
     return folder

@@ -62,7 +62,9 @@ def tokenizer(captions: list[str]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-class CaptioningTaskEncoder(DefaultTaskEncoder[CaptioningSample, CaptioningSample, CaptioningRawBatch, CaptioningBatch]):
+class CaptioningTaskEncoder(
+    DefaultTaskEncoder[CaptioningSample, CaptioningSample, CaptioningRawBatch, CaptioningBatch]
+):
     """A simple task encoder for captioning."""
 
     def __init__(self, tokenizer: Callable[..., Any], image_transform: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -111,7 +113,9 @@ def check(batch: CaptioningBatch, size: int) -> None:
     assert batch.images.dtype == torch.float32
     assert 0 <= batch.images.min() < batch.images.max() <= 1
     assert len(batch.__keys__) == size
-    texts = [bytes(row[mask].tolist()).decode() for row, mask in zip(batch.text_tokens, batch.text_attn_mask, strict=True)]
+    texts = [
+        bytes(row[mask].tolist()).decode() for row, mask in zip(batch.text_tokens, batch.text_attn_mask, strict=True)
+    ]
     assert texts == [f"picture number {int(key.removeprefix('k'))}" for key in batch.__keys__]
 
 
@@ -150,7 +154,9 @@ def test_without_a_worker_config_and_with_an_old_keyword(folder: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_validation(folder: Path, encoder: type[CaptioningTaskEncoder], num_workers: int) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2)
-    loader = get_loader(get_val_dataset(folder, batch_size=5, worker_config=config, task_encoder=encoder(tokenizer, top_left)))
+    loader = get_loader(
+        get_val_dataset(folder, batch_size=5, worker_config=config, task_encoder=encoder(tokenizer, top_left))
+    )
     assert len(loader) == 10
     for _ in range(2):  # two epochs of the same loader
         batches = list(loader)
@@ -161,7 +167,9 @@ def test_validation(folder: Path, encoder: type[CaptioningTaskEncoder], num_work
 
 def test_limited_validation_begins_at_the_beginning_again(folder: Path) -> None:
     config = WorkerConfig(rank=0, world_size=1, num_workers=2)
-    dataset = get_val_dataset(folder, batch_size=4, limit=3, worker_config=config, task_encoder=PilCaptioning(tokenizer, top_left))
+    dataset = get_val_dataset(
+        folder, batch_size=4, limit=3, worker_config=config, task_encoder=PilCaptioning(tokenizer, top_left)
+    )
     loader = get_loader(dataset)
     first, second = ([batch.__keys__ for batch in loader] for _ in range(2))
     assert len(first) == len(loader) == 3

@@ -76,7 +76,9 @@ class SplitEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
     @stateless
     def pack_selected_samples(self, samples: list[CaptioningSample]) -> CaptioningSample:
         return CaptioningSample.derive_from(
-            samples[0], image=torch.stack([sample.image for sample in samples]).sum(0), caption="|".join(s.caption for s in samples)
+            samples[0],
+            image=torch.stack([sample.image for sample in samples]).sum(0),
+            caption="|".join(s.caption for s in samples),
         )
 
 

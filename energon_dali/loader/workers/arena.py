@@ -1,0 +1,160 @@
+"""Anonymous memory that two processes share: one arena per block in flight, used again when nobody sees it any more."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+_PAGE = mmap.PAGESIZE
+# PyDLL keeps the interpreter lock: giving it away for a system call of microseconds would cost the thread that
+# unmaps up to one switch interval (5 ms) next to a busy trainer.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_memory(descriptor: int, size: int) -> Any:
+    """Maps a descriptor, readable, writable and shared; it is unmapped when the last view of the result is gone.
+
+    The descriptor may be closed afterwards. (`mmap.mmap` would keep a copy of it open as long as the mapping lives, so
+    that a user who keeps a thousand batches would run out of descriptors.)
+
+    Args:
+        descriptor: A memory file of at least `size` bytes.
+        size: Bytes to map, a multiple of the page size.
+
+    Returns:
+        An object with the buffer protocol.
+
+    Raises:
+        MemoryError: The address space or a limit of the process is exhausted.
+    """
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == _MAP_FAILED:
+        reason = os.strerror(ctypes.get_errno())
+        raise MemoryError(f"Mapping {size} bytes of a block failed: {reason}. Keep fewer batches alive.")
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memory
+
+
+class Arena:
+    """A piece of shared memory on the worker's side."""
+
+    __slots__ = ("capacity", "descriptor", "memory", "number")
+
+    def __init__(self, number: int, capacity: int) -> None:
+        self.number = number
+        self.capacity = capacity
+        self.descriptor: int | None = os.memfd_create("energon-dali-block", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, capacity)
+        self.memory = np.frombuffer(map_memory(self.descriptor, capacity), dtype=np.uint8)
+
+    def forget_descriptor(self) -> None:
+        """Closes the descriptor once the other side has it; the mapping stays."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class ArenaStore:
+    """The arenas of a worker: as many as there are blocks that somebody still sees, and a few to spare.
+
+    Args:
+        spare: Free arenas that are kept, at least 1.
+    """
+
+    def __init__(self, spare: int) -> None:
+        self._spare = spare
+        self._free: list[Arena] = []
+        self._used: dict[int, Arena] = {}
+        self._next_number = 0
+        self._dropped: list[int] = []
+
+    def take(self, size: int) -> Arena:
+        """Returns an arena of at least `size` bytes; never waits."""
+        fitting = [arena for arena in self._free if arena.capacity >= size]
+        if fitting:
+            arena = min(fitting, key=lambda candidate: candidate.capacity)
+            self._free.remove(arena)
+        else:
+            if self._free:  # all are too small: the smallest makes room
+                self._drop(min(self._free, key=lambda candidate: candidate.capacity))
+            # A quarter to spare, so that blocks that vary a little in size find their arena again.
+            capacity = -(-(size + size // 4) // _PAGE) * _PAGE
+            arena = Arena(self._next_number, capacity)
+            self._next_number += 1
+        self._used[arena.number] = arena
+        return arena
+
+    def give_back(self, number: int) -> None:
+        """Makes an arena free that nobody sees any more."""
+        self._free.append(self._used.pop(number))
+        if len(self._free) > self._spare:
+            self._drop(min(self._free, key=lambda candidate: candidate.capacity))
+
+    def _drop(self, arena: Arena) -> None:
+        self._free.remove(arena)
+        self._dropped.append(arena.number)
+
+    def take_dropped(self) -> list[int]:
+        """Returns the numbers of the arenas that were let go since the last call, for the other side to do the same."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def __len__(self) -> int:
+        return len(self._free) + len(self._used)
+
+
+class ArenaViews:
+    """The arenas of one worker as the rank sees them, and which of them nobody sees any more."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Any] = {}
+        self._watched: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
+        self._unseen: deque[int] = deque()
+
+    def add(self, number: int, descriptor: int, capacity: int) -> None:
+        """Maps a new arena and closes the descriptor."""
+        try:
+            self._memory[number] = map_memory(descriptor, capacity)
+        finally:
+            os.close(descriptor)
+
+    def drop(self, numbers: list[int]) -> None:
+        """Lets arenas go; their memory is unmapped when the last view of it is gone."""
+        for number in numbers:
+            self._memory.pop(number, None)
+
+    def view(self, number: int) -> memoryview:
+        """Returns the memory of an arena, writable. When every view of it is gone, `take_unseen` tells its number."""
+        root = np.frombuffer(self._memory[number], dtype=np.uint8)
+        unseen, watched = self._unseen, self._watched
+
+        # Called wherever the garbage collector runs, in any thread: it only appends, and takes no lock.
+        def lost(_: object, number: int = number) -> None:
+            watched.pop(number, None)
+            unseen.append(number)
+
+        watched[number] = weakref.ref(root, lost)
+        return root.data
+
+    def take_unseen(self) -> list[int]:
+        """Returns the arenas whose views have all gone since the last call."""
+        unseen = []
+        while self._unseen:
+            unseen.append(self._unseen.popleft())
+        return unseen
+
+    def forget(self) -> None:
+        """Lets all arenas go; views that are still held stay valid."""
+        self._watched.clear()
+        self._memory.clear()

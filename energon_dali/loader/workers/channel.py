@@ -1,0 +1,121 @@
+"""Messages and file descriptors between two processes, with borders kept and no name left in the file system."""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+
+INLINE_BYTES = 32 * 1024
+"""Messages up to this size travel in the socket; larger ones in anonymous memory whose descriptor travels."""
+
+_MAX_FDS = 8
+_INLINE, _IN_MEMORY = b"\x00", b"\x01"
+
+
+class Channel:
+    """One end of a connection. A message is some bytes and a few file descriptors; it arrives whole or not at all.
+
+    Args:
+        sock: A Unix SOCK_SEQPACKET socket; the channel owns it from now on.
+    """
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Returns two ends of a new connection."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
+
+    def fileno(self) -> int:
+        """Returns the descriptor to poll; -1 once closed."""
+        return self._socket.fileno()
+
+    def send(self, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
+        """Sends a message; with `wait=False` only if that is possible at once.
+
+        Args:
+            message: The bytes.
+            fds: Descriptors that the other end gets copies of; the caller keeps and closes its own.
+            wait: Whether to wait for room.
+
+        Returns:
+            Whether it was sent.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        if len(message) > INLINE_BYTES:
+            memory = _in_memory(message)
+            try:
+                return self._send(_IN_MEMORY, (*fds, memory), wait)
+            finally:
+                os.close(memory)
+        return self._send(_INLINE + message, fds, wait)
+
+    def _send(self, data: bytes, fds: Sequence[int], wait: bool) -> bool:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
+        try:
+            self._socket.sendmsg([data], rights, flags)
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self, *, wait: bool = True) -> tuple[bytes, list[int]] | None:
+        """Returns the next message and its descriptors, for the caller to close; None if none is there and not `wait`.
+
+        Raises:
+            EOFError: The other end is gone and everything it sent was received.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(INLINE_BYTES + 1, socket.CMSG_SPACE(4 * _MAX_FDS), flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        fds = array.array("i")
+        for level, kind, rights in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+        descriptors = fds.tolist()
+        if data[:1] == _INLINE:
+            return data[1:], descriptors
+        memory = descriptors.pop()
+        try:
+            return _from_memory(memory), descriptors
+        finally:
+            os.close(memory)
+
+    def hang_up(self) -> None:
+        """Ends the connection for both ends, also for copies of this end in other processes."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other end was faster
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._socket.close()
+
+
+def _in_memory(message: bytes) -> int:
+    descriptor = os.memfd_create("energon-dali-message", os.MFD_CLOEXEC)
+    view = memoryview(message)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor
+
+
+def _from_memory(descriptor: int) -> bytes:
+    with mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_READ) as mapped:
+        return mapped[:]

@@ -1,0 +1,216 @@
+"""Starts worker processes, from anywhere: a script without a main guard, a notebook, a prompt, `python -c`, pytest."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.spawn
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Literal, get_args
+
+from energon_dali.errors import ConfigError
+from energon_dali.loader.workers.channel import Channel
+
+if TYPE_CHECKING:
+    from energon_dali.loader.workers.messages import WorkerTask
+
+StartMethod = Literal["spawn", "fork", "forkserver"]
+"""How worker processes start.
+
+"spawn": a fresh interpreter; safe with threads, CUDA and everything else. What the dataset holds must be picklable by
+cloudpickle (classes, functions and lambdas of `__main__` are).
+"fork": a copy of this process; quick, and nothing needs to be picklable, but unsafe where this process has threads that
+hold locks (OpenMP, CUDA, tokenizers).
+"forkserver": Python's own; needs the main guard (`if __name__ == "__main__":`) in scripts.
+"""
+
+_POLL_SECONDS = 0.005
+
+
+class WorkerProcess(ABC):
+    """A process that was started here."""
+
+    pid: int
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Returns the exit code if the process has ended, negative for a signal; else None. Never waits."""
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal if the process still runs."""
+        if self.poll() is None:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return  # it ended in between
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Waits for the end of the process; returns whether it has ended."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.poll() is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """Gives back what was kept for a process that has ended; `poll` still answers."""
+        self.poll()
+
+    def open_sentinel(self) -> int | None:
+        """Returns a descriptor that becomes readable when the process ends; None where the kernel has none."""
+        try:
+            return os.pidfd_open(self.pid)
+        except (OSError, AttributeError):
+            return None
+
+
+class _Spawned(WorkerProcess):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+
+class _Forked(WorkerProcess):
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._code = 0  # somebody else waited for it
+            else:
+                if pid:
+                    self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
+class _Served(WorkerProcess):
+    def __init__(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        self._process = process
+        self._code: int | None = None
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        return self._code if self._code is not None else self._process.exitcode
+
+    def close(self) -> None:
+        self._code = self._process.exitcode
+        if self._code is not None:
+            self._process.close()
+
+
+def check_start_method(method: str) -> StartMethod:
+    """Returns the method.
+
+    Raises:
+        ConfigError: There is no such method.
+    """
+    for known in get_args(StartMethod):
+        if method == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(f"start_method={method!r} is unknown: give one of {', '.join(map(repr, get_args(StartMethod)))}.")
+
+
+def launch(method: StartMethod, channel: Channel, lifeline: int, task: WorkerTask, foreign: list[int]) -> WorkerProcess:
+    """Starts a worker.
+
+    Args:
+        method: How. A forked worker has the task; others expect it as their first message.
+        channel: The worker's end of its connection; the caller closes its copy afterwards.
+        lifeline: Read end of the lifeline pipe.
+        task: What the worker runs.
+        foreign: Descriptors of this process that a forked worker must close: ends of other workers' connections.
+    """
+    # A Ctrl-C while the interpreter of the worker starts must not kill it with a traceback: it begins with SIGINT
+    # blocked, ignores it, and unblocks it then.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        if method == "spawn":
+            return _spawn(channel, lifeline)
+        if method == "fork":
+            return _fork(channel, lifeline, task, foreign)
+        return _serve(channel, lifeline)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _spawn(channel: Channel, lifeline: int) -> WorkerProcess:
+    # At a prompt and with `python -c`, sys.path begins with "" for the current folder, which may change later.
+    path = [entry or os.getcwd() for entry in sys.path]
+    program = (
+        f"import sys; sys.path[:] = {path!r}; from energon_dali.loader.workers.launch import spawned_main; "
+        f"spawned_main({channel.fileno()}, {lifeline}, {os.getpid()})"
+    )
+    command = [multiprocessing.spawn.get_executable() or sys.executable, *_args_from_interpreter_flags(), "-c", program]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(), lifeline))
+    return _Spawned(process)
+
+
+def _fork(channel: Channel, lifeline: int, task: WorkerTask, foreign: list[int]) -> WorkerProcess:
+    rank_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        return _Forked(pid)
+    code = 1
+    try:
+        for descriptor in foreign:
+            os.close(descriptor)
+        code = _run(channel, lifeline, rank_pid, task)
+    finally:
+        os._exit(code)  # what the rank registered for its own end must not run here
+
+
+def _serve(channel: Channel, lifeline: int) -> WorkerProcess:
+    context = multiprocessing.get_context("forkserver")
+    # Sockets and connections travel to the server; plain descriptors do not.
+    sock = socket.socket(fileno=os.dup(channel.fileno()))
+    pipe = Connection(os.dup(lifeline), writable=False)
+    process = context.Process(target=_served_main, args=(sock, pipe, os.getpid()), daemon=True)
+    try:
+        process.start()
+    finally:
+        sock.close()
+        pipe.close()
+    return _Served(process)
+
+
+def spawned_main(channel: int, lifeline: int, rank_pid: int) -> None:
+    """Is what a spawned interpreter runs."""
+    code = 1
+    try:
+        code = _run(Channel(socket.socket(fileno=channel)), lifeline, rank_pid)
+    finally:
+        sys.stdout.flush()
+        if code == 0:
+            os._exit(0)  # threads of libraries must not keep the process
+
+
+def _served_main(sock: socket.socket, pipe: Connection, rank_pid: int) -> None:
+    # The server is the parent of this process, and it outlives the rank: the lifeline alone tells of the rank's end.
+    _run(Channel(sock), pipe.fileno(), os.getppid())
+
+
+def _run(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask | None = None) -> int:
+    from energon_dali.loader.workers.worker import run_worker
+
+    return run_worker(channel, lifeline, rank_pid, task)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing.forkserver
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_dali.datasets.hand_over import HandOverDataset
+from energon_dali.datasets.recorder import Recorder
+from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
+from energon_dali.loader.workers.pool import WorkerPool
+from energon_dali.worker_config import WorkerConfig
+from tests.loader.numbers_dataset import Mishap, NumbersDataset
+
+METHODS = ("spawn", "fork", "forkserver")
+
+
+def config(workers: int = 1, streams: int | None = None) -> WorkerConfig:
+    return WorkerConfig(rank=0, world_size=1, num_workers=workers, num_streams=streams)
+
+
+def make_pool(
+    lengths: list[int], *, workers: int = 1, block_size: int = 4, method: str = "fork", prefetch: int = 2,
+    **options: Any,
+) -> WorkerPool:  # fmt: skip
+    dataset = NumbersDataset(lengths, config(workers, len(lengths)), **options)
+    return WorkerPool(
+        HandOverDataset(dataset, block_size=block_size), Recorder(), prefetch_factor=prefetch, start_method=method
+    )
+
+
+def open_files() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+        except OSError:
+            continue
+    return found
+
+
+def children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> None:
+    """Python's fork server stays for the life of the process, by its design: it is there before anything is counted."""
+    multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    gc.collect()
+    before = open_files(), set(threading.enumerate()), set(os.listdir("/dev/shm"))
+    yield
+    gc.collect()
+    assert (open_files() - before[0], set(threading.enumerate()), set(os.listdir("/dev/shm"))) == (
+        set(),
+        before[1],
+        before[2],
+    )
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_blocks_arrive_in_order_with_their_states(method: str) -> None:
+    pool = make_pool([10, 3], workers=2, method=method)
+    for stream, length in ((0, 10), (1, 3)):
+        for epoch in range(2):
+            places = []
+            while True:
+                block = pool.next_block(stream)
+                assert block.stream == stream
+                for element, state in zip(block.elements, block.states, strict=True):
+                    assert element == (stream, epoch, len(places))
+                    places.append(element)
+                    assert state == {"epoch": epoch, "place": len(places)}
+                if block.end_state is not None:
+                    assert block.end_state == {"epoch": epoch + 1, "place": 0}
+                    break
+            assert len(places) == length
+    pool.close()
+    pool.close()
+
+
+def test_a_stream_starts_at_a_state_and_can_begin_anew() -> None:
+    pool = make_pool([100])
+    pool.start(0, {"epoch": 3, "place": 50})
+    assert pool.next_block(0).elements[0] == (0, 3, 50)
+    assert pool.next_block(0).elements[0] == (0, 3, 54)
+    pool.start(0, None)
+    assert pool.next_block(0).elements[0] == (0, 0, 0)
+    pool.start(0, {"epoch": 1, "place": 8})
+    assert pool.next_block(0).elements[0] == (0, 1, 8)
+    pool.close()
+
+
+def test_a_stream_started_ahead_of_time_is_not_started_twice() -> None:
+    pool = make_pool([100])
+    pool.start(0, None)
+    pool.start(0, None)
+    assert [pool.next_block(0).elements[0][2] for _ in range(3)] == [0, 4, 8]
+    pool.close()
+
+
+def test_workers_make_no_more_than_the_prefetch_ahead_and_stop_at_the_end_of_an_epoch() -> None:
+    recorder = Recorder()
+    dataset = NumbersDataset([8], config())
+    pool = WorkerPool(HandOverDataset(dataset, block_size=2), recorder, prefetch_factor=3, start_method="fork")
+    assert not pool.ready(0)
+    pool.next_block(0)
+    time.sleep(0.3)
+    taken = 1
+    while pool.ready(0):
+        assert recorder.snapshot()["counts"]["made"] <= 2 * (3 + taken)
+        if pool.next_block(0).end_state is not None:
+            break
+        taken += 1
+        time.sleep(0.05)
+    assert not pool.ready(0)
+    time.sleep(0.1)
+    assert not pool.ready(0)
+    assert recorder.snapshot()["counts"]["made"] == 8
+    assert pool.next_block(0).elements[0] == (0, 1, 0)
+    pool.close()
+
+
+@dataclass
+class Picture:
+    key: str
+    pixels: torch.Tensor
+    raw: bytes
+    boxes: np.ndarray[Any, Any]
+
+
+def picture(stream: int, epoch: int, place: int) -> Picture:
+    return Picture(
+        f"{place}", torch.full((3, 40, 41), place % 256, dtype=torch.uint8), bytes([place % 256]) * 20_000,
+        np.full((100, 20), place),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_elements_that_are_held_are_never_overwritten(method: str) -> None:
+    pool = make_pool([200], make=picture, method=method)
+    held = []
+    for _ in range(25):
+        held += pool.next_block(0).elements
+        gone = pool.next_block(0)  # this one's memory is used again
+        del gone
+    pool.close()
+    gc.collect()
+    assert len(held) == 100
+    for element in held:
+        number = int(element.key)
+        assert type(element) is Picture
+        assert torch.all(element.pixels == number % 256)
+        assert np.all(element.boxes == number)
+        assert element.raw == bytes([number % 256]) * 20_000
+        element.pixels += 1  # memory of its own, and writable
+
+
+def test_memory_is_used_again_when_nobody_holds_it() -> None:
+    pool = make_pool([10_000], make=picture, prefetch=2)
+    for _ in range(100):
+        pool.next_block(0)
+    pid = pool.pids[0]
+    arenas = sum("energon-dali-block" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    assert 1 <= arenas <= 6
+    assert not [name for name in os.listdir(f"/proc/{pid}/fd") if "block" in os.readlink(f"/proc/{pid}/fd/{name}")]
+    pool.close()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_an_exception_arrives_as_what_it_was_with_the_traceback_of_the_worker(method: str) -> None:
+    pool = make_pool([100, 100], mishap=Mishap(0, 9, "raise"), method=method)
+    assert len(pool.next_block(0).elements) == 4
+    assert len(pool.next_block(0).elements) == 4
+    with pytest.raises(ValueError, match="did not like it") as caught:
+        pool.next_block(0)
+    assert "in happen" in str(caught.value.__cause__)
+    with pytest.raises(ValueError, match="did not like it"):
+        pool.next_block(0)
+    assert pool.next_block(1).elements[0] == (1, 0, 0)
+    pool.close()
+
+
+def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
+    pool = make_pool([100], mishap=Mishap(0, 0, "raise-odd"))
+    with pytest.raises(WorkerError, match=r"cannot travel between processes: .*OddError: odd 1 2"):
+        pool.next_block(0)
+    pool.close()
+
+
+def test_an_element_that_cannot_be_pickled_ends_the_stream_with_the_reason() -> None:
+    pool = make_pool([100], mishap=Mishap(0, 5, "unpicklable"))
+    pool.next_block(0)
+    with pytest.raises(TypeError, match="cannot pickle 'generator' object"):
+        pool.next_block(0)
+    pool.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("kind", "text"), [("exit", "exit code 7"), ("kill", "killed by SIGKILL .often the kernel")])
+def test_a_dead_worker_is_an_error_that_says_how_it_died(method: str, kind: str, text: str) -> None:
+    pool = make_pool([100], mishap=Mishap(0, 8, kind), method=method)
+    assert [len(pool.next_block(0).elements) for _ in range(2)] == [4, 4]
+    start = time.monotonic()
+    with pytest.raises(WorkerDiedError, match=f"Worker 0 of rank 0 .process \\d+. ended unasked: {text}"):
+        pool.next_block(0)
+    assert time.monotonic() - start < 5
+    pool.close()
+
+
+def test_a_worker_killed_while_the_rank_waits_is_noticed() -> None:
+    pool = make_pool([100], mishap=Mishap(0, 0, "hang"))
+    pool.launch()
+    killer = threading.Timer(0.3, os.kill, (pool.pids[0], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        pool.next_block(0)
+    killer.join()
+    pool.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_close_ends_workers_that_hang(method: str) -> None:
+    pool = make_pool([100, 100], workers=2, mishap=Mishap(0, 0, "hang"), method=method)
+    pool.next_block(1)
+    pids = pool.pids
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 3
+    assert not children() & set(pids)
+    with pytest.raises(WorkerError, match="were ended with close"):
+        pool.next_block(1)
+
+
+def test_a_forgotten_pool_ends_its_workers() -> None:
+    pool = make_pool([100])
+    pool.next_block(0)
+    pids = pool.pids
+    del pool
+    gc.collect()
+    assert not children() & set(pids)
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="prefetch_factor=0"):
+        make_pool([1], prefetch=0)
+    with pytest.raises(ConfigError, match="start_method='thread' is unknown: give one of 'spawn'"):
+        make_pool([1], method="thread")
+
+
+def test_a_dataset_that_cannot_be_pickled_is_refused_with_the_reason() -> None:
+    lock = threading.Lock()
+    pool = make_pool([4], method="spawn", make=lambda *place: (lock, place)[1])
+    with pytest.raises(WorkerError, match=r"cannot be pickled: .*lock.*Keep open files, locks"):
+        pool.next_block(0)
+    pool.close()
+    pool = make_pool([4], method="fork", make=lambda *place: (lock, place)[1])
+    assert pool.next_block(0).elements[0] == (0, 0, 0)
+    pool.close()
+
+
+def test_many_blocks_held_need_no_descriptors() -> None:
+    pool = make_pool([4000], make=picture)
+    pool.next_block(0)
+    before = len(os.listdir("/proc/self/fd"))
+    held = [pool.next_block(0) for _ in range(100)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(held) == 100
+    pool.close()
