@@ -29,7 +29,8 @@ def log_exception(exception: Exception, sample: Any, sources: Sequence[SourceInf
         sources: Where it came from.
     """
     lines = ["A sample was dropped, because this failed on it:"]
-    lines += "".join(traceback.format_exception(type(exception), exception, exception.__traceback__)).rstrip().splitlines()
+    trace = traceback.format_exception(type(exception), exception, exception.__traceback__)
+    lines += "".join(trace).rstrip().splitlines()
     for source in list(sources or ())[:_MAX_SOURCES]:
         lines.append(f"source: {source}")
     if sources and len(sources) > _MAX_SOURCES:

@@ -122,7 +122,8 @@ class EpochOrder:
         """
         if not 0 <= start <= stop <= self._length:
             raise IndexError(
-                f"Positions {start} to {stop} leave an epoch of {self._length} samples: give 0 <= start <= stop <= length."
+                f"Positions {start} to {stop} leave an epoch of {self._length} samples: "
+                "give 0 <= start <= stop <= length."
             )
         places = self._shuffle.places(start, stop)
         if self._lanes > 1:

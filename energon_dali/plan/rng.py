@@ -89,7 +89,7 @@ def uniform(start: int, count: int, *key: int) -> npt.NDArray[np.float64]:
     Returns:
         float64[count], multiples of 2**-53 with 0 <= u < 1.
     """
-    numbers = (raw_words(start, count, *key) >> np.uint64(11)).astype(np.float64)
+    numbers: npt.NDArray[np.float64] = (raw_words(start, count, *key) >> np.uint64(11)).astype(np.float64)
     numbers *= 2.0**-53
     return numbers
 

@@ -88,7 +88,7 @@ class Sample:
             ConfigError: There is no primary sample, or a field is missing or unknown.
         """
         if not samples or samples[0] is None:
-            raise ConfigError("from_joined needs the sample of the primary dataset as its first argument, and got none.")
+            raise ConfigError("from_joined needs the primary dataset's sample as its first argument, and got none.")
         joined: dict[str, Any] = {}
         sources: tuple[SourceInfo, ...] = ()
         for sample in samples:
@@ -118,8 +118,9 @@ def construct(cls: type[T], values: dict[str, Any]) -> T:
     try:
         return cls(**values)
     except TypeError as error:
-        given = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
-        needed = {f.name for f in fields(cls) if f.init and f.default is f.default_factory is MISSING}  # type: ignore[arg-type]
+        known = [f for f in fields(cls) if f.init]  # type: ignore[arg-type]
+        given = {f.name for f in known}
+        needed = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
         missing, unknown = sorted(needed - values.keys()), sorted(values.keys() - given)
         if not missing and not unknown:
             raise

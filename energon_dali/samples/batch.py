@@ -61,7 +61,7 @@ class Batch:
                 values[name] = tuple(column) if name == "__restore_key__" else column
             elif field.default is MISSING and field.default_factory is MISSING:
                 raise ConfigError(
-                    f"{cls.__name__} has the field {name!r}, which the samples ({type(samples[0]).__name__}) do not have. "
+                    f"{cls.__name__} has the field {name!r}, which the samples ({type(samples[0]).__name__}) have not. "
                     f"Give it as {cls.__name__}.from_samples(samples, {name}=...), or give the field a default."
                 )
         return construct(cls, {**values, **overrides})

@@ -1,0 +1,35 @@
+"""What the user says about a task: the hooks from a sample to a batch, and how its media are decoded."""
+
+from __future__ import annotations
+
+from energon_dali.errors import IgnoreSample, SkipSample
+from energon_dali.task_encoder.augment import AugmentTaskEncoder
+from energon_dali.task_encoder.batching import batch_list, batch_pad_stack, batch_stack, generic_batch
+from energon_dali.task_encoder.context import current_batch_index, current_sample_index, sample_context
+from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
+from energon_dali.task_encoder.default import DefaultTaskEncoder
+from energon_dali.task_encoder.encoder import TaskEncoder, overridden
+from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
+
+__all__ = [
+    "AugmentTaskEncoder",
+    "Cooker",
+    "DefaultTaskEncoder",
+    "IgnoreSample",
+    "SkipSample",
+    "TaskEncoder",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "choose_cooker",
+    "cooker",
+    "current_batch_index",
+    "current_sample_index",
+    "failure_tolerance",
+    "generic_batch",
+    "is_stateless",
+    "overridden",
+    "sample_context",
+    "stateless",
+]

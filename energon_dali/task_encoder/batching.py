@@ -1,0 +1,182 @@
+"""Makes one field of a batch out of the fields of its samples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from energon_dali.errors import ConfigError
+from energon_dali.samples.batch import get_field, has_field
+
+
+def batch_list(values: list[Any]) -> list[Any]:
+    """Returns the list itself: a field that stays one value per sample."""
+    return values
+
+
+def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns tensors of one shape stacked along a new first dimension.
+
+    If they lie one behind the other in one storage, as the rows of a decoded block do, the result is a **view** of them
+    and nothing is copied: writing to the batch then writes to the samples. Otherwise it is a copy. On a device the copy
+    runs on the current stream and nothing waits for it.
+
+    Args:
+        tensors: n >= 1 tensors (...) of one shape, dtype and device.
+
+    Returns:
+        Tensor (n, ...).
+
+    Raises:
+        ConfigError: There is none, or their shapes differ.
+    """
+    if not tensors:
+        raise ConfigError("batch_stack was given no tensors; a batch needs at least one sample.")
+    shape = tensors[0].shape
+    for tensor in tensors:
+        if tensor.shape != shape:
+            raise ConfigError(
+                f"batch_stack was given tensors of the shapes {_shapes(tensors)}, and stacks equal shapes only. Resize "
+                "the samples to one shape, pad them with batch_pad_stack, or keep them apart with batch_list."
+            )
+    view = _consecutive_view(tensors)
+    return torch.stack(list(tensors)) if view is None else view
+
+
+def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Returns the stack of equal-shaped tensors as a view, if they lie one behind the other in one storage."""
+    first = tensors[0]
+    step = first.numel()
+    if step == 0 or type(first) is not torch.Tensor or first.layout is not torch.strided:
+        return None
+    step_bytes = step * first.element_size()
+    address, dtype, device = first.data_ptr(), first.dtype, first.device
+    for number, tensor in enumerate(tensors):
+        if (
+            tensor.data_ptr() != address + number * step_bytes
+            or tensor.dtype != dtype
+            or tensor.device != device
+            or not tensor.is_contiguous()
+            or tensor.requires_grad
+        ):
+            return None
+    # Separate allocations may happen to be neighbours. Where the first one's storage reaches over all of them, they
+    # can only be parts of it.
+    end_bytes = (first.storage_offset() + len(tensors) * step) * first.element_size()
+    if first.untyped_storage().nbytes() < end_bytes:
+        return None
+    return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
+
+
+def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns tensors stacked along a new first dimension, with zeros at the end of each dimension that is too short.
+
+    Tensors of one shape are stacked as in `batch_stack`, as a view where they lie one behind the other.
+
+    Args:
+        tensors: n >= 1 tensors with the same number of dimensions.
+
+    Returns:
+        Tensor (n, ...), each dimension as long as the longest.
+
+    Raises:
+        ConfigError: There is none, or their numbers of dimensions differ.
+    """
+    if not tensors:
+        raise ConfigError("batch_pad_stack was given no tensors; a batch needs at least one sample.")
+    first = tensors[0]
+    if all(tensor.shape == first.shape for tensor in tensors):
+        return batch_stack(tensors)
+    if any(tensor.ndim != first.ndim for tensor in tensors):
+        raise ConfigError(
+            f"batch_pad_stack was given tensors of the shapes {_shapes(tensors)}, and pads only where all have the "
+            "same number of dimensions. Reshape the samples, or keep them apart with batch_list."
+        )
+    longest = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
+    batch = torch.zeros((len(tensors), *longest), dtype=dtype, device=first.device)
+    for row, tensor in zip(batch, tensors, strict=True):
+        row[tuple([slice(length) for length in tensor.shape])] = tensor
+    return batch
+
+
+def generic_batch(values: list[Any]) -> Any:
+    """Returns a batch of values by their type.
+
+    Tensors are stacked and padded; dicts, dataclasses and named tuples are batched field by field (the base fields of
+    samples become lists, and `__sources__` one tuple; a dataclass with `from_samples` makes its own); all else is a
+    list.
+
+    Args:
+        values: One value per sample, all of one kind.
+
+    Raises:
+        ConfigError: Dicts have different keys, or tensors different numbers of dimensions.
+    """
+    if not values:
+        return values
+    first = values[0]
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return batch_pad_stack(values)
+    if isinstance(first, dict):
+        return {name: default_action(name, column) for name, column in columns_of(values).items()}
+    if hasattr(first, "__dataclass_fields__"):
+        if hasattr(first, "from_samples"):
+            return type(first).from_samples(values)
+        return type(first)(**{name: default_action(name, column) for name, column in columns_of(values).items()})
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(**{name: generic_batch(column) for name, column in columns_of(values).items()})
+    return values
+
+
+def default_action(name: str, column: list[Any], other: Any = generic_batch) -> Any:
+    """Returns the batch of a field by its name: base fields of samples stay lists or tuples, others go to `other`."""
+    if name == "__sources__":
+        return tuple([source for sources in column for source in sources or ()]) or None
+    if name == "__restore_key__":
+        return tuple(column)
+    if name.startswith("__") and name.endswith("__"):
+        return column
+    return other(column)
+
+
+def columns_of(samples: Sequence[Any]) -> dict[str, list[Any]]:
+    """Returns the fields of samples as lists: name to one value per sample.
+
+    Args:
+        samples: At least one dict, dataclass or named tuple; all with the fields of the first.
+
+    Raises:
+        ConfigError: A sample has other fields than the first.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        names = list(first)
+    elif hasattr(first, "__dataclass_fields__"):
+        names = [field.name for field in fields(first) if field.init]
+    elif hasattr(first, "_fields"):
+        names = list(first._fields)
+    else:
+        raise ConfigError(
+            f"A {type(first).__name__} has no fields to batch. Give dataclasses, dicts or named tuples, "
+            "or override batch()."
+        )
+    for sample in samples:
+        lost = [name for name in names if not has_field(sample, name)]
+        if lost or (isinstance(sample, dict) and len(sample) != len(names)):
+            other = sorted(sample) if isinstance(sample, dict) else type(sample).__name__
+            raise ConfigError(
+                f"The samples of a batch have different fields: the first has {sorted(names)}, another {other}. Make "
+                "encode_sample return the same fields for all samples, or group them with batch_group_criterion."
+            )
+    return {name: [get_field(sample, name) for sample in samples] for name in names}
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> str:
+    """Returns the different shapes of tensors, for a message."""
+    shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
+    return ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")

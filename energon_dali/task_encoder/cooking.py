@@ -1,0 +1,105 @@
+"""Cookers: functions that make a Sample of a crude sample, chosen by the subflavors of its dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+from energon_dali.errors import ConfigError
+from energon_dali.samples.base import BASE_FIELDS, SourceInfo
+
+T_sample = TypeVar("T_sample")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Cooker(Generic[T_sample]):
+    """A function that makes a sample of a crude sample, and the datasets it is for."""
+
+    cook: Callable[..., T_sample]
+    """Called as cook(sample, **auxiliary stores); mark it @stateless where samples are to be restored."""
+    has_subflavors: Mapping[str, Any] | None = None
+    """Subflavors that a dataset must have for this cooker; None fits every dataset."""
+
+    def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
+        """Returns whether this cooker is for datasets with these subflavors."""
+        if self.has_subflavors is None:
+            return True
+        known = subflavors or {}
+        return all(name in known and known[name] == value for name, value in self.has_subflavors.items())
+
+    @property
+    def need_primary(self) -> bool:
+        """Whether the function asked for `primary`, random access to its own dataset."""
+        return bool(getattr(self.cook, "__cook_need_primary__", False))
+
+    @property
+    def need_cache(self) -> bool:
+        """Whether the function asked for `cache`, the pool that fetches ahead."""
+        return bool(getattr(self.cook, "__cook_need_cache__", False))
+
+
+@overload
+def cooker(fn: F) -> F: ...
+
+
+@overload
+def cooker(fn: None = None, *, need_cache: bool = False, need_primary: bool = False) -> Callable[[F], F]: ...
+
+
+def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False) -> F | Callable[[F], F]:
+    """Marks a cook function that wants more arguments; use as `@cooker` or `@cooker(need_cache=True)`.
+
+    Args:
+        fn: The function.
+        need_cache: Call it with `cache=...`, the pool that fetches ahead.
+        need_primary: Call it with `primary=...`, random access to the crude sample's own dataset.
+    """
+
+    def mark(function: F) -> F:
+        marked: Any = function
+        marked.__cook_need_cache__ = need_cache
+        marked.__cook_need_primary__ = need_primary
+        return marked  # type: ignore[no-any-return]
+
+    return mark if fn is None else mark(fn)
+
+
+def choose_cooker(
+    cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None, dataset: str = ""
+) -> Cooker[Any]:
+    """Returns the first cooker that matches a dataset.
+
+    Args:
+        cookers: The task encoder's, in order.
+        subflavors: Of the dataset.
+        dataset: Its path, for the message.
+
+    Raises:
+        ConfigError: None matches.
+    """
+    for candidate in cookers:
+        if candidate.is_match(subflavors):
+            return candidate
+    wanted = "; ".join(str(dict(candidate.has_subflavors or {})) for candidate in cookers) or "none at all"
+    raise ConfigError(
+        f"The dataset {dataset or '(unnamed)'} gives crude samples with the subflavors {dict(subflavors or {})}, and "
+        f"no cooker is for those; the task encoder's cookers want: {wanted}. Add Cooker(function, has_subflavors=...) "
+        "to `cookers`, or one without has_subflavors, which fits every dataset."
+    )
+
+
+def basic_sample_keys(
+    crude_sample: Mapping[str, Any], additional_source_info: Sequence[SourceInfo] = ()
+) -> dict[str, Any]:
+    """Returns the base fields of a crude sample, as keyword arguments of the sample that is made of it.
+
+    Args:
+        crude_sample: The crude sample.
+        additional_source_info: Sources beyond its own, such as those of auxiliary files.
+    """
+    base = {name: crude_sample[name] for name in BASE_FIELDS if name in crude_sample}
+    if additional_source_info:
+        base["__sources__"] = (*(base.get("__sources__") or ()), *additional_source_info)
+    return base

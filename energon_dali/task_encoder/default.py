@@ -1,0 +1,117 @@
+"""A task encoder that says only which types samples and batches have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from energon_dali.errors import ConfigError
+from energon_dali.samples.base import construct
+from energon_dali.task_encoder.batching import generic_batch
+from energon_dali.task_encoder.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder, make_batch
+from energon_dali.task_encoder.stateless import stateless
+
+
+class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
+    """Maps samples and batches to given types, field by field, by name.
+
+    Args:
+        encoded_sample_type: What `encode_sample` makes of a sample: a dataclass, a NamedTuple or dict; None keeps it.
+        raw_batch_type: What `batch` makes of samples; None keeps their type.
+        batch_type: What `encode_batch` makes of a raw batch; None keeps it.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoded_sample_type: type[T_encoded_sample] | None = None,
+        raw_batch_type: type[T_raw_batch] | None = None,
+        batch_type: type[T_batch] | None = None,
+    ) -> None:
+        self._types: dict[str, type[Any] | None] = {
+            "encode_sample": encoded_sample_type, "batch": raw_batch_type, "encode_batch": batch_type,
+        }  # fmt: skip
+
+    @stateless
+    def encode_sample(self, sample: T_sample) -> T_encoded_sample:
+        """Returns the sample as `encoded_sample_type`.
+
+        Raises:
+            ConfigError: The type needs a field that the sample does not have.
+        """
+        return convert(sample, self._type("encode_sample"))  # type: ignore[no-any-return]
+
+    @stateless
+    def batch(self, samples: list[T_encoded_sample]) -> T_raw_batch:
+        """Returns a batch as `raw_batch_type`, each field made by `generic_batch`.
+
+        Raises:
+            ConfigError: The type needs a field that the samples do not have.
+        """
+        result_type: Any = self._type("batch") or type(samples[0])
+        return make_batch(samples, result_type, {}, generic_batch)  # type: ignore[no-any-return]
+
+    @stateless
+    def encode_batch(self, batch: T_raw_batch) -> T_batch:
+        """Returns the batch as `batch_type`.
+
+        Raises:
+            ConfigError: The type needs a field that the batch does not have.
+        """
+        return convert(batch, self._type("encode_batch"))  # type: ignore[no-any-return]
+
+    def overrides(self, hook: str) -> bool:
+        """Returns whether this encoder does anything in a hook: without a type, the hooks of this class do not."""
+        own = getattr(DefaultTaskEncoder, hook)
+        if hook in self.__dict__ or getattr(type(self), hook) is not own or own is getattr(TaskEncoder, hook):
+            return super().overrides(hook)
+        return self._type(hook) is not None
+
+    def _type(self, hook: str) -> type[Any] | None:
+        # A subclass may have an __init__ of its own that does not call this one's.
+        types: dict[str, type[Any] | None] = getattr(self, "_types", {})
+        return types.get(hook)
+
+
+def convert(value: Any, target: type[Any] | None) -> Any:
+    """Returns a sample or batch as another type, with the fields of the same name.
+
+    Args:
+        value: A dataclass, dict or named tuple.
+        target: A dataclass or NamedTuple, which takes the fields that it has; dict, which takes all; None keeps the
+            value.
+
+    Raises:
+        ConfigError: The target needs a field that the value does not have, or has no fields at all.
+    """
+    if target is None or type(value) is target:
+        return value
+    known = _fields_of_value(value)
+    if is_dataclass(target):
+        names = {field.name for field in fields(target) if field.init}
+        return construct(target, {name: inner for name, inner in known.items() if name in names})
+    if issubclass(target, dict):
+        return target(known)
+    if hasattr(target, "_fields"):
+        missing = [name for name in target._fields if name not in known and name not in target._field_defaults]
+        if missing:
+            raise ConfigError(
+                f"{target.__name__} needs the fields {missing}, which {type(value).__name__} ({sorted(known)}) does "
+                "not have. Give them defaults, or override the hook."
+            )
+        return target(**{name: known[name] for name in target._fields if name in known})
+    raise ConfigError(f"{target.__name__} has no fields. Give a dataclass, a NamedTuple, or dict.")
+
+
+def _fields_of_value(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    raise ConfigError(
+        f"A {type(value).__name__} has no fields to take over. Give a dataclass, dict or named tuple, or override the "
+        "hook."
+    )
