@@ -90,7 +90,7 @@ class SqliteWriter:
     ) -> None:
         if error is None:
             if self._samples:
-                for statement in _SAMPLE_INDEXES.strip().splitlines():
+                for statement in _SAMPLE_INDEXES.strip().rstrip(";").split(";"):
                     self._db.execute(statement)
             self._db.execute("COMMIT")
         self._db.close()
