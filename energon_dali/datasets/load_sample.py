@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.decode import Decoder
-from energon_dali.errors import DatasetFormatError, DecodeError
+from energon_dali.errors import DatasetFormatError
 from energon_dali.plan import mix, sample_seed
 from energon_dali.samples import CrudeSample, SourceInfo
 from energon_dali.shards import RawSample
@@ -167,7 +167,4 @@ class SampleLoader:
     def _part(self, name: str, content: bytes, number: int, source: SourceInfo, seed: int) -> Any:
         if self.decoder is None:
             return content
-        try:
-            return self.decoder.stage(name, content, seed=mix(seed, number), source=source)
-        except DecodeError as error:
-            raise DecodeError(f"part {name!r}: {error.reason}", error.format, error.route) from error
+        return self.decoder.stage(name, content, seed=mix(seed, number), source=source)

@@ -50,6 +50,8 @@ class RankIterator(Iterator[T], Generic[T]):
         self._ended: set[int] = set()
         self._given = 0
         self._begun = False
+        self._warm = False
+        self._restored: set[int] = set()
 
     def _iterator(self, stream: int) -> StreamIterator[T]:
         iterator = self._iterators.get(stream)
@@ -65,6 +67,8 @@ class RankIterator(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         self._begun = True
+        if not self._warm:
+            self._start_streams()
         if self._limit is not None and self._given >= self._limit.length:
             self._end_epoch()
         while True:
@@ -84,6 +88,14 @@ class RankIterator(Iterator[T], Generic[T]):
             self._given += 1
             return element
 
+    def _start_streams(self) -> None:
+        """Lets all workers begin at once, and not each when its stream's turn comes for the first time."""
+        self._warm = True
+        if self._feed is not None:
+            for stream in self._streams:
+                if stream not in self._restored:
+                    self._feed.start(stream, None)
+
     def _end_epoch(self) -> None:
         self._given = 0
         if len(self._ended) == len(self._streams):
@@ -93,6 +105,8 @@ class RankIterator(Iterator[T], Generic[T]):
             self.close()
             self._ended.clear()
             self._counts = dict.fromkeys(self._streams, 0)
+            self._warm = False
+            self._restored.clear()
         raise StopIteration
 
     def state_dict(self) -> State:
@@ -138,6 +152,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 self._ended.add(stream)
             if saved["state"] is not None:
                 self._iterator(stream).load_state_dict(saved["state"])
+                self._restored.add(stream)
 
     def close(self) -> None:
         """Closes the iterators of all streams."""

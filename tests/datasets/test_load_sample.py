@@ -80,7 +80,7 @@ def test_a_missing_place_in_json_says_where() -> None:
 @pytest.mark.parametrize("decoder", [SampleDecoder(), DaliDecoder(image_decode_device="cpu")])
 def test_a_bad_part_is_named(decoder: SampleDecoder | DaliDecoder) -> None:
     load = SampleLoader(decoder=decoder, sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"})
-    with pytest.raises(DecodeError, match="part 'jpg'"):
+    with pytest.raises(DecodeError, match="Part 'jpg'"):
         load(raw(jpg=b"this is text", txt=b"x"), 0)
 
 
