@@ -65,7 +65,7 @@ class PartLayout:
             pieces.append((begin, last, start, end - start))
         return pieces
 
-    def take(self, key: str, piece: Piece, data: bytes, base: int, parts: dict[str, bytes]) -> None:
+    def take(self, key: str, piece: Piece, data: bytes, base: int, parts: dict[str, bytes | memoryview]) -> None:
         """Adds the parts of a piece to `parts`, after checking that the header before each is that part's.
 
         Args:
@@ -97,10 +97,12 @@ class PartLayout:
                 and data[header + 124 : header + 135] == b"%011o" % size
             ):
                 self._check_header(data[header:content], member, size, content + base)
-            value = data[content : content + size]
-            if len(value) != size:
+            if content + size > len(data):
                 raise self.changed(f"it ends before byte {content + base + size}")
-            parts[name] = value
+            # A large part is a view of what was read: a copy of it would cost as much as reading it.
+            parts[name] = (
+                data[content : content + size] if size < VIEW_BYTES else memoryview(data)[content : content + size]
+            )
 
     def _check_header(self, header: bytes, member: bytes, size: int, offset: int) -> None:
         """Raises ShardError if a header is not that of a member; names that do not fit a header are believed."""

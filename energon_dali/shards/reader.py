@@ -71,6 +71,7 @@ class ShardReader:
         """
         if self._pid != os.getpid():  # forked: file positions do not matter to pread, but closing does
             self._open = OrderedDict()
+            self._remote = None if self._remote is None else RangedReads()
             self._pid = os.getpid()
         if self._remote is not None:
             return self._read_remote(self._remote, shard_indices, sample_indices)

@@ -109,7 +109,7 @@ class ShardExtents:
         return str(self.keys[start[sample] : start[sample + 1]], "utf-8")
 
     def parts(self, sample: int) -> list[tuple[str, int, int]]:
-        """Returns (part name, offset of the content in bytes, size in bytes) of the parts of a sample, in file order."""
+        """Returns (part name, offset of the content in bytes, size in bytes) of the parts of a sample, in order."""
         return [
             (self.part_names[self.part_name[part]], self.part_block[part] * BLOCK, self.part_size[part])
             for part in range(self.first_part[sample], self.first_part[sample + 1])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
 from energon_dali.shards.meta.document import META, parse_document
 from energon_dali.shards.storage import StoragePath
@@ -131,3 +133,37 @@ def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: Storage
         "code that the dataset "
         "chose: look at it, then pass trust_dataset_code=True."
     )
+
+
+def write_dataset_config(root: StoragePath, config: Mapping[str, Any], name: str = DEFAULT_NAME) -> None:
+    """Writes `dataset.yaml`.
+
+    Args:
+        root: Folder of the dataset.
+        config: What it says; from `crude_config` or `sample_config`, or plain values of one's own.
+        name: File in `.nv-meta`.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    (root / META / name).write_bytes(text.encode())
+
+
+def crude_config(subflavors: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the configuration of a dataset whose samples stay dicts, to be cooked by the task encoder."""
+    config: dict[str, Any] = {"__module__": FOREIGN_MODULES[0], "__class__": CRUDE}
+    return {**config, "subflavors": dict(subflavors)} if subflavors else config
+
+
+def sample_config(sample_type: str, field_map: Mapping[str, str] | None) -> dict[str, Any]:
+    """Returns the configuration of a dataset of one sample type.
+
+    Args:
+        sample_type: Such as "CaptioningSample".
+        field_map: Part of each field, such as `{"image": "jpg,png"}`; None names functions of sample_loader.py.
+    """
+    config: dict[str, Any] = {"sample_type": {"__module__": FOREIGN_MODULES[0], "__class__": sample_type}}
+    if field_map is not None:
+        return {**config, "field_map": dict(field_map)}
+    return {**config, "sample_loader": "sample_loader.py:sample_loader", "part_filter": "sample_loader.py:part_filter"}

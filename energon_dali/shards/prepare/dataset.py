@@ -22,6 +22,7 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import read_shard_counts, write_shard_counts
 from energon_dali.shards.meta.splits import DEFAULT_NAME, write_split
 from energon_dali.shards.prepare.brace_collapse import collapse_names
+from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError
 from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.prepare.shard_job import CheckPart, ShardJob, ShardScan, UnreadablePart, index_shard
@@ -121,7 +122,8 @@ def prepare_dataset(
 
     Raises:
         ConfigError: Arguments contradict each other, or a pattern matches nothing.
-        DatasetFormatError: There is no shard, one is compressed, or keys are not unique.
+        DatasetFormatError: There is no shard, or one is compressed.
+        DuplicateKeysError: Keys are not unique; the message names some.
         ShardError: Shards are damaged or empty; the message lists them all.
         StorageError: Something cannot be read or written.
     """
@@ -224,7 +226,7 @@ def _refuse(root: StoragePath, names: list[str], errors: list[str], duplicates: 
         shown = "\n".join(
             f"  - {key!r} in {names[first]} and {names[second]}" for key, first, second in duplicates[:10]
         )
-        raise DatasetFormatError(
+        raise DuplicateKeysError(
             f"Sample keys of {root} are not unique, among them:\n{shown}\nA key names a sample in the whole dataset. "
             "Run `energon-dali "
             "prepare` with --fix-duplicates: it writes the shards anew, with the name of its shard before each key."

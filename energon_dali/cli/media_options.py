@@ -1,0 +1,57 @@
+"""Options that `prepare` and `prepare-media` share, and what they do with images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import click
+from tqdm import tqdm
+
+from energon_dali.decode.screen import screen_image
+from energon_dali.shards import PartFacts
+from energon_dali.shards.prepare.shard_job import ShardScan
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def media_options(command: Command) -> Command:
+    """Adds the three options `--media-metadata-by-*` to a command."""
+    for option in (
+        click.option("--media-metadata-by-extension", is_flag=True, help="Describe media, found by their file suffix."),
+        click.option("--media-metadata-by-header", is_flag=True, help="Describe media, found by their first bytes."),
+        click.option(
+            "--media-metadata-by-glob",
+            metavar="GLOBS",
+            help="Describe media whose names match one of these patterns, such as '*.jpg,*.mp4'.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def check_image(name: str, data: bytes) -> PartFacts:
+    """Returns what the header of an image part says; the check that `prepare` runs.
+
+    Raises:
+        DecodeError: The header cannot be parsed, or is beyond what any decoder here would take.
+    """
+    header = screen_image(data)
+    return PartFacts(header.format, header.width, header.height)
+
+
+def usable_workers(asked: int) -> int:
+    """Returns the number of processes: no more than there are CPU cores for this process."""
+    return max(1, min(asked, len(os.sched_getaffinity(0))))
+
+
+def progress_bar(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:
+    """Yields the shards and shows them as a bar on stderr."""
+    samples = 0
+    with tqdm(total=total, desc="Indexing shards", unit="shard") as bar:
+        for scan in scans:
+            samples += scan.num_samples
+            bar.set_postfix_str(f"{samples:,} samples", refresh=False)
+            bar.update()
+            yield scan

@@ -1,0 +1,194 @@
+"""`energon-dali prepare`: makes a folder of tar shards a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from energon_dali.cli.dataset_wizard import make_config
+from energon_dali.cli.failure import told_to_user
+from energon_dali.cli.media_options import check_image, media_options, progress_bar, usable_workers
+from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
+from energon_dali.shards.meta.dataset_config import write_dataset_config
+from energon_dali.shards.meta.document import META
+from energon_dali.shards.meta.info import info_present
+from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME, find_shards
+from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
+from energon_dali.shards.prepare.media_metadata import MediaFilter
+from energon_dali.shards.prepare.split_plan import parse_ratio
+
+SHOWN_PARTS = 10
+SHOWN_UNREADABLE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """What was given on the command line."""
+
+    progress: bool
+    split_parts: tuple[str, ...]
+    exclude: str | None
+    num_workers: int
+    tar_index_only: bool
+    shuffle_tars: bool
+    media_metadata_by_glob: str | None
+    media_metadata_by_header: bool
+    media_metadata_by_extension: bool
+    fix_duplicates: bool
+    check_media: bool
+    exclude_unreadable: bool
+    non_interactive: bool
+    split_ratio: str | None
+    force_overwrite: bool
+    skip_dataset_yaml: bool
+    dataset_yaml_name: str
+    sample_type: str | None
+    field_map: str | None
+    tmp_path: Path | None
+
+
+@click.command("prepare")
+@click.argument("path")
+@click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
+@click.option(
+    "--split-parts",
+    multiple=True,
+    metavar="NAME:REGEX",
+    help="Shards of a part, such as 'train:train/{000..999}.tar'; braces, then a regular expression.",
+)
+@click.option("--exclude", metavar="REGEX", help="Leave out shards in whose path this is found.")
+@click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core.")
+@click.option("--tar-index-only", is_flag=True, help="Only make the indices anew; the split stays.")
+@click.option("--shuffle-tars", is_flag=True, help="Shuffle the shards before they are split by ratio.")
+@media_options
+@click.option("--fix-duplicates", is_flag=True, help="If keys are not unique, write the shards anew with unique keys.")
+@click.option("--check-media/--no-check-media", default=True, help="Look at the header of every image.")
+@click.option("--exclude-unreadable", is_flag=True, help="Leave samples with unreadable media out of the split.")
+@click.option("--non-interactive", is_flag=True, help="Ask nothing.")
+@click.option("--split-ratio", metavar="A,B,C", help="Shares of train, val and test, such as 8,1,1.")
+@click.option("--force-overwrite", is_flag=True, help="Prepare again without asking.")
+@click.option("--skip-dataset-yaml", is_flag=True, help="Do not write dataset.yaml.")
+@click.option("--dataset-yaml-name", default="dataset.yaml", show_default=True, help="Name of dataset.yaml.")
+@click.option("--sample-type", metavar="NAME", help="Such as CaptioningSample or CrudeWebdataset.")
+@click.option("--field-map", metavar="JSON", help='Such as \'{"image": "jpg", "caption": "txt"}\'.')
+@click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the index while it is built.")
+def prepare(path: str, **given: object) -> None:
+    """Make the folder PATH of tar shards a dataset: index, check and split it.
+
+    Writes PATH/.nv-meta and an index beside each shard. The shards stay as they are.
+    """
+    options = PrepareOptions(**given)  # type: ignore[arg-type]
+    with told_to_user():
+        root = StoragePath.of(path)
+        if not root.is_dir():
+            raise click.ClickException(f"{root} is no folder. Give the folder that holds the tar shards.")
+        if options.tar_index_only:
+            result = _run(root, None, None, options)
+            click.echo(f"Done. Indexed {sum(result.shard_counts.values()):,} samples.")
+            _report_unreadable(root, result.unreadable, options)
+            return
+        if info_present(root) and not options.force_overwrite:
+            if options.non_interactive:
+                raise click.ClickException(
+                    "The dataset has already been prepared. Use --force-overwrite to do it again."
+                )
+            if not click.confirm("It seems the dataset had already been prepared. Do you want to continue?"):
+                return
+        shards = find_shards(root, options.exclude)
+        click.echo(f"Found {len(shards)} tar files, the first and the last:\n- {shards[0]}\n- {shards[-1]}")
+        ratio = None if options.split_parts else parse_ratio(_ratio_text(options))
+        result = _run(root, shards, ratio, options)
+        _report_unreadable(root, result.unreadable, options)
+        _write_config(root, result, options)
+        click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
+
+
+def _ratio_text(options: PrepareOptions) -> str:
+    if options.split_ratio is not None:
+        return options.split_ratio
+    if options.non_interactive:
+        raise click.ClickException("--split-ratio is required with --non-interactive, or --split-parts.")
+    question = 'Please enter a desired train/val/test split like "0.5, 0.2, 0.3" or "8,1,1"'
+    return str(click.prompt(question, type=str))
+
+
+def _run(
+    root: StoragePath, shards: list[str] | None, ratio: dict[str, float] | None, options: PrepareOptions
+) -> PrepareResult:
+    media = MediaFilter.parse(
+        options.media_metadata_by_glob, options.media_metadata_by_header, options.media_metadata_by_extension
+    )
+    if media is not None and options.tar_index_only:
+        raise click.UsageError("--media-metadata-by-... cannot be combined with --tar-index-only.")
+    wrong = [text for text in options.split_parts if ":" not in text]
+    if wrong:
+        raise click.UsageError(
+            f"--split-parts {wrong[0]!r} has no colon. Write it as NAME:REGEX, such as 'train:train_.*'."
+        )
+    workers = usable_workers(options.num_workers)
+
+    def attempt() -> PrepareResult:
+        return prepare_dataset(
+            root,
+            shards=shards,
+            split_ratio=ratio,
+            split_patterns=[(text.partition(":")[0], text.partition(":")[2]) for text in options.split_parts] or None,
+            shuffle_seed=SHUFFLE_SEED if options.shuffle_tars else None,
+            num_workers=workers,
+            check_part=check_image if options.check_media else None,
+            exclude_unreadable=options.exclude_unreadable,
+            media_filter=media,
+            tar_index_only=options.tar_index_only,
+            tmp_path=options.tmp_path,
+            progress=progress_bar if options.progress else None,
+        )
+
+    try:
+        return attempt()
+    except DuplicateKeysError:
+        if not options.fix_duplicates or shards is None:
+            raise
+    click.echo("Keys are not unique. Writing the shards anew, with the name of its shard before each key.")
+    prefix_keys(root, shards, num_workers=workers)
+    return attempt()
+
+
+def _report_unreadable(root: StoragePath, unreadable: list[UnreadablePart], options: PrepareOptions) -> None:
+    if not unreadable:
+        return
+    click.echo(f"{len(unreadable):,} media parts cannot be parsed:", err=True)
+    rows = [("shard", "key", "part", "reason")]
+    rows += [(bad.shard, bad.key, bad.part, bad.reason) for bad in unreadable[:SHOWN_UNREADABLE]]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  " + "  ".join([*cells, row[3]]), err=True)
+    if len(unreadable) > SHOWN_UNREADABLE:
+        click.echo(f"  and {len(unreadable) - SHOWN_UNREADABLE:,} more", err=True)
+    click.echo(f"All of them are listed in {root / META / UNREADABLE_NAME}.", err=True)
+    if options.exclude_unreadable and not options.tar_index_only:
+        click.echo("Their samples are excluded from the split.", err=True)
+    else:
+        click.echo("Their samples are kept; --exclude-unreadable leaves them out of the split.", err=True)
+
+
+def _write_config(root: StoragePath, result: PrepareResult, options: PrepareOptions) -> None:
+    names = result.part_names
+    more = " and more" if len(names) > SHOWN_PARTS else ""
+    click.echo(f"Found the following part types in the dataset: {', '.join(names[:SHOWN_PARTS])}{more}")
+    if options.skip_dataset_yaml:
+        wanted = False
+    elif options.sample_type is not None:
+        wanted = True
+    elif options.non_interactive:
+        click.echo("Skipping dataset.yaml (use --sample-type to create it).")
+        wanted = False
+    else:
+        wanted = click.confirm("Do you want to create a dataset.yaml interactively?", default=True)
+    if not wanted:
+        click.echo("You will have to add a dataset.yaml manually.")
+        return
+    config = make_config(root, options.sample_type, options.field_map, names, interactive=not options.non_interactive)
+    write_dataset_config(root, config, options.dataset_yaml_name)

@@ -1,0 +1,42 @@
+"""`energon-dali prepare-media`: describes the media of a prepared dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from energon_dali.cli.failure import told_to_user
+from energon_dali.cli.media_options import media_options, progress_bar, usable_workers
+from energon_dali.shards.prepare.media_metadata import MediaFilter
+from energon_dali.shards.prepare.media_tables import add_media_metadata
+
+
+@click.command("prepare-media")
+@click.argument("path")
+@click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
+@click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core.")
+@media_options
+@click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the table while it is built.")
+def prepare_media(
+    path: str,
+    progress: bool,
+    num_workers: int,
+    media_metadata_by_glob: str | None,
+    media_metadata_by_header: bool,
+    media_metadata_by_extension: bool,
+    tmp_path: Path | None,
+) -> None:
+    """Describe the media (sizes, formats, durations) of the prepared dataset at PATH."""
+    with told_to_user():
+        media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
+        if media is None:
+            raise click.UsageError("Give one of --media-metadata-by-glob, -by-header and -by-extension.")
+        count = add_media_metadata(
+            path,
+            media,
+            num_workers=usable_workers(num_workers),
+            tmp_path=tmp_path,
+            progress=progress_bar if progress else None,
+        )
+    click.echo(f"Done. Described {count:,} media.")

@@ -1,0 +1,61 @@
+"""Makes sample keys unique over a dataset by writing the shards anew, with the name of its shard before each key."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tarfile
+from collections.abc import Sequence
+
+from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.shards.index.sample_names import split_member_name
+from energon_dali.shards.prepare.parallel import map_in_order
+from energon_dali.shards.storage import StoragePath
+
+
+class DuplicateKeysError(DatasetFormatError):
+    """Sample keys are not unique over the dataset."""
+
+
+def prefix_keys(path: str | StoragePath, shards: Sequence[str], *, num_workers: int = 1) -> None:
+    """Writes local shards anew: `key.part` in `a/shard_0.tar` becomes `a/shard_0/key.part`.
+
+    Each shard is written beside the old one and takes its place when it is whole. The disk needs room for one shard per
+    process. Members that belong to no sample stay as they are. Prepare the dataset afterwards.
+
+    Args:
+        path: Local folder of the dataset.
+        shards: Tar files, relative to the folder.
+        num_workers: Processes; see `prepare_dataset`.
+
+    Raises:
+        StorageError: The folder is not local.
+        ShardError: A shard is damaged or cannot be written; it stays as it was.
+    """
+    root = StoragePath.of(path)
+    _ = root.local
+    for _done in map_in_order(functools.partial(_prefix_shard, root), shards, num_workers):
+        pass
+
+
+def _prefix_shard(root: StoragePath, shard: str) -> str:
+    place = (root / shard).local
+    temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
+    prefix = shard.removesuffix(".tar")
+    try:
+        with tarfile.open(place, "r:") as old, tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as new:
+            for member in old:
+                if member.isreg() and split_member_name(member.name) is not None:
+                    member.name = f"{prefix}/{member.name}"
+                    member.pax_headers = {}
+                new.addfile(member, old.extractfile(member) if member.isreg() else None)
+        shutil.copymode(place, temporary)
+        os.replace(temporary, place)
+    except (tarfile.TarError, OSError) as error:
+        raise ShardError(
+            f"{place} could not be written with unique keys: {error}. It stays as it was.", shard
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return shard

@@ -1,0 +1,70 @@
+"""Adds descriptions of media to a dataset that is prepared already."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.shards.index.extent_index import SQLITE_NAME
+from energon_dali.shards.index.sqlite_index import SqliteWriter
+from energon_dali.shards.meta.document import META
+from energon_dali.shards.meta.info import read_shard_counts
+from energon_dali.shards.prepare.media_metadata import MediaFilter
+from energon_dali.shards.prepare.parallel import map_in_order
+from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, index_shard
+from energon_dali.shards.storage import StoragePath
+
+
+def add_media_metadata(
+    path: str | StoragePath,
+    media_filter: MediaFilter,
+    *,
+    num_workers: int = 1,
+    tmp_path: Path | None = None,
+    progress: Callable[[Iterable[ShardScan], int], Iterable[ShardScan]] | None = None,
+) -> int:
+    """Describes the media of a prepared dataset in the table `media_metadata`, and returns how many there are.
+
+    Entries of before stay where they are not described anew. The rest of the index does not change.
+
+    Args:
+        path: Folder of the dataset.
+        media_filter: Which media.
+        num_workers: Processes; see `prepare_dataset`.
+        tmp_path: Folder in which the table is built before it takes its place.
+        progress: Shows how far it is.
+
+    Raises:
+        DatasetFormatError: The dataset is not prepared.
+        ShardError: Shards are damaged.
+        StorageError: Something cannot be read or written.
+    """
+    root = StoragePath.of(path)
+    names = list(read_shard_counts(root))
+    content = (root / META / SQLITE_NAME).read_if_there()
+    if content is None:
+        raise DatasetFormatError(f"{root} has no {META}/{SQLITE_NAME}. Run `energon-dali prepare {root}` first.")
+    if tmp_path is not None:
+        tmp_path.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="energon-dali-prepare-", dir=tmp_path))
+    job = ShardJob(root, describe_media=media_filter, write_tar_index=False)
+    scans = map_in_order(functools.partial(index_shard, job), names, num_workers)
+    described = 0
+    try:
+        copy = folder / SQLITE_NAME
+        copy.write_bytes(content)
+        with SqliteWriter(copy, samples=False, media=True) as tables:
+            for scan in progress(scans, len(names)) if progress else scans:
+                if scan.error:
+                    raise ShardError(scan.error, scan.shard)
+                tables.add_media(scan.media)
+                described += len(scan.media)
+            tables.add_media_filter(media_filter.strategy, ",".join(media_filter.patterns))
+        (root / META / SQLITE_NAME).write_file(copy)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return described
