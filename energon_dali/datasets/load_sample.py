@@ -9,7 +9,8 @@ from typing import Any
 
 from energon_dali.decode import Decoder
 from energon_dali.errors import DatasetFormatError
-from energon_dali.plan import mix, sample_seed
+from energon_dali.plan import sample_seeds
+from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import CrudeSample, SourceInfo
 from energon_dali.shards import RawSample
 
@@ -109,8 +110,16 @@ class SampleLoader:
             return None
         return PartNames(frozenset(access.part for accesses in self.fields.values() for access in accesses))
 
-    def __call__(self, raw: RawSample, epoch: int) -> Any:
+    def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
+        """Returns the seeds of samples, by pass over the data and number in the dataset."""
+        return sample_seeds(self.seed, self.leaf, epochs, indices).tolist()
+
+    def __call__(self, raw: RawSample, seed: int) -> Any:
         """Returns the sample.
+
+        Args:
+            raw: What was read.
+            seed: Seed of its random operations, as `seeds` gives it.
 
         Raises:
             DecodeError: A part cannot be decoded; the message names the part.
@@ -122,7 +131,6 @@ class SampleLoader:
             shard_name=raw.shard,
             file_names=tuple([f"{raw.key}.{name}" for name in raw.parts]),
         )
-        seed = sample_seed(self.seed, self.leaf, epoch, raw.index)
         parts = self._decode(raw, source, seed) if self.fields is None else self._decode_fields(raw, source, seed)
         if self.sample_type is CrudeSample:
             return CrudeSample(
@@ -164,7 +172,7 @@ class SampleLoader:
                 )
         return values
 
-    def _part(self, name: str, content: bytes, number: int, source: SourceInfo, seed: int) -> Any:
+    def _part(self, name: str, content: bytes | memoryview, number: int, source: SourceInfo, seed: int) -> Any:
         if self.decoder is None:
-            return content
-        return self.decoder.stage(name, content, seed=mix(seed, number), source=source)
+            return bytes(content)
+        return self.decoder.stage(name, content, seed=seed + number, source=source)

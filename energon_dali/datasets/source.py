@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import DatasetError
 from energon_dali.plan import OrderSpec
@@ -40,7 +43,7 @@ class SourceDataset(SavableDataset[Any]):
     Args:
         order: Which sample comes when.
         reader: Reads raw samples; picklable.
-        load: Makes a sample of (raw sample, epoch); picklable.
+        load: Makes a sample of a raw sample.
         repeat: Go on with the next epoch for ever; else every epoch ends with StopIteration.
         read_size: Samples asked of the reader at once.
         failure_tolerance: Consecutive samples that cannot be read or loaded after which the run ends.
@@ -52,7 +55,7 @@ class SourceDataset(SavableDataset[Any]):
         self,
         order: OrderSpec,
         reader: Reader,
-        load: Callable[[RawSample, int], Any],
+        load: SampleLoader,
         *,
         repeat: bool,
         read_size: int,
@@ -100,7 +103,8 @@ class SourceDataset(SavableDataset[Any]):
         (raw,) = self.reader.read([shard], [inside])
         if isinstance(raw, DatasetError):
             raise raw
-        return set_restore_key(self.load(raw, epoch), restore_key)
+        (seed,) = self.load.seeds(np.array([epoch]), np.array([index]))
+        return set_restore_key(self.load(raw, seed), restore_key)
 
 
 class _SourceIterator(StreamIterator[Any]):
@@ -114,20 +118,20 @@ class _SourceIterator(StreamIterator[Any]):
         self._load_guard = HookGuard("load", dataset.failure_tolerance, context, dataset.worker_config)
         self._epoch = 0
         self._position = 0
-        self._read_ahead: deque[tuple[RawSample | DatasetError, int]] = deque()
+        self._read_ahead: deque[tuple[RawSample | DatasetError, int, int]] = deque()
 
     def __next__(self) -> Any:
         while True:
             if not self._read_ahead:
                 self._read()
-            raw, epoch = self._read_ahead.popleft()
+            raw, epoch, seed = self._read_ahead.popleft()
             self._position += 1
             if isinstance(raw, DatasetError):
                 self._read_guard.failed(raw, None, epoch=epoch)
                 continue
             start = time.perf_counter()
             try:
-                sample = self._load(raw, epoch)
+                sample = self._load(raw, seed)
             except Exception as error:
                 self._load_guard.failed(error, RawFailure(raw, self._dataset.name), epoch=epoch)
                 continue
@@ -157,7 +161,8 @@ class _SourceIterator(StreamIterator[Any]):
         start = time.perf_counter()
         shards, indices, epochs = order.samples(self._position, min(len(order), self._position + self._dataset.read_size))
         raws = self._reader.read(shards.tolist(), indices.tolist())
-        self._read_ahead.extend(zip(raws, epochs.tolist(), strict=True))
+        numbers = np.fromiter((-1 if isinstance(raw, DatasetError) else raw.index for raw in raws), np.int64, len(raws))
+        self._read_ahead.extend(zip(raws, epochs.tolist(), self._load.seeds(epochs, numbers), strict=True))
         self._recorder.spend("read", time.perf_counter() - start)
         self._recorder.count("samples.read", len(raws))
         self._recorder.count("bytes.read", sum(_size(raw) for raw in raws))

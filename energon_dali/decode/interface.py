@@ -102,7 +102,7 @@ class Decoder(ABC):
         """
 
     @abstractmethod
-    def stage(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
+    def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
         """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
 
         Raises:

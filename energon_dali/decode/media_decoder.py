@@ -126,7 +126,7 @@ class MediaDecoder(Decoder):
         value = self.stage(fname, raw)
         return value.decode() if isinstance(value, MediaHandle) else value
 
-    def stage(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
+    def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
         """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
 
         Args:
@@ -140,6 +140,8 @@ class MediaDecoder(Decoder):
         """
         kind = self._kinds.get(name) or self._learn(name)
         try:
+            if not isinstance(raw, bytes) and (kind[0] != "image" or self.guess_content):
+                raw = bytes(raw)
             while kind[1] == "gz":
                 raw, name = gunzip(raw, self.spec.max_bytes), name[:-3]
                 kind = self._kinds.get(name) or self._learn(name)
@@ -154,7 +156,7 @@ class MediaDecoder(Decoder):
         _say_once_that_media_stay_bytes()
         return raw
 
-    def make_handle(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> MediaHandle:
+    def make_handle(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> MediaHandle:
         """Returns the handle of an image whose header was screened.
 
         Raises:

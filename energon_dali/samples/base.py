@@ -35,6 +35,14 @@ class SourceInfo:
     file_names: tuple[str, ...]
     """Files inside the shard."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One travels with every sample: as plain arguments it takes a third of the time that the fields of a dataclass do.
+        return _make_source, (self.dataset_path, self.index, self.shard_name, self.file_names)
+
+
+def _make_source(dataset_path: str, index: str | int, shard_name: str, file_names: tuple[str, ...]) -> SourceInfo:
+    return SourceInfo(dataset_path=dataset_path, index=index, shard_name=shard_name, file_names=file_names)
+
 
 @edataclass
 class Sample:

@@ -11,6 +11,9 @@ from energon_dali.shards.index.tar_scan import check_header, header_name
 GAP_BYTES = 16 << 10
 """Unwanted bytes between wanted parts up to which one request is cheaper than two, on a local disk."""
 
+VIEW_BYTES = 4096
+"""Parts from this size on are views of what was read, not copies."""
+
 Piece = tuple[int, int, int, int]
 """(first part, part behind the last one, offset of the first header, size in bytes): parts of one request."""
 

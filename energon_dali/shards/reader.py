@@ -188,7 +188,7 @@ class ShardReader:
             sample = sample_indices[place]
             try:
                 key = shard.layout.extents.key(sample)
-                parts: dict[str, bytes] = {}
+                parts: dict[str, bytes | memoryview] = {}
                 for piece, (data, base) in pieces:
                     shard.layout.take(key, piece, data(), base, parts)
                 results[place] = RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)
@@ -229,7 +229,7 @@ def _read_local(shard: _OpenShard, sample: int) -> RawSample:
         _check_sample(shard, sample)
     key = layout.extents.key(sample)
     read_at = shard.reader.read_at
-    parts: dict[str, bytes] = {}
+    parts: dict[str, bytes | memoryview] = {}
     for piece in layout.pieces(sample):
         start = piece[2]
         layout.take(key, piece, read_at(start, piece[3]), start, parts)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -60,9 +61,11 @@ def test_with_dali_images_stay_encoded_and_know_their_size() -> None:
 
 def test_seeds_differ_by_epoch_and_part() -> None:
     load = SampleLoader(decoder=DaliDecoder(image_decode_device="cpu"), sample_type=CrudeSample)
-    seeds = [sample[part].seed for epoch in (0, 1) for sample in [load(raw(jpg=jpeg(), png=jpeg()), epoch)] for part in ("jpg", "png")]
+    first, second = load.seeds(np.array([0, 1]), np.array([7, 7]))
+    samples = [load(raw(jpg=jpeg(), png=jpeg()), seed) for seed in (first, second)]
+    seeds = [sample[part].seed for sample in samples for part in ("jpg", "png")]
     assert len(set(seeds)) == 4
-    assert load(raw(jpg=jpeg()), 0)["jpg"].seed == seeds[0]
+    assert load.seeds(np.array([0]), np.array([7])) == [first]
 
 
 def test_a_missing_part_says_what_is_there() -> None:
