@@ -83,6 +83,9 @@ def decode_image(handle: MediaHandle) -> Any:
         if pixels > spec.max_pixels:
             raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
         image.load()
+        if spec.mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
+            # PIL would warn that it leaves the transparency out, which is what was asked for.
+            del image.info["transparency"]
         if image.mode != spec.mode or spec.container == "pil":
             # For PIL a copy even of the right mode: without the file's reader around the pixels.
             image = image.convert(spec.mode)

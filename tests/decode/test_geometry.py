@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_dali.decode import CenterCrop, HorizontalFlip, ImageSpec, MediaHandle, RandomCrop, RandomResizedCrop, Resize
+from energon_dali.decode import (
+    CenterCrop,
+    HorizontalFlip,
+    ImageSpec,
+    MediaHandle,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, resized
 from energon_dali.decode.operations import GeometricOperation
 from energon_dali.decode.pil import transform

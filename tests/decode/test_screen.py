@@ -1,0 +1,168 @@
+"""The screening says what an image is, refuses what is none, and never raises anything but DecodeError."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from io import BytesIO
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from energon_dali.decode import screen_image
+from energon_dali.errors import DecodeError
+from tests.decode.mutations import mutate
+from tests.decode.pictures import broken_pictures, encode, exif, photograph, pictures
+
+FORMATS = {"jp2": "jpeg2000", "j2k": "jpeg2000"}
+TO_PIL = {
+    "png-16bit-gray": "PIL clips what DALI scales", "png-16bit-rgb": "rounded differently", "png-animated": "frames",
+    "webp-animated": "frames", "bmp-1bit": "rare", "tiff-jpeg": "rare", "tiff-rgba": "rare", "tiff-palette": "rare",
+    "tiff-cmyk": "rare", "tiff-16bit": "PIL clips what DALI scales", "tiff-float": "PIL clips what DALI scales",
+    "tiff-exif-6": "PIL turns TIFFs, DALI not", "pnm-bitmap": "rare", "pnm-comment": "rare",
+    "jp2-lossless": "DALI crashes on broken ones", "jp2-lossy": "DALI crashes on broken ones",
+    "jp2-gray": "DALI crashes on broken ones", "j2k": "DALI crashes on broken ones",
+    "gif": "unknown to DALI", "gif-animated": "unknown to DALI", "avif": "unknown to DALI", "ico": "unknown to DALI",
+    "tga": "unknown to DALI",
+}  # fmt: skip
+"""What is kept from DALI, and why."""
+
+
+@pytest.mark.parametrize("name", pictures())
+def test_facts(name: str) -> None:
+    data = pictures()[name]
+    header = screen_image(data)
+    kind = name.split("-")[0]
+    assert header.format == FORMATS.get(kind, kind)
+    with Image.open(BytesIO(data)) as image:
+        assert (header.width, header.height) == image.size
+        if kind != "webp":  # a lossy WebP without visible alpha is "RGB" to PIL
+            assert header.has_alpha == image.has_transparency_data
+    assert header.dali_decodable == (name not in TO_PIL)
+    assert header.bit_depth == (16 if "16bit" in name else int(name[4]) if name[5:] == "bit" else header.bit_depth)
+    assert screen_image(memoryview(data)) == header == screen_image(bytearray(data))
+
+
+def test_facts_of_jpegs() -> None:
+    found = {name: screen_image(data) for name, data in pictures().items() if name.startswith("jpeg")}
+    for subsampling in ("444", "422", "420", "411", "440"):
+        assert found[f"jpeg-{subsampling}"].subsampling == subsampling
+    assert {name for name, header in found.items() if header.progressive} == {"jpeg-progressive"}
+    assert [found[f"jpeg-{name}"].color for name in ("gray", "cmyk", "rgb", "420")] == ["gray", "cmyk", "rgb", "ycc"]
+    assert [found[f"jpeg-{name}"].channels for name in ("gray", "cmyk", "rgb")] == [1, 4, 3]
+    assert [found[f"jpeg-exif-{number}"].orientation for number in range(1, 9)] == list(range(1, 9))
+    assert found["jpeg-420"].orientation == 1
+
+
+def test_orientation_of_other_formats() -> None:
+    assert screen_image(pictures()["png-exif-6"]).orientation == 6
+    assert screen_image(pictures()["webp-exif-8"]).orientation == 8
+    turned = screen_image(pictures()["tiff-exif-6"])
+    assert (turned.orientation, turned.width, turned.height) == (1, 118, 157), "PIL turns TIFFs when it loads them"
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+@pytest.mark.parametrize("orientation", [0, 1, 6, 8, 9, 65535])
+def test_orientation_in_both_byte_orders(order: str, orientation: int) -> None:
+    sign = "<" if order == "II" else ">"
+    entries = struct.pack(sign + "HHIHH", 0x010F, 3, 1, 7, 0) + struct.pack(
+        sign + "HHIHH", 0x0112, 3, 1, orientation, 0
+    )
+    block = b"Exif\0\0" + order.encode() + struct.pack(sign + "HIH", 42, 8, 2) + entries + bytes(4)
+    data = encode(photograph(size=(8, 8)), "JPEG", exif=block)
+    assert screen_image(data).orientation == (orientation if 1 <= orientation <= 8 else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("empty", "The file is empty"),
+        ("text", "does not recognise this as an image"),
+        ("jpeg-huge", r"65500 x 65500 pixels, more than the limit max_pixels=178,956,970 \(jpeg, screen\)"),
+        ("jpeg-no-size", "0 x 0 pixels, nothing to decode"),
+        ("png-huge", "100000 x 100000 pixels, more than"),
+        ("jpeg-header-only", "Truncated"),
+    ],
+)
+def test_refused(name: str, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason) as caught:
+        screen_image(broken_pictures()[name])
+    assert caught.value.route == "screen"
+
+
+def test_cut_containers_never_reach_dali() -> None:
+    for name in ("png-half", "webp-half", "jpeg-flipped-lengths", "png-flipped-header", "webp-flipped-header"):
+        try:
+            header = screen_image(broken_pictures()[name])
+        except DecodeError:
+            continue
+        assert not header.dali_decodable, name
+
+
+def test_limits() -> None:
+    data = pictures()["jpeg-420"]
+    assert screen_image(data, max_pixels=157 * 118, max_bytes=len(data)).width == 157
+    with pytest.raises(DecodeError, match="157 x 118 pixels, more than the limit max_pixels=18,525"):
+        screen_image(data, max_pixels=157 * 118 - 1)
+    with pytest.raises(DecodeError, match="the limit max_bytes is 99"):
+        screen_image(data, max_bytes=99)
+
+
+def test_unusual_jpegs_go_to_pil() -> None:
+    data = encode(photograph(), "JPEG")
+    filled = data[:2] + b"\xff\xff" + data[2:]  # fill bytes, which the standard allows before a marker
+    header = screen_image(filled)
+    assert (header.width, header.format, header.dali_decodable) == (157, "jpeg", False)
+    frame = data.index(b"\xff\xc0")
+    deep = screen_image(data[: frame + 4] + b"\x0c" + data[frame + 5 :])
+    assert (deep.bit_depth, deep.dali_decodable) == (12, False)
+
+
+def test_scripts_are_no_images() -> None:
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(DecodeError, match="does not recognise this as an image"):
+        screen_image(postscript)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
+    for prefix in (
+        b"",
+        b"\xff\xd8\xff",
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+        b"RIFF\x40\0\0\0WEBP",
+        b"II*\0",
+        b"MM\0*",
+        b"BM",
+        b"P5 ",
+    ):
+        try:
+            header = screen_image(prefix + data)
+        except DecodeError:
+            continue
+        assert header.width * header.height > 0
+
+
+def test_mutated_files_are_refused_or_understood() -> None:
+    random = Random(7)
+    good = list(pictures().values())
+    outcomes = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(10_000):
+            try:
+                outcomes.append(screen_image(mutate(good[number % len(good)], random)).dali_decodable)
+            except DecodeError:
+                outcomes.append(None)
+    assert np.all([outcomes.count(kind) > 300 for kind in (True, False, None)]), "all outcomes must be seen"
+
+
+def test_exif_that_points_nowhere() -> None:
+    block = exif(6)
+    for end in range(len(block)):
+        data = encode(photograph(size=(8, 8)), "JPEG", exif=block[:end])
+        assert screen_image(data).orientation in (1, 6)
