@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_dali.errors import ConfigError
+from energon_dali.plan import blend_draws
+
+
+def test_draws_never_change() -> None:
+    assert blend_draws([1, 2, 0, 3], 5, 1, 0, 20).tolist() == [
+        1, 0, 1, 1, 1, 1, 0, 3, 1, 3, 3, 0, 1, 3, 1, 3, 3, 1, 1, 1,
+    ]  # fmt: skip
+
+
+@given(st.integers(0, 10**9), st.integers(0, 50), st.integers(0, 50))
+def test_a_draw_depends_on_its_number_alone(start: int, skipped: int, count: int) -> None:
+    whole = blend_draws([0.1, 0.5, 3], 1, 2, start, skipped + count)
+    assert np.array_equal(whole[skipped:], blend_draws([0.1, 0.5, 3], 1, 2, start + skipped, count))
+
+
+def test_shares_follow_the_weights() -> None:
+    weights = np.array([0.0, 1.0, 2.0, 0.0, 5.0, 0.0])
+    counts = np.bincount(blend_draws(weights.tolist(), 3, 0, 0, 80_000), minlength=6)
+    assert counts[[0, 3, 5]].tolist() == [0, 0, 0]
+    assert np.allclose(counts / 80_000, weights / weights.sum(), atol=0.01)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_only_the_ratio_of_weights_counts(scale: float) -> None:
+    assert np.array_equal(blend_draws([scale, scale], 1, 0, 0, 100), blend_draws([1, 1], 1, 0, 0, 100))
+
+
+def test_streams_and_seeds_draw_differently() -> None:
+    draws = {tuple(blend_draws([1, 1], seed, stream, 0, 64).tolist()) for seed in range(4) for stream in range(4)}
+    assert len(draws) == 16
+
+
+@pytest.mark.parametrize("weights", [[], [0, 0], [1, -1], [float("nan")], [float("inf"), 1]])
+def test_weights_that_cannot_work_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ConfigError, match="at least one that is positive"):
+        blend_draws(weights, 0, 0, 0, 1)
