@@ -1,7 +1,7 @@
 """Sample images: real photographs in every form that the tests name, and files that are broken in known ways.
 
-The photographs ship with scikit-image and scikit-learn. `data/photo-411.jpg` and `photo-440.jpg` are crops of scikit-image's
-astronaut (public domain, NASA), encoded once by nvImageCodec, because PIL does not write these subsamplings.
+The photographs ship with scikit-image and scikit-learn. `data/photo-411.jpg` and `photo-440.jpg` are scikit-image's
+astronaut (public domain, NASA) made small, encoded once by nvImageCodec, because PIL does not write these subsamplings.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ def photograph(name: str = "china", size: tuple[int, int] = SIZE) -> Image.Image
         name: "china", "flower", "astronaut", "coffee" or "chelsea".
         size: (width, height) in pixels.
     """
-    if name in ("china", "flower"):
-        array = load_sample_image(f"{name}.jpg")
-    else:
-        array = getattr(photographs, name)()
+    of_sklearn = name in ("china", "flower")
+    array = load_sample_image(f"{name}.jpg") if of_sklearn else getattr(photographs, name)()
     return Image.fromarray(np.ascontiguousarray(array)).convert("RGB").resize(size, Image.Resampling.LANCZOS)
 
 
