@@ -1,0 +1,5 @@
+"""The contestants. Each module has `measure(task)`; `python -m benchmarks.candidates` runs one in a process of its own.
+
+These modules also run in the environment of megatron-energon: at the top they import only the standard library,
+numpy, torch and each other.
+"""

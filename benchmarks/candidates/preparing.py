@@ -1,0 +1,50 @@
+"""Preparing a dataset with one worker, from page cache, in MB/s. Option: command, the program beside this Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.candidates.task import Task
+
+CAPTIONING = (
+    "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}',
+)  # fmt: skip
+
+
+def measure(task: Task) -> dict[str, float]:
+    """Returns MB/s of shards, and seconds of CPU over all processes per GB."""
+    command = str(task.options["command"])
+    with tempfile.TemporaryDirectory() as folder:
+        total = 0
+        for shard in task.shards:
+            Path(shard).read_bytes()  # into the page cache
+            os.symlink(shard, Path(folder) / Path(shard).name)
+            total += Path(shard).stat().st_size
+        cpu_before, began = os.times(), time.perf_counter()
+        prepare(command, Path(folder), "--num-workers", "1")
+        seconds, cpu = time.perf_counter() - began, os.times()
+    spent = cpu.children_user + cpu.children_system - cpu_before.children_user - cpu_before.children_system
+    return {"megabytes_per_second": total / seconds / 1e6, "cpu_seconds_per_gigabyte": spent / (total / 1e9)}
+
+
+def prepare(command: str, folder: Path, *options: str) -> None:
+    """Prepares a folder of shards as a captioning dataset whose samples are all for training.
+
+    Args:
+        command: "energon-dali" or "energon".
+        folder: The folder, in which files are made.
+        options: Further options of the command.
+
+    Raises:
+        RuntimeError: The command failed; the message holds what it said.
+    """
+    program = Path(sys.executable).parent / command
+    arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", *CAPTIONING]
+    done = subprocess.run([str(program), *arguments, *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command} prepare failed:\n{done.stdout}\n{done.stderr}")

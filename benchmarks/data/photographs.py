@@ -1,0 +1,122 @@
+"""Real photographs from the wheels of scikit-image and scikit-learn, and seeded crops of them."""
+
+from __future__ import annotations
+
+import functools
+import io
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+from PIL import Image
+
+MEGAPIXEL = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Photograph:
+    """A picture inside an installed package."""
+
+    package: str
+    """Package that ships the file."""
+    path: str
+    """Path of the file inside the package."""
+    description: str
+    """What it shows, as the beginning of a caption."""
+
+
+PHOTOGRAPHS = (
+    Photograph("skimage", "data/astronaut.png", "an astronaut in an orange suit in front of a flag"),
+    Photograph("skimage", "data/chelsea.png", "a tabby cat looking past the camera"),
+    Photograph("skimage", "data/coffee.png", "a cup of coffee with a spoon on a wooden table"),
+    Photograph("skimage", "data/hubble_deep_field.jpg", "galaxies in a small patch of dark sky"),
+    Photograph("skimage", "data/motorcycle_left.png", "a motorcycle in a garage, seen from the left"),
+    Photograph("skimage", "data/motorcycle_right.png", "a motorcycle in a garage, seen from the right"),
+    Photograph("skimage", "data/retina.jpg", "the retina of an eye"),
+    Photograph("skimage", "data/rocket.jpg", "a rocket on its launch pad at dusk"),
+    Photograph("sklearn", "datasets/images/china.jpg", "a Chinese temple under a blue sky"),
+    Photograph("sklearn", "datasets/images/flower.jpg", "a yellow flower in front of green leaves"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A part of a photograph, resized, with the words that describe it."""
+
+    image: Image.Image
+    """The pixels, RGB."""
+    caption: str
+    """What can be seen."""
+    photograph: str
+    """File name of the photograph."""
+    box: tuple[int, int, int, int]
+    """Left, top, right, bottom in pixels of the photograph."""
+    mirrored: bool
+    """Whether left and right are exchanged."""
+
+
+@functools.cache
+def _open(photograph: Photograph) -> Image.Image:
+    data = files(photograph.package).joinpath(photograph.path).read_bytes()
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def cut(rng: np.random.Generator, *, width: int, height: int) -> Crop:
+    """Returns a crop of a photograph, both drawn from `rng`.
+
+    Args:
+        rng: Source of every choice.
+        width: Width of the result in pixels.
+        height: Height of the result in pixels.
+    """
+    photograph = PHOTOGRAPHS[int(rng.integers(len(PHOTOGRAPHS)))]
+    picture = _open(photograph)
+    share = rng.uniform(0.35, 1.0)
+    scale = min(picture.width / width, picture.height / height) * share**0.5
+    box_width, box_height = max(1, int(width * scale)), max(1, int(height * scale))
+    left = int(rng.integers(picture.width - box_width + 1))
+    top = int(rng.integers(picture.height - box_height + 1))
+    box = (left, top, left + box_width, top + box_height)
+    mirrored = bool(rng.random() < 0.5)
+    image = picture.resize((width, height), Image.Resampling.BICUBIC, box=box)
+    if mirrored:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    across = ("left", "middle", "right")[min(2, 3 * (left + box_width // 2) // picture.width)]
+    down = ("top", "centre", "bottom")[min(2, 3 * (top + box_height // 2) // picture.height)]
+    place = "whole" if share > 0.9 else f"{down} {across}"
+    caption = f"{photograph.description}, the {place} of it" + (", mirrored" if mirrored else "")
+    return Crop(image, caption, photograph.path.rpartition("/")[2], box, mirrored)
+
+
+def encode(image: Image.Image, format: str, quality: int) -> bytes:
+    """Returns an encoded picture.
+
+    Args:
+        image: The pixels.
+        format: "jpg", "png" or "webp".
+        quality: 1 to 100 as Pillow takes it; PNG has none.
+    """
+    buffer = io.BytesIO()
+    if format == "jpg":
+        image.save(buffer, "JPEG", quality=quality)
+    elif format == "webp":
+        image.save(buffer, "WEBP", quality=quality, method=2)
+    else:
+        image.save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()
+
+
+def encode_to_size(image: Image.Image, target_bytes: int) -> bytes:
+    """Returns a JPEG whose size is as near to `target_bytes` as a whole quality from 60 to 100 brings it."""
+    low, high = 60, 100
+    best = encode(image, "jpg", high)
+    while low <= high:
+        quality = (low + high) // 2
+        data = encode(image, "jpg", quality)
+        if abs(len(data) - target_bytes) < abs(len(best) - target_bytes):
+            best = data
+        if len(data) < target_bytes:
+            low = quality + 1
+        else:
+            high = quality - 1
+    return best

@@ -1,0 +1,88 @@
+"""Runs a candidate in a process tree of its own, in the Python that it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from benchmarks.candidates.task import RESULT, Task
+from benchmarks.workload import Environment
+
+ROOT = Path(__file__).resolve().parent.parent
+ENERGON_PYTHON = ROOT / ".venv-energon" / "bin" / "python"
+
+
+class CandidateError(Exception):
+    """A candidate failed; the message holds the end of what it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a candidate gave."""
+
+    numbers: dict[str, float]
+    """Metric to value."""
+    versions: dict[str, str]
+    """Package to version, in the candidate's environment."""
+
+
+def python_of(environment: Environment) -> Path | None:
+    """Returns the interpreter of an environment, None if it is not there.
+
+    The environment variable ENERGON_PYTHON names another Python that has megatron-energon.
+    """
+    if environment == "own":
+        return Path(sys.executable)
+    python = Path(os.environ.get("ENERGON_PYTHON", ENERGON_PYTHON))
+    return python if python.exists() else None
+
+
+def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300) -> Outcome:
+    """Returns the numbers of one run. Whatever the candidate started is gone afterwards.
+
+    Args:
+        task: What to do.
+        python: Interpreter to do it with.
+        timeout_seconds: After that it counts as failed.
+
+    Raises:
+        CandidateError: It failed or took too long.
+    """
+    command = [str(python), "-m", "benchmarks.candidates", task.to_json()]
+    # One thread per process for torch's own operations: candidates with worker processes are slower with more.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr, text=True, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout_seconds)
+            ended = f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            ended = f"took longer than {timeout_seconds} s"
+        finally:
+            _end_tree(process)
+        lines = _written(stdout).splitlines()
+        for line in reversed(lines):
+            if line.startswith(RESULT):
+                return Outcome(**json.loads(line.removeprefix(RESULT)))
+        raise CandidateError(f"{task.program} {ended}:\n{_written(stderr)[-3000:]}")
+
+
+def _written(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _end_tree(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,56 @@
+"""The machine and the versions that a result belongs to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "energon-dali", "torch", "torchvision", "numpy", "pillow", "av", "webdataset", "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130", "megatron-energon",
+)  # fmt: skip
+
+
+def describe_machine() -> dict[str, Any]:
+    """Returns the processor, its cores, the memory and the system, as plain values."""
+    return {
+        "processor": _first_value("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Returns the version of Python and of every package of interest that this environment has."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def commit(root: Path) -> str:
+    """Returns the commit of a checkout, with "+" behind it where files differ from it; "" outside of a checkout."""
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _first_value(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
