@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
+from energon_dali.errors import WorkerError
 from energon_dali.loader.workers import messages
 from energon_dali.loader.workers.arena import ArenaViews
 from energon_dali.loader.workers.channel import Channel
@@ -40,6 +41,8 @@ class WorkerHandle:
     """Streams that it must still be told to start."""
     progress: Progress = field(default_factory=Progress)
     """What it must still be told about blocks that were taken."""
+    failure: WorkerError | None = None
+    """Why it delivers nothing more, after what has come already."""
     at_end: bool = False
     """Whether it ended and everything it said was heard."""
 

@@ -37,7 +37,6 @@ class WorkerPool:
         recorder: Takes what the workers' recorders counted.
         prefetch_factor: Blocks per stream that a worker makes ahead, at least 1.
         start_method: How processes start, see `launch.StartMethod`.
-        on_wait: Called with the seconds waited so far, about once per second, while waiting for a block; may raise.
 
     Raises:
         ConfigError: prefetch_factor or start_method cannot work.
@@ -50,7 +49,6 @@ class WorkerPool:
         *,
         prefetch_factor: int = 2,
         start_method: str = "spawn",
-        on_wait: Callable[[float], None] | None = None,
     ) -> None:
         if prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor={prefetch_factor} leaves the workers nothing to do: give at least 1.")
@@ -58,10 +56,11 @@ class WorkerPool:
         self._hand_over = hand_over
         self._recorder = recorder
         self._prefetch = prefetch_factor
-        self._on_wait = on_wait
+        self.on_wait: Callable[[float], None] | None = None
+        """Called with the seconds waited so far, about once per second, while a block is waited for; may raise."""
         self._streams: dict[int, FedStream] = {}
         self._workers: list[WorkerHandle] = []
-        self._failure: WorkerError | None = None
+        self._interrupted = False
         config = hand_over.worker_config
         self._worker_of = {
             stream: worker
@@ -156,7 +155,7 @@ class WorkerPool:
         if fed is None or fed.paused:
             return False
         worker = self._workers[self._worker_of[stream]]
-        while not (fed.blocks or fed.error) and self._failure is None and not worker.at_end:
+        while not (fed.blocks or fed.error or worker.failure):
             if not self._receive(worker):
                 return False
         return True
@@ -181,8 +180,8 @@ class WorkerPool:
         while not fed.blocks:
             if fed.error is not None:
                 raise fed.error
-            if self._failure is not None:
-                raise self._failure
+            if worker.failure is not None:
+                raise worker.failure
             for other in self._workers:
                 other.tell()
             began = began or time.monotonic()
@@ -196,8 +195,8 @@ class WorkerPool:
         """Waits for something to happen in any worker, and takes note of it."""
         events = self._poll.poll(_WAKE_MS)
         self._check_open()
-        if self._on_wait is not None and time.monotonic() - began >= 1.0:
-            self._on_wait(time.monotonic() - began)
+        if self.on_wait is not None and time.monotonic() - began >= 1.0:
+            self.on_wait(time.monotonic() - began)
         seen = {self._by_fd[fd].number for fd, _ in events if fd in self._by_fd}
         for number in seen or [worker.number for worker in self._workers if worker.sentinel is None]:
             worker = self._workers[number]
@@ -226,7 +225,7 @@ class WorkerPool:
         elif isinstance(message, StreamFailed):
             self._recorder.merge(message.record)
             if message.stream < 0:
-                self._failure = task_error(message, worker.number)
+                worker.failure = task_error(message, worker.number)
             else:
                 self._streams[message.stream].fail(message, worker.number)
         return True
@@ -236,7 +235,7 @@ class WorkerPool:
         if worker.at_end:
             return
         end = worker.bury(self._poll)
-        self._failure = self._failure or WorkerDiedError(
+        worker.failure = worker.failure or WorkerDiedError(
             f"Worker {worker.number} of rank {self._hand_over.worker_config.rank} (process {worker.process.pid}) ended "
             f"unasked: {end}. What it printed last stands on its standard error. Restore the last state to continue."
         )
@@ -247,11 +246,12 @@ class WorkerPool:
             worker.process.signal(signal.SIGUSR1)
 
     def _check_open(self) -> None:
-        if not self._end.alive:
+        if self._interrupted or not self._end.alive:
             raise WorkerError("The worker processes were ended with close(); make a new iterator to go on.")
 
-    def wake(self) -> None:
-        """Makes a thread that waits for a block look up."""
+    def interrupt(self) -> None:
+        """Makes a thread that waits for a block, or asks for the next, give up with a WorkerError."""
+        self._interrupted = True
         if self._end.alive:
             os.eventfd_write(self._wake, 1)
 

@@ -1,0 +1,253 @@
+"""A loader without saved state: workers, the rank's part, prefetch, watchdog and statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.recorder import Recorder
+from energon_dali.errors import ConfigError
+from energon_dali.loader.delivery import Delivery, DirectDelivery, ThreadedDelivery
+from energon_dali.loader.pinning import pin, wants_pinning
+from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
+from energon_dali.loader.tree import find_hand_over, rank_has_work, with_hand_over
+from energon_dali.loader.watchdog import Watchdog
+from energon_dali.loader.workers.launch import check_start_method
+from energon_dali.loader.workers.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.worker_config import WorkerConfig
+
+T = TypeVar("T")
+
+
+class BasicDataLoader(Generic[T]):
+    """Iterates a dataset, with worker processes if its WorkerConfig asks for some.
+
+    `iter(loader)` continues the live iteration until an epoch ends; the next `iter` begins the next epoch. Workers live
+    as long as the loader: until `close()`, the end of a `with`, the end of the process, or until nobody holds it.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        worker_config: Deprecated; must equal the dataset's.
+        prefetch_factor: Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1.
+            Each costs the memory of a block or batch.
+        cache_pool: Accepted for compatibility with Energon; without effect.
+        watchdog_timeout_seconds: Longest wait for a batch that is normal; None never complains.
+        watchdog_initial_timeout_seconds: The same for the first batch; None is the same.
+        fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
+        start_method: How workers start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
+            cloudpickle), "fork" or "forkserver".
+        pin_memory: Whether CPU batches are put into page-locked memory; "auto" where CUDA is available.
+
+    Raises:
+        ConfigError: An argument cannot work.
+        DeviceError: pin_memory=True without CUDA.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        worker_config: WorkerConfig | None = None,
+        prefetch_factor: int = 2,
+        cache_pool: object = None,
+        watchdog_timeout_seconds: float | None = 60,
+        watchdog_initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+        start_method: str = "spawn",
+        pin_memory: bool | str = "auto",
+    ) -> None:
+        if worker_config is not None:
+            warnings.warn("worker_config is the dataset's: leave it out here.", DeprecationWarning, stacklevel=2)
+            if worker_config != dataset.worker_config:
+                raise ConfigError(
+                    f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
+                    "worker_config out to take the dataset's."
+                )
+        if prefetch_factor < 1:
+            raise ConfigError(f"prefetch_factor={prefetch_factor} leaves nothing to deliver: give at least 1.")
+        self.dataset = dataset
+        self.worker_config = dataset.worker_config
+        self._tree: SavableDataset[T] = with_hand_over(dataset)
+        self._prefetch = prefetch_factor
+        self._start_method = check_start_method(start_method)
+        self._pins = wants_pinning(pin_memory)
+        self._watchdog = Watchdog(
+            watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout
+        )
+        self._recorder = Recorder()
+        self._clock = TrainerClock()
+        self._ranges = _Ranges()
+        self._delivery: Delivery | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+        self._state: State | None = None
+        self._begun = False
+
+    # --- iteration -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> LoaderIterator[T]:
+        # Not kept: a loader that held its iterators could not end its workers when the last user lets it go.
+        return LoaderIterator(self)
+
+    def __len__(self) -> int:
+        return self.dataset.len_rank()
+
+    def _next(self) -> T:
+        started = self._clock.start()
+        with self._ranges.named("energon_dali.next"):
+            try:
+                delivery = self._delivery or self._open()
+                occupancy = delivery.occupancy
+                element = delivery.next()
+            except StopIteration:
+                raise
+            except BaseException:
+                self.close()
+                raise
+        self._clock.stop(started, occupancy)
+        return cast(T, element)
+
+    def _open(self) -> Delivery:
+        """Starts workers and threads, at the beginning or at the last delivered state."""
+        self._begun = True
+        pool = None
+        if self.worker_config.num_workers > 0:
+            hand_over = find_hand_over(self._tree)
+            assert hand_over is not None
+            pool = WorkerPool(
+                hand_over, self._recorder, prefetch_factor=self._prefetch, start_method=self._start_method
+            )
+            self._watchdog.show_workers = pool.show_stacks
+        delivery = self._build_delivery(pool)
+        self._delivery = delivery
+        self._end = weakref.finalize(self, delivery.close)
+        return delivery
+
+    def _build_delivery(self, pool: WorkerPool | None) -> Delivery:
+        try:
+            rank: RankIterator[T] = RankIterator(self._tree, pool, self._recorder)
+            if pool is not None:
+                pool.launch()
+            if self._state is not None:
+                rank.load_state_dict(self._state)
+            elif pool is not None:
+                for stream in self.worker_config.streams:
+                    pool.start(stream, None)  # all at once: the first batch of one must not wait for another's
+            change = pin if self._pins else None
+            if pool is not None and (self._pins or rank_has_work(self._tree)):
+                return ThreadedDelivery(rank, pool, self._watchdog, change, self._prefetch)
+            if pool is not None:
+                pool.on_wait = self._watchdog.check
+            return DirectDelivery(rank, pool, self._watchdog, change)
+        except BaseException:
+            if pool is not None:
+                pool.close()
+            raise
+
+    def close(self) -> None:
+        """Ends workers and threads; may be called again. A later iteration continues behind the last batch."""
+        delivery, self._delivery = self._delivery, None
+        if delivery is None:
+            return
+        self._state = delivery.state()
+        self._watchdog.show_workers = None
+        if self._end is not None:
+            self._end()
+
+    def __enter__(self) -> BasicDataLoader[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- single samples --------------------------------------------------------------------------------------------
+
+    def can_restore_sample(self) -> bool:
+        """Returns whether `restore_sample` works: whether every hook is marked stateless."""
+        return self._tree.can_restore_sample()
+
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> T:
+        """Returns the element of a `__restore_key__`, made anew in this process.
+
+        Raises:
+            StateError: The key is not of this dataset, or a hook is not stateless.
+        """
+        self._tree.assert_can_restore()
+        return self._tree.restore_sample(restore_key)
+
+    def config(self) -> dict[str, Any]:
+        """Returns what this loader does, as plain values."""
+        return {
+            "type": type(self).__name__,
+            "num_workers": self.worker_config.num_workers,
+            "prefetch_factor": self._prefetch,
+            "dataset": self.dataset.config(),
+        }
+
+    def stats(self) -> LoaderStatistics:
+        """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
+        return self._clock.statistics(self._recorder.snapshot())
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.worker_config.num_workers})\n{self._tree}"
+
+
+class LoaderIterator(Iterator[T], Generic[T]):
+    """The live iteration of a loader, up to the end of an epoch.
+
+    Args:
+        loader: The loader; it lives as long as its iterators.
+    """
+
+    def __init__(self, loader: BasicDataLoader[T]) -> None:
+        self._loader = loader
+        self.exhausted = False
+        """Whether the epoch is over."""
+
+    def __next__(self) -> T:
+        if self.exhausted:
+            raise StopIteration
+        try:
+            return self._loader._next()
+        except StopIteration:
+            self.exhausted = True
+            raise
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _Ranges:
+    """NVTX ranges where nvtx is installed, else nothing."""
+
+    def __init__(self) -> None:
+        self._annotate: Any = None
+        if importlib.util.find_spec("nvtx") is not None:
+            import nvtx
+
+            self._annotate = nvtx.annotate
+
+    def named(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        if self._annotate is None:
+            return contextlib.nullcontext()
+        return cast("contextlib.AbstractContextManager[Any]", self._annotate(name, domain="energon_dali"))
+
+
+def get_loader(dataset: SavableDataset[T], **options: Any) -> BasicDataLoader[T]:
+    """Returns a loader without state saving.
+
+    Args:
+        dataset: What it iterates.
+        **options: As for BasicDataLoader.
+
+    Raises:
+        ConfigError: An option cannot work.
+    """
+    return BasicDataLoader(dataset, **options)

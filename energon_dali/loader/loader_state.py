@@ -1,0 +1,157 @@
+"""The state of a loader as plain values: what it holds, what it fits, and how the states of ranks become one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import LayoutError, StateError
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.worker_config import WorkerConfig
+
+FORMAT = "energon_dali.loader"
+VERSION = 1
+
+
+def make_state(rank_state: State, dataset: SavableDataset[Any]) -> State:
+    """Returns the state of a rank's loader.
+
+    Args:
+        rank_state: Of its RankIterator.
+        dataset: The dataset it iterates.
+    """
+    config = dataset.worker_config
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "num_streams": config.layout.num_streams,
+        "world_size": config.world_size,
+        "config": _packed(dataset.config()),
+        "given": {str(config.rank): rank_state["given"]},
+        "streams": rank_state["streams"],
+    }
+
+
+def merge_states(states: Sequence[State]) -> State:
+    """Returns the states of all ranks as one, which restores onto every layout that fits its streams.
+
+    Raises:
+        StateError: They are not the states of one job at one time.
+    """
+    if not states:
+        raise StateError("There are no states to merge: give the state of every rank.")
+    for state in states:
+        check_format(state)
+    first = states[0]
+    for name in ("num_streams", "world_size", "config"):
+        if any(state[name] != first[name] for state in states):
+            raise StateError(f"These states are not of one job: their {name!r} differ. Give the states of one save.")
+    merged: State = {**first, "given": {}, "streams": {}}
+    for state in states:
+        twice = sorted(merged["streams"].keys() & state["streams"].keys())
+        if twice:
+            raise StateError(f"Streams {twice} are in more than one of the states. Give the state of each rank once.")
+        merged["given"].update(state["given"])
+        merged["streams"].update(state["streams"])
+    missing = sorted(set(map(str, range(first["num_streams"]))) - merged["streams"].keys(), key=int)
+    if missing:
+        raise StateError(
+            f"Streams {missing} are in none of the states. Give the states of all {first['world_size']} ranks."
+        )
+    merged["streams"] = {number: merged["streams"][number] for number in sorted(merged["streams"], key=int)}
+    return merged
+
+
+def rank_part(state: State, dataset: SavableDataset[Any]) -> State:
+    """Returns what the RankIterator of this rank restores from a rank's or a merged state.
+
+    Raises:
+        StateError: The state is not a loader's, or of another dataset.
+        LayoutError: The state has other streams than this loader, or lacks some of this rank.
+    """
+    check_format(state)
+    config = dataset.worker_config
+    _check_streams(state, config)
+    _check_config(state, dataset.config())
+    own = [str(stream) for stream in config.streams]
+    return {"given": _given(state, config), "streams": {number: state["streams"][number] for number in own}}
+
+
+def check_format(state: Any) -> None:
+    """Raises StateError unless `state` is a loader's, of a version that is known here."""
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+        what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise StateError(
+            f"This is no state of a loader ({what}): give what save_state_rank, save_state_global or state_dict returned. States "
+            "of Megatron Energon cannot be read."
+        )
+    if state.get("version") != VERSION:
+        raise StateError(f"The state has version {state.get('version')}; this release reads version {VERSION}.")
+
+
+def _check_streams(state: State, config: WorkerConfig) -> None:
+    saved, layout = state["num_streams"], config.layout
+    fitting = [str(count) for count in range(1, saved + 1) if saved % count == 0]
+    if saved != layout.num_streams:
+        raise LayoutError(
+            f"The state is of a job with {saved} streams; this loader has {layout.num_streams} (world_size "
+            f"{config.world_size} x num_workers {config.num_workers}). Pass WorkerConfig(num_streams={saved}) with a "
+            f"rank x worker product that divides {saved}: {', '.join(fitting)}."
+        )
+    missing = [stream for stream in config.streams if str(stream) not in state["streams"]]
+    if missing:
+        raise LayoutError(
+            f"The state holds the streams {sorted(map(int, state['streams']))} of a job with world_size "
+            f"{state['world_size']}, but rank {config.rank} of {config.world_size} runs {config.streams}. A rank's "
+            "state restores onto the same rank of the same world; a global state (save_state_global, or merge_states of all "
+            f"ranks) restores onto any rank x worker product of {', '.join(fitting)}."
+        )
+
+
+def _given(state: State, config: WorkerConfig) -> int:
+    """Returns how many elements of its epoch this rank has given; over another number of ranks, its share."""
+    given: dict[str, int] = state["given"]
+    if state["world_size"] == config.world_size and str(config.rank) in given:
+        return given[str(config.rank)]
+    return sum(given.values()) // config.world_size
+
+
+def _packed(config: dict[str, Any]) -> str:
+    """Returns a config small: a hundred similar datasets take a few kilobytes."""
+    return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=str).encode(), 9)).decode()
+
+
+def _check_config(state: State, config: dict[str, Any]) -> None:
+    if state["config"] == _packed(config):
+        return
+    saved = json.loads(zlib.decompress(base64.b85decode(state["config"])))
+    now = json.loads(json.dumps(config, sort_keys=True, default=str))
+    differences = _differences(saved, now, "")
+    if differences:  # else only the compression differs, by the version of its library
+        raise StateError(
+            "The state is of another dataset. What differs: " + "; ".join(differences[:5])
+            + ("; ..." if len(differences) > 5 else "") + ". Build the loader as it was built when the state was saved."
+        )  # fmt: skip
+
+
+def _differences(saved: Any, now: Any, place: str) -> list[str]:
+    if isinstance(saved, dict) and isinstance(now, dict):
+        found = []
+        for name in sorted(saved.keys() | now.keys()):
+            where = f"{place}.{name}" if place else name
+            found += _differences(saved.get(name), now.get(name), where)
+        return found
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [text for i, (old, new) in enumerate(zip(saved, now, strict=True))
+                for text in _differences(old, new, f"{place}[{i}]")]  # fmt: skip
+    return [] if saved == now else [f"{place or 'config'} was {_short(saved)}, is {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

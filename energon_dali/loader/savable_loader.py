@@ -1,0 +1,215 @@
+"""A loader whose position can be saved and restored exactly, on this layout of ranks and workers and on others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.errors import StateError
+from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
+from energon_dali.loader.loader_state import make_state, merge_states, rank_part
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset, State
+
+T = TypeVar("T")
+
+
+class SavableDataLoader(BasicDataLoader[T]):
+    """A loader that knows its position: the state is always that of the batches that were delivered.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        checkpoint_every_sec: Accepted for compatibility with Energon; without effect, as every position is exact.
+        checkpoint_every_min_n_samples: Likewise.
+        n_checkpoints: Likewise.
+        gc_collect_every_n_steps: Likewise: workers freeze what lives for ever, and Python collects the rest.
+        gc_freeze_at_start: Likewise.
+        **options: As for BasicDataLoader.
+
+    Raises:
+        ConfigError: An option cannot work.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[T],
+        *,
+        checkpoint_every_sec: float = 60,
+        checkpoint_every_min_n_samples: int | None = None,
+        n_checkpoints: int | None = None,
+        gc_collect_every_n_steps: int = 10,
+        gc_freeze_at_start: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, **options)
+
+    def __iter__(self) -> SavableLoaderIterator[T]:
+        return SavableLoaderIterator(self)
+
+    # --- a rank's state --------------------------------------------------------------------------------------------
+
+    def save_state_rank(self) -> State:
+        """Returns the state of this rank behind the last delivered batch: plain values that survive JSON."""
+        if self._delivery is not None:
+            return make_state(self._delivery.state(), self._tree)
+        if self._state is not None:
+            return make_state(self._state, self._tree)
+        return make_state(RankIterator(self._tree).state_dict(), self._tree)
+
+    def restore_state_rank(self, state: State | None) -> None:
+        """Continues at a state; to be called before the first batch is taken.
+
+        Args:
+            state: What save_state_rank of the same rank, or save_state_global of any layout, returned. None changes
+                nothing, as in Energon.
+
+        Raises:
+            StateError: Iteration has begun, or the state is of another dataset.
+            LayoutError: The state does not fit this layout of ranks and workers.
+        """
+        if state is None:
+            return
+        if self._begun:
+            raise StateError(
+                "A state can only be restored before the first batch is taken, and this loader has given some. Make a "
+                "new loader and restore into that."
+            )
+        self._state = rank_part(state, self._tree)
+
+    def state_dict(self) -> State:
+        """Returns the same as save_state_rank, under the name that torch's tools know."""
+        return self.save_state_rank()
+
+    def load_state_dict(self, state: State) -> None:
+        """Does the same as restore_state_rank, under the name that torch's tools know.
+
+        Raises:
+            StateError: Iteration has begun, or the state is of another dataset.
+            LayoutError: The state does not fit this layout of ranks and workers.
+        """
+        self.restore_state_rank(state)
+
+    # --- the state of all ranks ------------------------------------------------------------------------------------
+
+    def save_state_global(self, global_dst_rank: int) -> State | None:
+        """Returns the state of all ranks on one of them, None on the others. A collective call with several ranks.
+
+        Args:
+            global_dst_rank: Global rank that gets it.
+
+        Raises:
+            StateError: There are several ranks, but torch.distributed is not initialised.
+        """
+        own = self.save_state_rank()
+        if self.worker_config.world_size == 1:
+            return merge_states([own])
+        dist = self._distributed("save_state_global gathers")
+        group = self.worker_config.data_parallel_group
+        at_destination = dist.get_rank() == global_dst_rank
+        gathered: list[Any] | None = [None] * self.worker_config.world_size if at_destination else None
+        dist.gather_object(own, gathered, dst=global_dst_rank, group=group)
+        return None if gathered is None else merge_states(gathered)
+
+    def restore_state_global(self, state: State | Sequence[State] | None, *, src_rank: int | None = None) -> None:
+        """Continues at a global state; to be called before the first batch is taken.
+
+        Args:
+            state: What save_state_global returned, or the list of all ranks' states.
+            src_rank: Global rank that has the state and gives it to the others; None: all ranks have it.
+
+        Raises:
+            StateError: Iteration has begun, the state is of another dataset or incomplete, or torch.distributed is
+                needed and not initialised.
+            LayoutError: The state does not fit this layout of ranks and workers.
+        """
+        if src_rank is not None and self.worker_config.world_size > 1:
+            dist = self._distributed("restore_state_global with src_rank broadcasts")
+            box = [state]
+            dist.broadcast_object_list(box, src=src_rank, group=self.worker_config.data_parallel_group)
+            state = box[0]
+        if state is None:
+            return
+        whole = state if isinstance(state, dict) else merge_states(state)
+        self.restore_state_rank(whole)
+
+    def save_state(self, dst_rank: int) -> State | None:
+        """Deprecated: use save_state_global(global_dst_rank=dst_rank).
+
+        Raises:
+            StateError: There are several ranks, but torch.distributed is not initialised.
+        """
+        warnings.warn("save_state is deprecated: use save_state_global.", DeprecationWarning, stacklevel=2)
+        return self.save_state_global(dst_rank)
+
+    def restore_state(self, state: State | Sequence[State] | None) -> None:
+        """Deprecated: use restore_state_global(state).
+
+        Raises:
+            StateError: As restore_state_global.
+            LayoutError: As restore_state_global.
+        """
+        warnings.warn("restore_state is deprecated: use restore_state_global.", DeprecationWarning, stacklevel=2)
+        self.restore_state_global(state)
+
+    def _distributed(self, what: str) -> Any:
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            raise StateError(
+                f"{what} over {self.worker_config.world_size} ranks, and torch.distributed is not initialised. Call "
+                "torch.distributed.init_process_group first, or save each rank with save_state_rank and join them with "
+                "energon_dali.loader.loader_state.merge_states."
+            )
+        return dist
+
+
+class SavableLoaderIterator(LoaderIterator[T]):
+    """The live iteration of a savable loader; has the loader's state methods, for tools that only see the iterator.
+
+    Args:
+        loader: The loader.
+    """
+
+    def __init__(self, loader: SavableDataLoader[T]) -> None:
+        super().__init__(loader)
+        self._savable = loader
+
+    def save_state_rank(self) -> State:
+        """Returns the state of this rank behind the last delivered batch."""
+        return self._savable.save_state_rank()
+
+    def restore_state_rank(self, state: State | None) -> None:
+        """Continues at a state, see SavableDataLoader.restore_state_rank.
+
+        Raises:
+            StateError: Iteration has begun, or the state is of another dataset.
+            LayoutError: The state does not fit this layout of ranks and workers.
+        """
+        self._savable.restore_state_rank(state)
+
+    def save_state_global(self, global_dst_rank: int) -> State | None:
+        """Returns the state of all ranks on one of them, see SavableDataLoader.save_state_global.
+
+        Raises:
+            StateError: There are several ranks, but torch.distributed is not initialised.
+        """
+        return self._savable.save_state_global(global_dst_rank)
+
+    state_dict = save_state_rank
+    load_state_dict = restore_state_rank
+
+
+def get_savable_loader(dataset: SavableDataset[T], **options: Any) -> SavableDataLoader[T]:
+    """Returns a loader whose state can be saved.
+
+    Args:
+        dataset: What it iterates.
+        **options: As for SavableDataLoader.
+
+    Raises:
+        ConfigError: An option cannot work.
+    """
+    return SavableDataLoader(dataset, **options)

@@ -1,0 +1,146 @@
+"""What a loader did: how long the trainer waited, what each stage took, by which route media came, and what failed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+_SHOWN_FAILURES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStatistics:
+    """A snapshot; `as_dict` gives plain values, `str` a table."""
+
+    batches: int
+    """Batches delivered."""
+    elapsed_seconds: float
+    """Time since the first batch was asked for."""
+    blocked_seconds: float
+    """Time the trainer waited for batches behind the first."""
+    first_batch_seconds: float | None
+    """Time the trainer waited for the first batch."""
+    queue_occupancy: float | None
+    """Mean share of the queue that was filled when a batch was taken, 0 to 1; None without a queue."""
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    """Time at work per stage, summed over all processes."""
+    routes: dict[str, int] = field(default_factory=dict)
+    """Media parts per decode route."""
+    block_bytes: int = 0
+    """Bytes that came from worker processes."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """All other counters."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """The last samples that were dropped, by dataset, shard and key."""
+    gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
+    """GPU memory of this process as torch sees it: allocated, reserved and their peaks; empty without CUDA."""
+
+    @property
+    def blocked_share(self) -> float:
+        """Share of the time behind the first batch that the trainer waited, 0 to 1."""
+        running = self.elapsed_seconds - (self.first_batch_seconds or 0.0)
+        return self.blocked_seconds / running if running > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything as plain values."""
+        return {
+            "trainer": {
+                "blocked_seconds": self.blocked_seconds,
+                "blocked_share": self.blocked_share,
+                "first_batch_seconds": self.first_batch_seconds,
+                "elapsed_seconds": self.elapsed_seconds,
+                "batches": self.batches,
+                "queue_occupancy": self.queue_occupancy,
+            },
+            "stage_seconds": dict(self.stage_seconds),
+            "routes": dict(self.routes),
+            "block_bytes": self.block_bytes,
+            "counts": dict(self.counts),
+            "failures": list(self.failures),
+            "gpu_memory_bytes": dict(self.gpu_memory_bytes),
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        return self.as_dict()[name]
+
+    def __str__(self) -> str:
+        rows = [
+            ("trainer blocked", f"{self.blocked_seconds:.3f} s ({self.blocked_share:.1%})"),
+            ("first batch", "-" if self.first_batch_seconds is None else f"{self.first_batch_seconds:.3f} s"),
+            ("batches", f"{self.batches} in {self.elapsed_seconds:.1f} s"),
+        ]
+        if self.queue_occupancy is not None:
+            rows.append(("queue filled", f"{self.queue_occupancy:.0%}"))
+        rows += [(f"time in {name}", f"{seconds:.3f} s") for name, seconds in sorted(self.stage_seconds.items())]
+        rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
+        rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
+        rows += [(name, str(count)) for name, count in sorted(self.counts.items())]
+        rows += [(f"GPU memory {name}", f"{size / 2**20:.0f} MiB") for name, size in self.gpu_memory_bytes.items()]
+        for failure in self.failures[-_SHOWN_FAILURES:]:
+            rows.append((f"failed in {failure['stage']}", f"{failure['shard']}/{failure['key']}: {failure['reason']}"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+class TrainerClock:
+    """Measures how long the trainer waits, in constant memory."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._batches = 0
+        self._blocked = 0.0
+        self._first: float | None = None
+        self._fill_sum = 0.0
+        self._fills = 0
+
+    def start(self) -> float:
+        """Returns the time at which the trainer asked for a batch."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        return now
+
+    def stop(self, started: float, occupancy: float | None) -> None:
+        """Notes that the batch asked for at `started` came, and how full the queue was, 0 to 1."""
+        waited = time.perf_counter() - started
+        self._batches += 1
+        if self._first is None:
+            self._first = waited
+        else:
+            self._blocked += waited
+        if occupancy is not None:
+            self._fill_sum += occupancy
+            self._fills += 1
+
+    def statistics(self, record: dict[str, Any]) -> LoaderStatistics:
+        """Returns what was measured, with what the recorders of all processes counted."""
+        counts = dict(record["counts"])
+        routes = {name[len("route.") :]: counts.pop(name) for name in list(counts) if name.startswith("route.")}
+        return LoaderStatistics(
+            batches=self._batches,
+            elapsed_seconds=0.0 if self._began is None else time.perf_counter() - self._began,
+            blocked_seconds=self._blocked,
+            first_batch_seconds=self._first,
+            queue_occupancy=self._fill_sum / self._fills if self._fills else None,
+            stage_seconds=record["seconds"],
+            routes=routes,
+            block_bytes=counts.pop("blocks.bytes", 0),
+            counts=counts,
+            failures=record["failures"],
+            gpu_memory_bytes=_gpu_memory(),
+        )
+
+
+def _gpu_memory() -> dict[str, int]:
+    """Returns GPU memory of this process; never initialises CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {
+        "allocated": torch.cuda.memory_allocated(),
+        "allocated_peak": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "reserved_peak": torch.cuda.max_memory_reserved(),
+    }

@@ -1,0 +1,153 @@
+"""Notices that no batch comes, shows where every thread and worker stands, and says so or ends the run."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from energon_dali.errors import ConfigError, WatchdogTimeoutError
+
+logger = logging.getLogger("energon_dali.loader")
+
+
+class Watchdog:
+    """Judges how long one wait for a batch may take. Whoever waits asks it; it has no thread.
+
+    Args:
+        timeout_seconds: Longest wait that is normal; None never complains.
+        initial_timeout_seconds: The same for the first batch; None is `timeout_seconds`.
+        fail_on_timeout: Raise instead of warning.
+        show_workers: Makes worker processes print their stacks.
+
+    Raises:
+        ConfigError: A timeout is not positive.
+    """
+
+    def __init__(
+        self,
+        timeout_seconds: float | None,
+        initial_timeout_seconds: float | None,
+        *,
+        fail_on_timeout: bool,
+        show_workers: Callable[[], None] | None = None,
+    ) -> None:
+        for name, seconds in (
+            ("watchdog_timeout_seconds", timeout_seconds),
+            ("watchdog_initial_timeout_seconds", initial_timeout_seconds),
+        ):
+            if seconds is not None and seconds <= 0:
+                raise ConfigError(f"{name}={seconds} is no length of time: give a positive number of seconds, or None.")
+        self._timeout = timeout_seconds
+        self._initial = initial_timeout_seconds if initial_timeout_seconds is not None else timeout_seconds
+        self._fail = fail_on_timeout
+        self.show_workers = show_workers
+        self._first = True
+        self._complained = False
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """Longest wait that is normal now; None where any is."""
+        return self._initial if self._first else self._timeout
+
+    def fed(self) -> None:
+        """Notes that a batch came."""
+        self._first = self._complained = False
+
+    def check(self, waited_seconds: float) -> None:
+        """Complains, once per wait, if a wait is too long.
+
+        Raises:
+            WatchdogTimeoutError: It is, and the watchdog was told to fail.
+        """
+        error = self.judge(waited_seconds)
+        if error is not None:
+            raise error
+
+    def judge(self, waited_seconds: float) -> WatchdogTimeoutError | None:
+        """Complains like `check`, but returns the error."""
+        limit = self.limit_seconds
+        if limit is None or waited_seconds < limit or self._complained:
+            return None
+        self._complained = True
+        message = (
+            f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. The stacks below show where the "
+            "threads of this process stand; workers print theirs to standard error. If a long wait is normal here, raise "
+            "watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for the first batch)."
+        )
+        logger.warning("%s\n%s", message, stacks())
+        if self.show_workers is not None:
+            self.show_workers()
+        return WatchdogTimeoutError(message) if self._fail else None
+
+
+class WaitMonitor:
+    """A thread that watches over waits in another one, for where nobody else can: everything runs in the trainer's thread.
+
+    Args:
+        watchdog: Judges the waits.
+    """
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._since: tuple[float, int] | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Notes that the calling thread begins to wait."""
+        if self._watchdog.limit_seconds is None:
+            return
+        self._since = time.monotonic(), threading.get_ident()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="energon-dali-watchdog", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Notes that the wait is over."""
+        self._since = None
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self.end()
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+        self._stop = threading.Event()
+
+    def _watch(self) -> None:
+        stop = self._stop
+        while not stop.wait(min(1.0, (self._watchdog.limit_seconds or 4.0) / 4)):
+            since = self._since
+            if since is None:
+                continue
+            error = self._watchdog.judge(time.monotonic() - since[0])
+            if error is not None and self._since == since:
+                # The only way into another thread: it is raised there at the next line of Python.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(since[1]), ctypes.py_object(_TimedOutElsewhere)
+                )
+
+
+class _TimedOutElsewhere(WatchdogTimeoutError):
+    """Raised in a waiting thread by the monitor, which cannot give arguments along."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No batch came for longer than the watchdog allows (watchdog_timeout_seconds); the log shows where every thread "
+            "stood. Raise the timeout, or leave fail_on_timeout out to be warned only."
+        )
+
+
+def stacks() -> str:
+    """Returns where all threads of this process stand."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.decode_stage import DecodeDataset
+from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
+from energon_dali.datasets.hand_over import HandOverDataset
+from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError
+from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
+from energon_dali.loader.loader_state import merge_states
+from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from energon_dali.worker_config import WorkerConfig
+from tests.loader.numbers_dataset import Mishap, NumbersDataset
+
+
+class RankWorkDataset(WrapperDataset[Any]):
+    """A stage that the rank runs: marks every element."""
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _Marked(self.dataset.open(context))
+
+
+class _Marked(StreamIterator[Any]):
+    def __init__(self, inner: StreamIterator[Any]) -> None:
+        self.inner = inner
+
+    def __next__(self) -> Any:
+        return (*next(self.inner), threading.current_thread().name)
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.inner.load_state_dict(state)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+LENGTHS = [5, 3, 0, 7]
+
+
+def place(workers: int = 0, rank: int = 0, world: int = 1, streams: int = len(LENGTHS)) -> WorkerConfig:
+    return WorkerConfig(rank=rank, world_size=world, num_workers=workers, num_streams=streams)
+
+
+def tree(config: WorkerConfig, *, rank_work: bool = False, block_size: int = 2, **options: Any) -> SavableDataset[Any]:
+    numbers = NumbersDataset(options.pop("lengths", LENGTHS), config, **options)
+    delivered = DecodeDataset(HandOverDataset(numbers, block_size=block_size), None)
+    return RankWorkDataset(delivered) if rank_work else delivered
+
+
+def expected(epoch: int, lengths: list[int] = LENGTHS) -> list[tuple[int, int, int]]:
+    return sorted(
+        ((stream, epoch, at) for stream, length in enumerate(lengths) for at in range(length)),
+        key=lambda element: (element[2], element[0]),
+    )
+
+
+def loader(config: WorkerConfig, *, rank_work: bool = False, start_method: str = "fork", **options: Any) -> Any:
+    names = ("lengths", "mishap", "make", "seconds", "block_size")
+    parts = {name: options.pop(name) for name in names if name in options}
+    return get_savable_loader(tree(config, rank_work=rank_work, **parts), start_method=start_method, **options)
+
+
+LAYOUTS = [(0, False), (1, False), (2, False), (2, True), (4, True)]
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
+def test_epochs_follow_each_other_in_stream_order(workers: int, rank_work: bool) -> None:
+    with loader(place(workers), rank_work=rank_work) as batches:
+        assert len(batches) == 15
+        for epoch in range(3):
+            assert [batch[:3] for batch in batches] == expected(epoch)
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
+def test_breaking_and_iterating_again_continues(workers: int, rank_work: bool) -> None:
+    with loader(place(workers), rank_work=rank_work) as batches:
+        got = []
+        for batch in batches:
+            got.append(batch[:3])
+            if len(got) == 4:
+                break
+        iterator = iter(batches)
+        got += [batch[:3] for batch in iterator]
+        assert got == expected(0)
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert next(iter(batches))[:3] == expected(1)[0]
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), [(0, True), (2, False), (2, True)])
+def test_a_state_after_every_batch_restores_exactly(workers: int, rank_work: bool) -> None:
+    everything = expected(0) + expected(1) + expected(2)
+    with loader(place(workers), rank_work=rank_work) as batches:
+        states = [batches.save_state_rank()]
+        for _ in range(2):
+            iterator = iter(batches)
+            for _ in iterator:
+                states.append(iterator.state_dict())
+    assert len(states) == 31
+    for taken in (0, 1, 2, 7, 14, 15, 16, 22):
+        state = json.loads(json.dumps(states[taken]))
+        other = 0 if workers else 1
+        with loader(place(other), rank_work=rank_work) as again:
+            again.restore_state_rank(state)
+            assert again.state_dict() == state
+            got = [batch[:3] for _ in range(2) for batch in again]
+        if taken == 15:  # the end of the epoch was not seen yet: an empty rest comes first
+            assert got == expected(1)
+        else:
+            assert got == everything[taken:][: len(got)]
+            assert got
+
+
+def test_a_closed_loader_goes_on_behind_the_last_batch() -> None:
+    batches = loader(place(2), rank_work=True)
+    got = [next(iter(batches))[:3] for _ in range(4)]
+    batches.close()
+    batches.close()
+    got += [batch[:3] for batch in batches]
+    batches.close()
+    assert got == expected(0)
+
+
+def ranks(world: int, workers: int) -> Iterator[SavableDataLoader[Any]]:
+    for rank in range(world):
+        yield loader(place(workers, rank, world))
+
+
+def test_a_global_state_restores_onto_every_layout_that_fits() -> None:
+    states = []
+    for batches in ranks(2, 2):
+        for _ in range(3):
+            next(iter(batches))
+        states.append(batches.save_state_rank())
+        batches.close()
+    whole = json.loads(json.dumps(merge_states(states)))
+    rests = []
+    for world, workers in ((1, 0), (1, 4), (2, 1), (4, 1)):
+        rest: list[Any] = []
+        for batches in ranks(world, workers):
+            batches.restore_state_global(whole)
+            assert batches.save_state_rank()["given"] == {str(batches.worker_config.rank): 6 // world}
+            rest += list(batches)
+            batches.close()
+        rests.append(sorted(rest, key=lambda element: (element[2], element[0])))
+    assert all(rest == rests[0] for rest in rests)
+    # Six were delivered: three of rank 0 (streams 0 and 2) and three of rank 1 (streams 1 and 3).
+    assert rests[0] == [
+        e for e in expected(0) if e not in [(0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 0), (3, 0, 0), (1, 0, 1)]
+    ]
+
+
+def test_a_global_state_of_one_process_and_a_list_of_states_restore() -> None:
+    batches = loader(place())
+    next(iter(batches))
+    for state in (batches.save_state_global(0), [batches.save_state_rank()]):
+        again = loader(place(1))
+        again.restore_state_global(state)
+        assert list(again) == expected(0)[1:]
+        again.close()
+    with pytest.warns(DeprecationWarning, match="save_state_global"):
+        old = batches.save_state(0)
+    again = loader(place())
+    with pytest.warns(DeprecationWarning, match="restore_state_global"):
+        again.restore_state(old)
+    assert next(iter(again)) == expected(0)[1]
+
+
+def test_states_that_do_not_fit_are_refused_with_what_would() -> None:
+    state = loader(place(2)).save_state_rank()
+    with pytest.raises(LayoutError, match=r"job with 4 streams; this loader has 2 .*num_streams=4.*: 1, 2, 4\."):
+        loader(place(2, streams=2), lengths=[5, 3]).restore_state_rank(state)
+    one = loader(place(2, 0, 2)).save_state_rank()
+    with pytest.raises(LayoutError, match=r"holds the streams \[0, 2\] .*rank 1 of 2 runs \[1, 3\]"):
+        loader(place(2, 1, 2)).restore_state_rank(one)
+    with pytest.raises(StateError, match=r"of another dataset.*inner\.inner\.lengths\[3\] was 7, is 8"):
+        loader(place(2), lengths=[5, 3, 0, 8]).restore_state_rank(state)
+    with pytest.raises(StateError, match="no state of a loader"):
+        loader(place()).restore_state_rank({"dataset_state": 1})
+    with pytest.raises(StateError, match="has version 7"):
+        loader(place()).restore_state_rank({**state, "version": 7})
+    with pytest.raises(StateError, match=r"Streams \['1', '3'\] are in none"):
+        merge_states([one])
+    with pytest.raises(StateError, match="in more than one"):
+        merge_states([one, one])
+    started = loader(place())
+    next(iter(started))
+    with pytest.raises(StateError, match="before the first batch"):
+        started.restore_state_rank(state)
+    with pytest.raises(StateError, match=r"torch\.distributed is not initialised"):
+        loader(place(0, 0, 2)).save_state_global(0)
+
+
+def test_the_state_is_small_and_loads_without_trust(tmp_path: Any) -> None:
+    state = loader(place(2)).save_state_rank()
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == state
+    assert len(json.dumps(state)) < 1000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_limited_and_virtual_epochs(workers: int) -> None:
+    limited = get_loader(LimitDataset(tree(place(workers)), 4), start_method="fork")
+    assert [list(limited) for _ in range(2)] == [expected(0)[:4]] * 2
+    limited.close()
+    virtual = get_loader(EpochizeDataset(tree(place(workers)), 6), start_method="fork")
+    assert len(virtual) == 6
+    assert [list(virtual) for _ in range(2)] == [expected(0)[:6], expected(0)[6:12]]
+    virtual.close()
+
+
+def test_a_tree_without_a_cut_runs_in_workers_all_the_same() -> None:
+    for dataset in (NumbersDataset(LENGTHS, place(2)), LimitDataset(NumbersDataset(LENGTHS, place(2)), 9)):
+        batches = get_loader(dataset, start_method="fork")
+        assert list(batches) == expected(0)[: batches.__len__()]
+        assert batches.stats().counts["blocks"] > 1
+        batches.close()
+
+
+def test_what_the_rank_does_runs_ahead_in_a_thread_of_its_own() -> None:
+    with loader(place(2), rank_work=True) as batches:
+        assert next(iter(batches))[3] == "energon-dali-rank"
+    with loader(place(0), rank_work=True) as batches:
+        assert next(iter(batches))[3] == "MainThread"
+
+
+@pytest.mark.parametrize("rank_work", [False, True])
+def test_a_dead_worker_and_an_exception_end_the_iteration_and_leave_nothing(rank_work: bool) -> None:
+    before = set(threading.enumerate())
+    for kind, error in (("kill", WorkerDiedError), ("raise", ValueError)):
+        batches = loader(place(2), rank_work=rank_work, mishap=Mishap(1, 1, kind))
+        got = []
+        with pytest.raises(error):
+            got.extend(batches)
+        assert [batch[:3] for batch in got] == [(0, 0, 0)]  # the other elements of a block are lost with it
+        assert set(threading.enumerate()) == before
+        assert batches._delivery is None
+        with pytest.raises(error):  # the next try stops at the same place
+            list(batches)
+
+
+def test_a_forgotten_loader_ends_everything() -> None:
+    before = set(threading.enumerate())
+    for workers, rank_work in ((2, True), (2, False), (0, False)):
+        batches = loader(place(workers), rank_work=rank_work)
+        for _ in batches:
+            break
+        delivery = batches._delivery
+        pids = delivery._pool.pids if workers else []
+        del batches, delivery
+        assert set(threading.enumerate()) == before
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), [(0, False), (1, False), (1, True)])
+def test_the_watchdog_warns_once_with_the_stacks(
+    workers: int, rank_work: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "energon_dali.loader"),
+        loader(
+            place(workers, streams=1), lengths=[2], seconds=1.6, block_size=1, rank_work=rank_work,
+            watchdog_timeout_seconds=0.3,
+        ) as batches,
+    ):  # fmt: skip
+        next(iter(batches))
+    assert len(caplog.records) == 1
+    assert "No batch came for" in caplog.text
+    assert "Thread MainThread" in caplog.text
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), [(0, False), (1, False), (1, True)])
+def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -> None:
+    batches = loader(
+        place(workers, streams=1), lengths=[9], seconds=1.2, block_size=1, rank_work=rank_work,
+        watchdog_timeout_seconds=0.2, watchdog_initial_timeout_seconds=30, fail_on_timeout=True,
+    )  # fmt: skip
+    iterator = iter(batches)
+    next(iterator)
+    with pytest.raises(WatchdogTimeoutError, match="No batch came"):
+        list(iterator)
+    batches.close()
+
+
+def test_statistics_say_how_long_the_trainer_waited() -> None:
+    with loader(place(1, streams=1), lengths=[6], seconds=0.05, block_size=1, rank_work=True) as batches:
+        list(batches)
+        stats = batches.stats()
+    assert stats.batches == 6
+    assert stats.first_batch_seconds is not None
+    assert 0.0 < stats.blocked_seconds <= stats.elapsed_seconds
+    assert 0.0 < stats["trainer"]["blocked_share"] <= 1.0
+    assert stats.counts["made"] == 6
+    assert stats.block_bytes > 0
+    assert stats.queue_occupancy is not None
+    assert str(stats).startswith("trainer blocked")
+    assert json.dumps(stats.as_dict())
+
+
+def test_settings_are_checked() -> None:
+    dataset = tree(place())
+    with pytest.raises(ConfigError, match="prefetch_factor=0"):
+        get_loader(dataset, prefetch_factor=0)
+    with pytest.raises(ConfigError, match="start_method='thread'"):
+        get_loader(dataset, start_method="thread")
+    with pytest.raises(ConfigError, match="pin_memory='yes'"):
+        get_loader(dataset, pin_memory="yes")
+    with pytest.raises(ConfigError, match="watchdog_timeout_seconds=0"):
+        get_loader(dataset, watchdog_timeout_seconds=0)
+    with pytest.warns(DeprecationWarning, match="leave it out"), pytest.raises(ConfigError, match="the dataset has"):
+        BasicDataLoader(dataset, worker_config=place(3, streams=3))
+    with pytest.warns(DeprecationWarning, match="leave it out"):
+        made = get_savable_loader(dataset, worker_config=place(), checkpoint_every_sec=1, n_checkpoints=3)
+    assert made.config()["dataset"] == dataset.config()
+    assert "NumbersDataset" in str(made)
