@@ -11,6 +11,7 @@
     │   │   └── UntrustedCodeError             the dataset wants to run code and the user did not allow it
     │   ├── StorageError                       a path or URL could not be read or written, retries included
     │   ├── DecodeError                        one part of one sample could not be decoded
+    │   ├── DeviceFailedError              a device failed while it worked, or its memory is full
     │   ├── StateError                         a saved state does not fit what it is restored into
     │   ├── FatalSampleError                   a hook failed too often in a row, or in a way that never heals
     │   └── WorkerError                        a worker process failed
@@ -90,6 +91,10 @@ class DecodeError(EnergonDaliError):
     def __str__(self) -> str:
         details = ", ".join(part for part in (self.format, self.route) if part)
         return f"{self.reason} ({details})" if details else self.reason
+
+
+class DeviceFailedError(EnergonDaliError, RuntimeError):
+    """A device failed while it worked, or its memory is full; never the fault of a sample."""
 
 
 class StateError(EnergonDaliError):

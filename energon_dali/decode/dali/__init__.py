@@ -1,0 +1,9 @@
+"""Decoding with NVIDIA DALI. Nothing outside this folder imports DALI, and here only functions do, when they run."""
+
+from __future__ import annotations
+
+from energon_dali.decode.dali.decoder import DaliDecoder
+from energon_dali.decode.dali.memory import MemoryUse
+from energon_dali.decode.dali.registry import close_engines, memory_use, release_memory
+
+__all__ = ["DaliDecoder", "MemoryUse", "close_engines", "memory_use", "release_memory"]

@@ -1,0 +1,136 @@
+"""Sends the handles of a block to where each belongs: an engine per graph, PIL for what DALI must not see."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali
+from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.output import bring_to_device
+from energon_dali.decode.dali.registry import engine_for
+from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.screen import screen_image
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.spec import ImageSpec
+
+_PIL_THREADS = 2
+_pil_pool: ThreadPoolExecutor | None = None
+_pil_lock = threading.Lock()
+
+
+class _Gather:
+    """Puts the outcomes of the parts of a block into one future."""
+
+    def __init__(self, count: int) -> None:
+        self.future: Future[list[Outcome]] = Future()
+        self._outcomes: list[Outcome | None] = [None] * count
+        self._missing = count
+        self._lock = threading.Lock()
+
+    def put(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        with self._lock:
+            for position, outcome in zip(positions, outcomes, strict=True):
+                self._outcomes[position] = outcome
+            self._missing -= len(positions)
+            complete = self._missing == 0
+        if complete and not self.future.done():
+            self.future.set_result(self._outcomes)  # type: ignore[arg-type]
+
+    def put_when_done(self, positions: Sequence[int], part: Future[list[Outcome]]) -> None:
+        def take(done: Future[list[Outcome]]) -> None:
+            error = done.exception()
+            if error is None:
+                self.put(positions, done.result())
+                return
+            try:
+                self.future.set_exception(error)
+            except InvalidStateError:
+                pass  # another part failed before
+
+        part.add_done_callback(take)
+
+
+def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+    """Starts to decode a block with the engines of this process; returns a future of one outcome per handle.
+
+    Args:
+        decoder: Gives device, threads and limits.
+        handles: Of any decoder. A DaliHandle is trusted; any other is screened here, as a file that DALI's parser refuses
+            would end the process.
+
+    Raises:
+        DeviceError: The decoder's device is not there.
+    """
+    device = decoder.device
+    stream = _current_stream(device)
+    first = handles[0].spec if handles else decoder.spec
+    if all(type(handle) is DaliHandle and handle.spec is first for handle in handles):
+        return _submit(decoder, first, device, handles, stream)
+    gather = _Gather(len(handles))
+    groups: dict[ImageSpec, list[int]] = {}
+    for position, handle in enumerate(handles):
+        try:
+            fit = type(handle) is DaliHandle or _is_fit(handle)
+        except DecodeError as error:
+            gather.put([position], [DecodeFailure(error.reason, error.format, error.route, handle.source)])
+            continue
+        if fit:
+            groups.setdefault(handle.spec, []).append(position)
+        else:
+            gather.put_when_done([position], _pool().submit(_decode_one, handle, device, stream))
+    for spec, positions in groups.items():
+        gather.put_when_done(positions, _submit(decoder, spec, device, [handles[i] for i in positions], stream))
+    return gather.future
+
+
+def _submit(
+    decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any
+) -> Future[list[Outcome]]:
+    engine = engine_for(
+        ImageGraph.from_spec(spec), device, num_threads=decoder.threads_on(device), max_batch_size=decoder.max_batch_size,
+        gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
+    )  # fmt: skip
+    return engine.submit(handles, stream=stream)
+
+
+def _is_fit(handle: MediaHandle) -> bool:
+    spec = handle.spec
+    header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
+    return suits_dali(header, spec) and (header.width, header.height) == (handle.width, handle.height)
+
+
+def _decode_one(handle: MediaHandle, device: Device, stream: Any) -> list[Outcome]:
+    return [decode_by_pil(handle, lambda value: bring_to_device(value, device, stream))]
+
+
+def _current_stream(device: Device) -> Any:
+    if device.kind == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.current_stream(device.ordinal)
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _pil_pool
+    with _pil_lock:
+        if _pil_pool is None:
+            _pil_pool = ThreadPoolExecutor(_PIL_THREADS, thread_name_prefix="energon-dali-pil")
+        return _pil_pool
+
+
+def _forget_pool() -> None:
+    """After a fork: the pool's threads live in the parent alone."""
+    global _pil_pool, _pil_lock
+    _pil_pool, _pil_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)

@@ -1,0 +1,158 @@
+"""Which devices can decode here, found out without touching CUDA where that is possible."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from dataclasses import dataclass
+from glob import glob
+from typing import Literal
+
+from energon_dali.errors import ConfigError, DeviceError
+
+_LOG = logging.getLogger(__name__)
+
+DeviceOption = Literal["auto", "cpu", "gpu"] | int
+"""What a user may ask for: a kind, or the ordinal of a GPU."""
+
+INSTALL_HINT = 'pip install "energon-dali[cuda12]" (driver 525.60 or newer) or "energon-dali[cuda13]" (driver 580 or newer)'
+_GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where DALI decodes."""
+
+    kind: Literal["cpu", "gpu"]
+    """"cpu" or "gpu"."""
+    ordinal: int | None = None
+    """Number of the GPU as CUDA counts in this process; None on the CPU."""
+
+    def __str__(self) -> str:
+        return "cpu" if self.ordinal is None else f"gpu {self.ordinal}"
+
+
+def check_device_option(name: str, option: object) -> None:
+    """Returns nothing if an option names a device.
+
+    Args:
+        name: Name of the option, for the message.
+        option: What was given.
+
+    Raises:
+        ConfigError: It is neither "auto", "cpu", "gpu" nor an ordinal.
+    """
+    if option in ("auto", "cpu", "gpu") or (isinstance(option, int) and not isinstance(option, bool) and option >= 0):
+        return
+    raise ConfigError(
+        f'{name}={option!r} names no device. A device is "auto", "cpu", "gpu" or the ordinal of a GPU (0, 1, ...). '
+        'Give one of them; "auto" takes the GPU where there is one.'
+    )
+
+
+def has_dali() -> bool:
+    """Returns whether DALI is installed; does not import it."""
+    try:
+        return importlib.util.find_spec("nvidia.dali") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def sees_gpu() -> bool:
+    """Returns whether this machine shows an NVIDIA GPU; looks at device files and the environment alone.
+
+    For processes that must not touch CUDA. That a device file exists does not prove that the driver works: what builds
+    a pipeline asks `resolve_device`.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+        return False
+    return any(glob(pattern) for pattern in _GPU_FILES)
+
+
+def uses_dali(option: DeviceOption) -> bool:
+    """Returns whether images are decoded by DALI with this option; touches neither DALI nor CUDA.
+
+    Args:
+        option: `image_decode_device` as the user gave it.
+
+    Raises:
+        DeviceError: A device was asked for by name and DALI, or every sign of a GPU, is missing.
+    """
+    if not has_dali():
+        if option != "auto":
+            raise DeviceError(
+                f"image_decode_device={option!r} needs NVIDIA DALI, which is not installed. DALI decodes both on the GPU and "
+                f'on the "cpu" device. Run {INSTALL_HINT}, or leave the option at "auto" to decode with PIL without it.'
+            )
+        say_once(f"Images are decoded by PIL in the worker processes: DALI is not installed. To use it: {INSTALL_HINT}.")
+        return False
+    if option not in ("auto", "cpu") and not sees_gpu():
+        raise DeviceError(_no_gpu(option, "this machine shows no NVIDIA GPU (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"))
+    return True
+
+
+def resolve_device(option: DeviceOption) -> Device:
+    """Returns the device that an option means in this process. May initialise CUDA: for the rank's process only.
+
+    "auto" says once in the log what it took, and why.
+
+    Raises:
+        DeviceError: DALI or the GPU that was asked for is not there.
+    """
+    if not uses_dali(option):
+        raise DeviceError(f"DALI is not installed, so there is no device to decode on. Run {INSTALL_HINT}.")
+    if option == "cpu" or (option == "auto" and not sees_gpu()):
+        if option == "auto":
+            say_once("Images are decoded by DALI on the CPU: no NVIDIA GPU is in sight.")
+        return Device("cpu")
+    count = _count_gpus()
+    if count == 0:
+        if option == "auto":
+            say_once("Images are decoded by DALI on the CPU: CUDA finds no usable GPU (is the driver installed and new enough?).")
+            return Device("cpu")
+        raise DeviceError(_no_gpu(option, "CUDA finds no usable GPU (driver missing, too old, or no device visible)"))
+    ordinal = option if isinstance(option, int) else _current_gpu(count)
+    if ordinal >= count:
+        raise DeviceError(
+            f"image_decode_device={ordinal} does not exist: CUDA sees {count} GPU(s), numbered from 0 to {count - 1}. "
+            'Give one of them, or "gpu" for the current device of torch.'
+        )
+    if option == "auto":
+        say_once(f"Images are decoded by DALI on GPU {ordinal}.")
+    return Device("gpu", ordinal)
+
+
+def say_once(message: str) -> None:
+    """Logs a message at level INFO unless this process did so before."""
+    if message not in _said:
+        _said.add(message)
+        _LOG.info(message)
+
+
+def _count_gpus() -> int:
+    from nvidia.dali.backend_impl import GetCUDADeviceCount
+
+    try:
+        return int(GetCUDADeviceCount())
+    except RuntimeError:  # a driver that is broken or too old
+        return 0
+
+
+def _current_gpu(count: int) -> int:
+    """Returns the GPU that torch uses in this process, or else the one that torchrun's LOCAL_RANK stands for."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    return int(local_rank) % count if local_rank.isdigit() else 0
+
+
+def _no_gpu(option: object, why: str) -> str:
+    return (
+        f"image_decode_device={option!r} needs an NVIDIA GPU, and {why}. Install a driver (525.60 or newer) or make the GPU "
+        'visible to this process; or give "cpu", or "auto" to take the GPU only where there is one.'
+    )

@@ -1,0 +1,218 @@
+"""What an image pipeline produces, as a value, and the DALI graph that produces it.
+
+The graph makes the final layout and dtype: a torch operation per sample would give the interpreter lock away each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.decode.dali.device import Device
+from energon_dali.decode.operations import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
+
+if TYPE_CHECKING:
+    from nvidia.dali import Pipeline
+
+    from energon_dali.decode.operations import GeometricOperation
+    from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec, Interpolation
+
+_GRAY_WEIGHTS = [19595 / 65536, 38470 / 65536, 7471 / 65536]
+"""PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and DALI
+rounds halves up: equal for all 2**24 colours (tests/decode/dali/test_graph.py)."""
+_UNIT_VALUES = [value / 255 for value in range(256)]
+"""As float32 these are what numpy's float32 division gives, which a multiplication with 1/255 is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageGraph:
+    """All that decides the graph of an image pipeline; equal graphs share one pipeline."""
+
+    mode: ImageMode
+    """Channels."""
+    dtype: ImageDtype
+    """Type of one value in the pipeline; bfloat16, which DALI does not have, is float32 here."""
+    layout: ImageLayout
+    """Order of the axes."""
+    mean: tuple[float, ...] | None
+    """Per channel, in units of [0, 1]; None without Normalize."""
+    std: tuple[float, ...] | None
+    """Likewise."""
+    crops: bool
+    """Whether a part of the image is cut out (decoded alone, where the format allows)."""
+    resamples: bool
+    """Whether the size changes."""
+    crops_resized: bool
+    """Whether a crop follows a resize, so that the box has fractions of pixels."""
+    flips: bool
+    """Whether some images are mirrored."""
+    size: tuple[int, int] | None
+    """(height, width) of all results where it is known beforehand."""
+    interpolation: Interpolation
+    """The filter."""
+    antialias: bool
+    """Whether the filter is widened when the image shrinks."""
+    upright: bool
+    """Whether the EXIF orientation is applied."""
+
+    @classmethod
+    def from_spec(cls, spec: ImageSpec) -> ImageGraph:
+        """Returns the graph that makes what a spec asks for."""
+        normalize, operations = spec.normalize, spec.geometric
+        resamples = any(isinstance(op, (Resize, RandomResizedCrop)) for op in operations)
+        return cls(
+            mode=spec.mode, dtype="float32" if spec.dtype == "bfloat16" else spec.dtype, layout=spec.layout,
+            mean=None if normalize is None else _per_channel(normalize.mean, spec.channels),
+            std=None if normalize is None else _per_channel(normalize.std, spec.channels),
+            crops=any(isinstance(op, (CenterCrop, RandomCrop, RandomResizedCrop)) for op in operations),
+            resamples=resamples, crops_resized=_crops_resized(operations),
+            flips=any(isinstance(op, HorizontalFlip) for op in operations),
+            size=_fixed_size(operations) if resamples else None,
+            interpolation=spec.interpolation, antialias=spec.antialias, upright=spec.apply_exif_orientation,
+        )  # fmt: skip
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs beside "encoded", in the order of `geometry_rows`."""
+        names = ("start", "shape") if self.crops else ()
+        names += ("roi_start", "roi_end") if self.crops_resized else ()
+        names += ("size",) if self.resamples and self.size is None else ()
+        return names + (("mirror",) if self.flips else ())
+
+    @property
+    def bytes_per_pixel(self) -> int:
+        """Memory per pixel of the source while it is decoded: the RGB bytes, and the result if it is not resampled."""
+        width = {"uint8": 1, "float16": 2, "float32": 4}[self.dtype]
+        return 3 + (0 if self.size is not None else (3 if self.dtype != "uint8" else 0) + width * len(self.mode))
+
+
+def build_pipeline(graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int) -> Pipeline:
+    """Returns a built pipeline with the inputs "encoded" and `graph.inputs`, and one output.
+
+    Building takes 20 to 100 ms and holds the interpreter lock.
+
+    Args:
+        graph: What to produce.
+        device: Where to decode.
+        num_threads: CPU threads of the pipeline.
+        max_batch_size: Largest number of samples per run.
+
+    Raises:
+        RuntimeError: DALI cannot build it.
+    """
+    from nvidia.dali import Pipeline, fn, types
+
+    pipeline = Pipeline(
+        batch_size=max_batch_size, num_threads=num_threads, device_id=device.ordinal, prefetch_queue_depth=1,
+        exec_dynamic=True, set_affinity=False,
+    )  # fmt: skip
+    with pipeline:
+        encoded = fn.external_source(name="encoded", no_copy=True, batch=True, dtype=types.UINT8, ndim=1)
+        floats, integers = {"roi_start", "roi_end", "size"}, types.INT32
+        arguments = {
+            name: fn.external_source(
+                name=name, no_copy=True, batch=True, ndim=0 if name == "mirror" else 1,
+                dtype=types.FLOAT if name in floats else integers,
+            )
+            for name in graph.inputs
+        }  # fmt: skip
+        pipeline.set_outputs(define_graph(encoded, arguments, graph, device))
+    pipeline.build()
+    return pipeline
+
+
+def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
+    """Returns the output node of the graph behind a node of encoded images; to be called inside a pipeline's scope.
+
+    Args:
+        encoded: Node of uint8[n] samples on the CPU.
+        arguments: Nodes of `graph.inputs` by name.
+        graph: What to produce.
+        device: Where to decode.
+    """
+    from nvidia.dali import fn
+
+    image = _decode(encoded, arguments, graph, device)
+    if graph.mode == "L":
+        image = _gray(image)
+    if graph.resamples:
+        roi = {name: arguments[name] for name in ("roi_start", "roi_end") if name in arguments}
+        size = arguments["size"] if graph.size is None else [float(side) for side in graph.size]
+        image = fn.resize(image, size=size, interp_type=_interpolation(graph), antialias=graph.antialias, **roi)
+    return _finish(image, arguments.get("mirror"), graph)
+
+
+def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
+    from nvidia.dali import fn, types
+
+    # RGB always: a grayscale JPEG with ANY_DATA ends the process (SIGSEGV), and GRAY is not PIL's formula.
+    options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB, "adjust_orientation": graph.upright}
+    if device.kind == "gpu":
+        # The CPU's chroma filter, so that both devices differ by rounding alone; no pinning of threads to cores, since
+        # several pipelines share them.
+        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "affine": False}
+    if not graph.crops:
+        return fn.decoders.image(encoded, **options)
+    return fn.decoders.image_slice(
+        encoded, start=arguments["start"], shape=arguments["shape"], axis_names="HW", **options
+    )
+
+
+def _gray(image: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.coord_transform(image, M=_GRAY_WEIGHTS, T=[0.0], dtype=types.UINT8)
+
+
+def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
+    """Returns the image with its flip, alpha channel, dtype and layout."""
+    from nvidia.dali import fn, types
+
+    flip = {} if mirror is None else {"mirror": mirror}
+    layout = "CHW" if graph.layout == "CHW" else "HWC"
+    narrow = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[graph.dtype]
+    alpha = {"shape": [4], "fill_value": 255}  # crop_mirror_normalize's pad_output fills zeros whatever fill_values says
+    if graph.mean is not None and graph.std is not None:
+        if graph.mode == "RGBA":
+            image = fn.pad(image, axes=[2], **alpha)
+        mean, std = [255 * value for value in graph.mean], [255 * value for value in graph.std]
+        image = fn.crop_mirror_normalize(image, dtype=narrow, output_layout=layout, mean=mean, std=std, **flip)
+    else:
+        if layout == "CHW" and mirror is not None:
+            image = fn.crop_mirror_normalize(image, dtype=types.UINT8, output_layout="CHW", mean=[0.0], std=[1.0], **flip)
+        elif layout == "CHW":
+            image = fn.transpose(image, perm=[2, 0, 1])
+        elif mirror is not None:
+            image = fn.flip(image, horizontal=mirror)
+        if graph.mode == "RGBA":
+            image = fn.pad(image, axes=[0 if layout == "CHW" else 2], **alpha)
+        if graph.dtype != "uint8":
+            image = fn.lookup_table(image, keys=list(range(256)), values=_UNIT_VALUES, dtype=narrow)
+    return fn.squeeze(image, axes=[2]) if graph.layout == "HW" else image
+
+
+def _interpolation(graph: ImageGraph) -> Any:
+    from nvidia.dali import types
+
+    return {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}[graph.interpolation]
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return values * channels if len(values) == 1 else values
+
+
+def _crops_resized(operations: tuple[GeometricOperation, ...]) -> bool:
+    resized = False
+    for operation in operations:
+        if resized and isinstance(operation, (CenterCrop, RandomCrop, RandomResizedCrop)):
+            return True
+        resized = resized or isinstance(operation, (Resize, RandomResizedCrop))
+    return False
+
+
+def _fixed_size(operations: tuple[GeometricOperation, ...]) -> tuple[int, int] | None:
+    """Returns (height, width) of the result if the operations alone decide it."""
+    for operation in reversed(operations):
+        if not isinstance(operation, HorizontalFlip):
+            return (operation.size[0], operation.size[1]) if isinstance(operation.size, tuple) else None
+    return None

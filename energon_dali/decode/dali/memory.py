@@ -1,0 +1,93 @@
+"""How much memory decoding may take at a time on a device, how much it took, and giving it back."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from energon_dali.decode.dali.device import Device
+
+_CPU_RUN_BYTES = 1 << 30
+"""Largest run on the CPU: 64 images of 5 megapixels as RGB."""
+_RUNS_PER_BUDGET = 4
+"""A budget is divided so that two runs of two engines fit."""
+_GPU_BUDGET_BYTES = 8 << 30
+"""Default budget of a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What decoding takes on one device, in bytes; estimates from image sizes, without the decoders' own workspace."""
+
+    budget_bytes: int | None
+    """What the runs in flight may take together; None is no limit."""
+    in_flight_bytes: int
+    """What the runs in flight take now."""
+    in_flight_peak_bytes: int
+    """The most that runs in flight took at a time."""
+    largest_output_bytes: int
+    """The largest output of one run."""
+
+
+class DeviceMemory:
+    """A budget that the runs of all engines of a device share; runs wait for it in the engines' threads.
+
+    Args:
+        device: The device.
+        budget_bytes: Most memory of the runs in flight together; None is 8 GiB on a GPU and no limit on the CPU, where
+            a run takes 1 GiB at most. A single image that needs more runs alone.
+    """
+
+    def __init__(self, device: Device, budget_bytes: int | None = None) -> None:
+        if budget_bytes is None and device.kind == "gpu":
+            budget_bytes = _GPU_BUDGET_BYTES
+        self.device = device
+        self.budget_bytes = budget_bytes
+        self.run_bytes = _CPU_RUN_BYTES if budget_bytes is None else max(1, budget_bytes // _RUNS_PER_BUDGET)
+        self._free = threading.Condition()
+        self._in_flight = 0
+        self._in_flight_peak = 0
+        self._largest_output = 0
+
+    def acquire(self, run_bytes: int, *, wait: bool) -> bool:
+        """Books a run and returns True if it fits into the budget, or if nothing is in flight.
+
+        Args:
+            run_bytes: What the run takes.
+            wait: Waits until it fits. Not for an engine that has runs in flight: it must take their outputs first.
+        """
+        with self._free:
+            if self.budget_bytes is not None and not self._fits(run_bytes):
+                if not wait:
+                    return False
+                self._free.wait_for(lambda: self._fits(run_bytes))
+            self._in_flight += run_bytes
+            self._in_flight_peak = max(self._in_flight_peak, self._in_flight)
+            return True
+
+    def _fits(self, run_bytes: int) -> bool:
+        assert self.budget_bytes is not None
+        return self._in_flight == 0 or self._in_flight + run_bytes <= self.budget_bytes
+
+    def release_run(self, run_bytes: int) -> None:
+        """Takes a run that ended out of the books."""
+        with self._free:
+            self._in_flight -= run_bytes
+            self._free.notify_all()
+
+    def count(self, output_bytes: int) -> None:
+        """Takes note of the size of a run's output."""
+        if output_bytes > self._largest_output:
+            self._largest_output = output_bytes
+
+    def use(self) -> MemoryUse:
+        """Returns what is taken now and the high-water marks."""
+        with self._free:
+            return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output)
+
+
+def release_unused() -> None:
+    """Gives memory that DALI keeps for later runs back to the devices; values that are still held are not touched."""
+    from nvidia.dali.backend import ReleaseUnusedMemory
+
+    ReleaseUnusedMemory()

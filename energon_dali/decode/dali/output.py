@@ -1,0 +1,87 @@
+"""Hands a pipeline's output to torch, numpy or PIL: one hand-over of the interpreter lock per batch, no copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.decode.dali.device import Device
+
+if TYPE_CHECKING:
+    from energon_dali.decode.spec import ImageSpec
+
+
+def take_values(images: Any, spec: ImageSpec, stream: Any = None) -> list[Any]:
+    """Returns one value per image of a TensorList, as the spec's container.
+
+    Tensors and arrays of one size are consecutive views of one memory, so that stacking them again needs no copy; they
+    keep that memory alive and are never overwritten. Results of different sizes are made through numpy where they
+    are on the CPU, because creating a torch tensor from an array does not release the interpreter lock.
+
+    Args:
+        images: TensorListCPU or TensorListGPU.
+        spec: Its container and dtype are looked at; the layout is what the pipeline made.
+        stream: torch.cuda.Stream on which the values are to be used, where the list is on a GPU. Nothing waits.
+
+    Returns:
+        Torch tensors on the list's device, or numpy arrays, or PIL images.
+    """
+    on_gpu = type(images).__name__ == "TensorListGPU"
+    if spec.container != "torch":
+        arrays = _rows_of_arrays(images.as_cpu() if on_gpu else images)
+        return [_pil_image(array) for array in arrays] if spec.container == "pil" else arrays
+    import torch
+
+    if on_gpu:
+        with torch.cuda.stream(stream):
+            return _tensors(images, spec)
+    return _tensors(images, spec)
+
+
+def bring_to_device(value: Any, device: Device, stream: Any) -> Any:
+    """Returns a value of PIL on a device; arrays and PIL images stay where they are.
+
+    Args:
+        value: Torch tensor, numpy array or PIL image.
+        device: Where the other values of its block are.
+        stream: torch.cuda.Stream on which it will be used.
+    """
+    if device.kind == "cpu" or not hasattr(value, "pin_memory"):
+        return value
+    import torch
+
+    with torch.cuda.stream(stream):
+        return value.to(f"cuda:{device.ordinal}")
+
+
+def count_bytes(images: Any) -> int:
+    """Returns the number of bytes that a TensorList holds."""
+    itemsize = {"UINT8": 1, "FLOAT16": 2, "FLOAT": 4}[images.dtype.name]
+    return sum(int(np.prod(shape)) for shape in images.shape()) * itemsize
+
+
+def _tensors(images: Any, spec: ImageSpec) -> list[Any]:
+    import torch
+
+    narrow = spec.dtype == "bfloat16"  # DALI has no bfloat16: its pipeline gives float32
+    if images.is_dense_tensor():
+        batch = torch.from_dlpack(images.as_tensor())
+        return list((batch.to(torch.bfloat16) if narrow else batch).unbind(0))
+    if type(images).__name__ == "TensorListGPU":
+        tensors = [torch.from_dlpack(image) for image in images]
+    else:
+        tensors = [torch.from_numpy(np.asarray(image)) for image in images]
+    return [tensor.to(torch.bfloat16) for tensor in tensors] if narrow else tensors
+
+
+def _rows_of_arrays(images: Any) -> list[Any]:
+    if images.is_dense_tensor():
+        return list(np.asarray(images.as_tensor()))
+    return [np.asarray(image) for image in images]
+
+
+def _pil_image(array: Any) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(array)

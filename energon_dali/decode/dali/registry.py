@@ -1,0 +1,81 @@
+"""The engines of this process: one per graph and device, shared by all decoders and datasets."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.engine import DaliImageEngine
+from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.memory import DeviceMemory, MemoryUse, release_unused
+
+_CLOSE_SECONDS = 10.0
+_engines: dict[tuple[ImageGraph, Device, int, int, int | None], DaliImageEngine] = {}
+_memories: dict[tuple[Device, int | None], DeviceMemory] = {}
+_lock = threading.Lock()
+
+
+def engine_for(
+    graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int, gpu_memory_budget_bytes: int | None = None
+) -> DaliImageEngine:
+    """Returns the process's engine for a graph; makes it if there is none. Cheap: the pipeline is built with the first block.
+
+    Args:
+        graph: What to produce.
+        device: Where to decode.
+        num_threads: CPU threads of the pipeline.
+        max_batch_size: Most images per run.
+        gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; of no meaning on the CPU.
+    """
+    budget = gpu_memory_budget_bytes if device.kind == "gpu" else None
+    key = (graph, device, num_threads, max_batch_size, budget)
+    with _lock:
+        engine = _engines.get(key)
+        if engine is None:
+            memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
+            engine = _engines[key] = DaliImageEngine(
+                graph, device, num_threads=num_threads, max_batch_size=max_batch_size, memory=memory
+            )
+        return engine
+
+
+def close_engines(timeout_seconds: float | None = None) -> None:
+    """Finishes what was submitted and ends all engines of this process; the next block starts new ones.
+
+    Args:
+        timeout_seconds: Longest wait per engine; None waits as long as it takes.
+    """
+    with _lock:
+        engines = list(_engines.values())
+        _engines.clear()
+    for engine in engines:
+        engine.close(timeout_seconds)
+
+
+def release_memory() -> None:
+    """Ends all engines of this process and gives DALI's unused memory back. Values that are still held stay valid."""
+    close_engines()
+    release_unused()
+
+
+def memory_use() -> dict[str, MemoryUse]:
+    """Returns what decoding takes on each device ("cpu", "gpu 0", ...) that an engine was made for."""
+    with _lock:
+        return {str(device): memory.use() for (device, _), memory in _memories.items()}
+
+
+def _forget_engines() -> None:
+    """After a fork: the engines' threads live in the parent alone."""
+    global _lock
+    _lock = threading.Lock()
+    _engines.clear()
+    _memories.clear()
+
+
+# Before DALI's own exit handler: DALI imports after this module, so its handler runs first if it stood alone; engines
+# close what is theirs in threads that are daemons and would otherwise be cut off in the middle of a run.
+atexit.register(close_engines, _CLOSE_SECONDS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_engines)
