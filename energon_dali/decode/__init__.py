@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.headers import ImageHeader
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, map_handles
 from energon_dali.decode.media_decoder import MediaDecoder
@@ -20,6 +21,7 @@ from energon_dali.decode.spec import ImageSpec
 
 __all__ = [
     "CenterCrop",
+    "DaliDecoder",
     "DecodeFailure",
     "Decoded",
     "Decoder",

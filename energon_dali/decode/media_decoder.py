@@ -131,7 +131,7 @@ class MediaDecoder(Decoder):
 
         Args:
             name: Part name ("jpg", "left.png", "json.gz") or file name.
-            raw: Content of the part.
+            raw: Content of the part; a handle keeps a view as it is, so what it views must stay unchanged.
             seed: Seed of random operations, a function of (seed, sample, epoch, part).
             source: Where it came from, for messages.
 
@@ -140,23 +140,26 @@ class MediaDecoder(Decoder):
         """
         kind = self._kinds.get(name) or self._learn(name)
         try:
-            if not isinstance(raw, bytes) and (kind[0] != "image" or self.guess_content):
-                raw = bytes(raw)
+            if kind[0] == "image" and not self.guess_content:
+                return self._finish_image(self.make_handle(name, raw, seed=seed, source=source))
+            content = raw if isinstance(raw, bytes) else bytes(raw)
             while kind[1] == "gz":
-                raw, name = gunzip(raw, self.spec.max_bytes), name[:-3]
+                content, name = gunzip(content, self.spec.max_bytes), name[:-3]
                 kind = self._kinds.get(name) or self._learn(name)
             if self.guess_content:
-                kind = _guess(raw, kind)
+                kind = _guess(content, kind)
             if kind[0] == "image":
-                return self._finish_image(self.make_handle(name, raw, seed=seed, source=source))
+                return self._finish_image(self.make_handle(name, content, seed=seed, source=source))
             if kind[0] == "basic":
-                return decode_basic(kind[1], raw)
+                return decode_basic(kind[1], content)
         except DecodeError as error:
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
         _say_once_that_media_stay_bytes()
-        return raw
+        return content
 
-    def make_handle(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> MediaHandle:
+    def make_handle(
+        self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
+    ) -> MediaHandle:
         """Returns the handle of an image whose header was screened.
 
         Raises:

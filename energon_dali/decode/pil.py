@@ -95,7 +95,7 @@ def decode_image(handle: MediaHandle) -> Any:
             geometry = draw_geometry(spec.geometric, image.width, image.height, handle.seed)
             if geometry is not None:
                 image = transform(image, geometry, spec)
-        return image if spec.container == "pil" else pack_pixels(np.asarray(image), spec)
+        return image if spec.container == "pil" else pack_image(image, spec)
     except Exception as error:
         raise _decode_error(error, handle.format, pixels) from error
 
@@ -122,25 +122,28 @@ def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if geometry.flip else image
 
 
-def pack_pixels(pixels: NDArray[np.uint8], spec: ImageSpec) -> Any:
-    """Returns pixels in the dtype, layout and container of a spec.
+def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
+    """Returns an image's pixels in the dtype, layout and container of a spec; a new value that is writable.
 
     Args:
-        pixels: uint8[H, W] for one channel, else uint8[H, W, C]; the result may be a view of it if it is writable.
+        image: An image in the mode of the spec.
         spec: Its container is "torch" or "numpy".
 
     Returns:
         A torch tensor or numpy array, contiguous: [H, W], [C, H, W] or [H, W, C] as `spec.layout` says. Floats are
         pixel / 255, then (x - mean) / std where the spec normalises, in float32; narrower types are rounded to nearest.
     """
-    if spec.layout != "HW" and pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    if spec.layout == "CHW":
-        pixels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    # What PIL gives is read-only.
-    values: NDArray[Any] = pixels if pixels.flags.writeable or spec.dtype != "uint8" else pixels.copy()
+    values: NDArray[Any]
+    if spec.layout == "CHW" and spec.channels > 1:
+        # Split by PIL, channel by channel: two thirds of the time that numpy takes to turn the axes.
+        planes = bytearray().join([plane.tobytes() for plane in image.split()])
+        values = np.frombuffer(planes, np.uint8).reshape(spec.channels, image.height, image.width)
+    else:
+        values = np.asarray(image) if spec.dtype != "uint8" else np.array(image)
+        if spec.channels == 1 and spec.layout != "HW":
+            values = values[None] if spec.layout == "CHW" else values[:, :, None]
     if spec.dtype != "uint8":
-        values = np.divide(pixels, np.float32(255), dtype=np.float32)
+        values = np.divide(values, np.float32(255), dtype=np.float32)
         if spec.normalize is not None:
             shape = (-1, 1, 1) if spec.layout == "CHW" else (-1,)
             values -= np.array(spec.normalize.mean, np.float32).reshape(shape)

@@ -59,6 +59,17 @@ def test_a_whole_sample() -> None:
     }  # fmt: skip
 
 
+def test_views_are_taken_in_place_of_bytes() -> None:
+    decoder = SampleDecoder(image_decode="rgb8")
+    view = memoryview(bytearray(b"before" + JPEG))[6:]
+    assert decoder.stage("jpg", view).tobytes() == decoder.stage("jpg", JPEG).tobytes()
+    assert decoder.make_handle("jpg", view).data is view
+    assert decoder.stage("txt", memoryview(b"words")) == "words"
+    assert decoder.stage("txt.gz", memoryview(gzip.compress(b"words"))) == "words"
+    for name in ("bin", "mp4"):
+        assert type(decoder.stage(name, memoryview(b"words"))) is bytes
+
+
 def test_compressed_parts_unpack_again_and_again() -> None:
     decoder = SampleDecoder(image_decode="rgb8", max_bytes=100_000)
     assert decoder.decode("jpg.gz.gz", gzip.compress(gzip.compress(JPEG))).shape == (118, 157, 3)
