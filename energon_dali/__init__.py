@@ -10,6 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.decode import (
+        CenterCrop,
+        DaliDecoder,
+        Decoder,
+        HorizontalFlip,
+        MediaHandle,
+        Normalize,
+        RandomCrop,
+        RandomResizedCrop,
+        Resize,
+        SampleDecoder,
+    )
+    from energon_dali.error_handlers import log_exception, reraise_exception
     from energon_dali.errors import (
         ConfigError,
         DatasetError,
@@ -29,36 +43,135 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WorkerError,
     )
+    from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
+    from energon_dali.loader.datasets import get_train_dataset, get_val_dataset, get_val_datasets
+    from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+    from energon_dali.samples import (
+        Batch,
+        CaptioningSample,
+        CrudeSample,
+        ImageClassificationSample,
+        ImageSample,
+        InterleavedSample,
+        MultiChoiceVQASample,
+        OCRSample,
+        Sample,
+        SimilarityInterleavedSample,
+        SourceInfo,
+        TextSample,
+        VidQASample,
+        VQAOCRSample,
+        VQASample,
+        edataclass,
+    )
+    from energon_dali.task_encoder import (
+        AugmentTaskEncoder,
+        Cooker,
+        DefaultTaskEncoder,
+        TaskEncoder,
+        basic_sample_keys,
+        batch_list,
+        batch_pad_stack,
+        batch_stack,
+        cooker,
+        generic_batch,
+        stateless,
+    )
     from energon_dali.worker_config import WorkerConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AugmentTaskEncoder",
+    "BasicDataLoader",
+    "Batch",
+    "CaptioningSample",
+    "CenterCrop",
     "ConfigError",
+    "Cooker",
+    "CrudeSample",
+    "DaliDecoder",
     "DatasetError",
     "DatasetFormatError",
     "DecodeError",
+    "Decoder",
+    "DefaultTaskEncoder",
     "DeviceError",
     "EnergonDaliError",
     "FatalSampleError",
+    "HorizontalFlip",
     "IgnoreSample",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
     "LayoutError",
+    "MediaHandle",
+    "MultiChoiceVQASample",
+    "Normalize",
+    "OCRSample",
+    "RandomCrop",
+    "RandomResizedCrop",
+    "Resize",
+    "Sample",
+    "SampleDecoder",
+    "SavableDataLoader",
+    "SavableDataset",
     "ShardError",
+    "SimilarityInterleavedSample",
     "SkipSample",
+    "SourceInfo",
     "StateError",
     "StorageError",
+    "TaskEncoder",
+    "TextSample",
     "UntrustedCodeError",
+    "VQAOCRSample",
+    "VQASample",
+    "VidQASample",
     "WatchdogTimeoutError",
     "WorkerConfig",
     "WorkerDiedError",
     "WorkerError",
+    "basic_sample_keys",
+    "batch_list",
+    "batch_pad_stack",
+    "batch_stack",
+    "cooker",
+    "edataclass",
+    "generic_batch",
+    "get_loader",
+    "get_savable_loader",
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+    "log_exception",
+    "reraise_exception",
+    "stateless",
 ]
 
 _HOMES = {
+    "datasets.base": ("SavableDataset",),
+    "decode": (
+        "CenterCrop", "DaliDecoder", "Decoder", "HorizontalFlip", "MediaHandle", "Normalize", "RandomCrop",
+        "RandomResizedCrop", "Resize", "SampleDecoder",
+    ),
+    "error_handlers": ("log_exception", "reraise_exception"),
     "errors": (
         "ConfigError", "DatasetError", "DatasetFormatError", "DecodeError", "DeviceError", "EnergonDaliError",
         "FatalSampleError", "IgnoreSample", "LayoutError", "ShardError", "SkipSample", "StateError", "StorageError",
         "UntrustedCodeError", "WatchdogTimeoutError", "WorkerDiedError", "WorkerError",
+    ),
+    "loader.basic_loader": ("BasicDataLoader", "get_loader"),
+    "loader.datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
+    "loader.savable_loader": ("SavableDataLoader", "get_savable_loader"),
+    "samples": (
+        "Batch", "CaptioningSample", "CrudeSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
+        "MultiChoiceVQASample", "OCRSample", "Sample", "SimilarityInterleavedSample", "SourceInfo", "TextSample",
+        "VQAOCRSample", "VQASample", "VidQASample", "edataclass",
+    ),
+    "task_encoder": (
+        "AugmentTaskEncoder", "Cooker", "DefaultTaskEncoder", "TaskEncoder", "basic_sample_keys", "batch_list",
+        "batch_pad_stack", "batch_stack", "cooker", "generic_batch", "stateless",
     ),
     "worker_config": ("WorkerConfig",),
 }  # fmt: skip
