@@ -77,7 +77,7 @@ def describe(value: Any, depth: int = 0) -> str:
         return _items("{", pairs, len(value), "}")
     if isinstance(value, (list, tuple)):
         return _items("[", [describe(inner, depth + 1) for inner in _first(value)], len(value), "]")
-    if hasattr(value, "__dataclass_fields__"):
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         names = [name for name in value.__dataclass_fields__ if hasattr(value, name) and name != "__sources__"]
         inner = [f"{name}={describe(getattr(value, name), depth + 1)}" for name in _first(names)]
         return _items(f"{type(value).__name__}(", inner, len(names), ")")

@@ -36,7 +36,7 @@ class SourceInfo:
     """Files inside the shard."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # One travels with every sample: as plain arguments it takes a third of the time that the fields of a dataclass do.
+        # One travels with every sample: as plain arguments it takes a third of the time that a dataclass's fields do.
         return _make_source, (self.dataset_path, self.index, self.shard_name, self.file_names)
 
 

@@ -189,7 +189,7 @@ def make_batch(
             f"_batch has actions for {unknown}, which are no fields of both the samples ({sorted(columns)}) and "
             f"{result_type.__name__} ({sorted(taken)}). Correct the names, or take the actions out."
         )
-    missing = [name for name in needed if name not in columns]
+    missing = sorted(needed - columns.keys())
     if missing:
         raise ConfigError(
             f"{result_type.__name__} needs the fields {missing}, which the samples ({type(samples[0]).__name__}) do "

@@ -38,8 +38,9 @@ def stateless(
     Args:
         fn: The hook: a function or a generator function.
         restore_seeds: Seed the global generators of torch (CPU), numpy and random around each call, by the job's seed
-            and `current_sample_index`, and give them back as they were. Costs about 50 us per call. The CUDA generators
-            are not touched: draw on the CPU. Called outside of a dataset, the hook runs without seeding.
+            and `current_sample_index`, and give them back as they were. Costs about 0.1 ms per call, most of it for
+            numpy's state. The CUDA generators are not touched: draw on the CPU. Called outside of a dataset, the hook
+            runs without seeding.
         failure_tolerance: Consecutive failures after which the run ends; 0 is unlimited; None is the encoder's.
 
     Raises:
@@ -89,7 +90,7 @@ class RandomState:
 
     def __init__(self) -> None:
         self._torch = torch.default_generator.get_state()
-        self._numpy = np.random.get_state()
+        self._numpy = np.random.get_state(legacy=False)
         self._python = random.getstate()
 
     def restore(self) -> None:
@@ -105,10 +106,11 @@ def seed_generators(seed: int) -> None:
     Args:
         seed: 0 <= seed < 2**64.
     """
+    # All three are a Mersenne Twister: from one seed they would draw the same numbers, so each gets its own.
     # Not torch.manual_seed, which seeds the CUDA generators too and would disturb the trainer's.
-    torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    random.seed(seed)
+    torch.default_generator.manual_seed(mix(seed, 0) >> 1)
+    np.random.seed(mix(seed, 1) >> 32)
+    random.seed(mix(seed, 2))
 
 
 def _call_seed() -> int | None:

@@ -31,7 +31,8 @@ def test_streams_go_round_the_ranks() -> None:
 
 
 def test_a_layout_that_does_not_divide_names_those_that_do() -> None:
-    with pytest.raises(LayoutError, match="must be one of 1, 2, 3, 4, 6, 12; with world_size=2, num_workers may be 1, 2, 3, 6"):
+    fitting = "must be one of 1, 2, 3, 4, 6, 12; with world_size=2, num_workers may be 1, 2, 3, 6"
+    with pytest.raises(LayoutError, match=fitting):
         Layout(world_size=2, num_workers=4, num_streams=12)
     with pytest.raises(LayoutError, match="no number of workers fits world_size=5"):
         Layout(world_size=5, num_workers=1, num_streams=12)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_dali.errors import ConfigError
+from energon_dali.samples import SourceInfo, TextSample
+from energon_dali.task_encoder import batch_list, batch_pad_stack, batch_stack, generic_batch
+
+
+def test_rows_of_a_block_are_stacked_without_a_copy() -> None:
+    block = torch.arange(60, dtype=torch.uint8).reshape(5, 3, 4)
+    batch = batch_stack([block[1], block[2], block[3]])
+    assert torch.equal(batch, block[1:4])
+    assert batch.data_ptr() == block[1].data_ptr()
+    assert batch.is_contiguous()
+    batch += 1
+    assert block[1, 0, 0] == 13
+
+
+def views(block: torch.Tensor, other: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    return {
+        "gap": [block[0], block[2]],
+        "backwards": [block[1], block[0]],
+        "twice": [block[0], block[0]],
+        "other storage": [block[0], other],
+        "transposed": [block[0].T, block[1].T],
+        "gradient": [block[0].clone().requires_grad_(), block[1]],
+        "empty": [block[0, :0], block[0, :0]],
+    }
+
+
+@pytest.mark.parametrize("case", list(views(torch.zeros(3, 2, 2), torch.zeros(2, 2))))
+def test_all_else_is_copied(case: str) -> None:
+    tensors = views(torch.arange(12.0).reshape(3, 2, 2), torch.ones(2, 2))[case]
+    batch = batch_stack(tensors)
+    assert torch.equal(batch, torch.stack(tensors))
+    assert batch.untyped_storage().data_ptr() != tensors[0].untyped_storage().data_ptr() or case == "empty"
+
+
+def test_neighbours_of_different_storages_are_copied() -> None:
+    # Two storages side by side in one buffer, as an allocator may place them.
+    buffer = bytearray(range(8))
+    first = torch.frombuffer(buffer, dtype=torch.uint8, count=4)
+    second = torch.frombuffer(buffer, dtype=torch.uint8, offset=4)
+    assert second.data_ptr() == first.data_ptr() + 4
+    batch = batch_stack([first, second])
+    assert batch.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert batch.data_ptr() != first.data_ptr()
+
+
+def test_gradients_reach_every_sample() -> None:
+    block = torch.zeros(2, 3, requires_grad=True)
+    batch_stack([block[0], block[1]]).sum().backward()  # type: ignore[no-untyped-call]
+    assert block.grad is not None
+    assert block.grad.eq(1).all()
+
+
+def test_one_sample_and_scalars() -> None:
+    assert batch_stack([torch.ones(2)]).shape == (1, 2)
+    assert batch_stack([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
+
+
+def test_wrong_shapes_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"\(2,\), \(3,\), and stacks equal shapes only"):
+        batch_stack([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(ConfigError, match="same number of dimensions"):
+        batch_pad_stack([torch.zeros(2), torch.zeros(3, 1)])
+    for function in (batch_stack, batch_pad_stack):
+        with pytest.raises(ConfigError, match="at least one sample"):
+            function([])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
+def test_padding_is_zeros_at_the_end(shapes: list[tuple[int, int]]) -> None:
+    tensors = [torch.full(shape, number + 1) for number, shape in enumerate(shapes)]
+    batch = batch_pad_stack(tensors)
+    assert batch.shape == (len(shapes), max(h for h, _ in shapes), max(w for _, w in shapes))
+    for number, (height, width) in enumerate(shapes):
+        assert batch[number, :height, :width].eq(number + 1).all()
+        assert batch[number].count_nonzero() == height * width
+
+
+def test_padding_of_equal_shapes_is_a_stack_and_keeps_the_dtype() -> None:
+    block = torch.arange(6, dtype=torch.int16).reshape(3, 2)
+    batch = batch_pad_stack([block[0], block[1]])
+    assert batch.data_ptr() == block.data_ptr()
+    mixed = batch_pad_stack([torch.ones(1, dtype=torch.int64), torch.ones(2, dtype=torch.float32)])
+    assert mixed.dtype == torch.float32
+    assert batch_pad_stack([torch.ones(1, dtype=torch.uint8), torch.ones(2, dtype=torch.uint8)]).dtype == torch.uint8
+
+
+@dataclass
+class Point:
+    x: torch.Tensor
+    name: str
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+def test_generic_batch_goes_by_type() -> None:
+    tensors = [torch.ones(1), torch.ones(2)]
+    assert generic_batch(tensors).tolist() == [[1, 0], [1, 1]]
+    assert generic_batch([1, 2]) == [1, 2]
+    assert generic_batch([None, torch.ones(1)]) == [None, torch.ones(1)]
+    assert generic_batch([]) == []
+    nested = generic_batch([{"a": {"b": tensor}, "c": "x"} for tensor in tensors])
+    assert nested["a"]["b"].shape == (2, 2)
+    assert nested["c"] == ["x", "x"]
+    point = generic_batch([Point(tensor, "p") for tensor in tensors])
+    assert isinstance(point, Point)
+    assert point.x.shape == (2, 2)
+    named = generic_batch([Named(tensor, "p") for tensor in tensors])
+    assert isinstance(named, Named)
+    assert named.name == ["p", "p"]
+    values = ["a", "b"]
+    assert batch_list(values) is values
+
+
+def test_base_fields_of_samples_stay_apart() -> None:
+    source = SourceInfo(dataset_path="d", index=0, shard_name="s", file_names=())
+    samples = [
+        TextSample(__key__="a", __restore_key__=(1,), __subflavors__={"x": 1}, __sources__=(source,), text="t"),
+        TextSample(__key__="b", __restore_key__=(2,), __subflavors__={"y": 2}, __sources__=(source,), text="u"),
+    ]
+    batch = generic_batch(samples)
+    assert batch.__key__ == ["a", "b"]
+    assert batch.__restore_key__ == ((1,), (2,))
+    assert batch.__subflavors__ == [{"x": 1}, {"y": 2}]
+    assert batch.__sources__ == (source, source)
+    assert batch.text == ["t", "u"]
+
+
+def test_samples_with_different_fields_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the first has \['a'\], another \['a', 'b'\]"):
+        generic_batch([{"a": 1}, {"a": 1, "b": 2}])

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import pytest
+
+from energon_dali.errors import ConfigError
+from energon_dali.samples import Batch, CrudeSample, Sample, TextSample, edataclass
+from energon_dali.task_encoder import DefaultTaskEncoder, overridden
+
+HOOKS = ("encode_sample", "batch", "encode_batch")
+
+
+@edataclass
+class Texts(Batch):
+    text: list[str]
+
+
+@edataclass
+class Words(Sample):
+    text: str
+    words: int = 0
+
+
+class Pair(NamedTuple):
+    text: Any
+    count: int = 3
+
+
+def sample() -> TextSample:
+    return TextSample(__key__="k", __restore_key__=(), text="t")
+
+
+def test_without_types_nothing_is_done() -> None:
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+    assert not any(overridden(encoder, hook) for hook in HOOKS)
+    one = sample()
+    assert encoder.encode_sample(one) is one
+    assert encoder.encode_batch(one) is one
+    assert isinstance(encoder.batch([one, one]), TextSample)
+
+
+def test_types_are_made_field_by_field() -> None:
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder(
+        encoded_sample_type=Words, raw_batch_type=Texts, batch_type=dict
+    )
+    assert all(overridden(encoder, hook) for hook in HOOKS)
+    encoded = encoder.encode_sample(sample())
+    assert encoded == Words(__key__="k", __restore_key__=(), text="t")
+    batch = encoder.encode_batch(encoder.batch([encoded, encoded]))
+    assert batch["text"] == ["t", "t"]
+    assert batch["__key__"] == ["k", "k"]
+
+
+def test_named_tuples_and_dicts() -> None:
+    to_pair: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder(encoded_sample_type=Pair, batch_type=Pair)
+    assert to_pair.encode_sample(sample()) == Pair("t")
+    assert to_pair.encode_sample(CrudeSample({"text": "c", "other": 1})) == Pair("c")
+    assert to_pair.encode_batch(Pair(["x"])) == Pair(["x"])
+    to_dict: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder(encoded_sample_type=dict)
+    assert to_dict.encode_sample(Pair("p")) == {"text": "p", "count": 3}
+
+
+def test_what_cannot_be_made_is_said() -> None:
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder(encoded_sample_type=Pair)
+    with pytest.raises(ConfigError, match=r"Pair needs the fields \['text'\]"):
+        encoder.encode_sample({"other": 1})
+    with pytest.raises(ConfigError, match="A str has no fields to take over"):
+        encoder.encode_sample("text")
+    with pytest.raises(ConfigError, match="int has no fields"):
+        DefaultTaskEncoder(encoded_sample_type=int).encode_sample({"a": 1})
+    with pytest.raises(ConfigError, match=r"Words cannot be made: missing fields"):
+        DefaultTaskEncoder(encoded_sample_type=Words).encode_sample({"text": "x"})
+
+
+def test_a_subclass_counts_where_it_overrides_and_need_not_call_init() -> None:
+    class Own(DefaultTaskEncoder[Any, Any, Any, Any]):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def encode_sample(self, sample: Any) -> Any:
+            return super().encode_sample(sample)
+
+    own = Own()
+    assert [hook for hook in HOOKS if overridden(own, hook)] == ["encode_sample"]
+    one = sample()
+    assert own.encode_sample(one) is one
+    assert not overridden(own, "preencode_sample")
+    own = copy.copy(own)
+    own.decoder = None
+    assert own.encode_batch(one) is one
