@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali
@@ -49,10 +50,8 @@ class _Gather:
             if error is None:
                 self.put(positions, done.result())
                 return
-            try:
+            with suppress(InvalidStateError):  # another part failed before
                 self.future.set_exception(error)
-            except InvalidStateError:
-                pass  # another part failed before
 
         part.add_done_callback(take)
 
@@ -62,8 +61,8 @@ def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> F
 
     Args:
         decoder: Gives device, threads and limits.
-        handles: Of any decoder. A DaliHandle is trusted; any other is screened here, as a file that DALI's parser refuses
-            would end the process.
+        handles: Of any decoder. A DaliHandle is trusted; any other is screened here, as a file that DALI's parser
+            refuses would end the process.
 
     Raises:
         DeviceError: The decoder's device is not there.
@@ -94,7 +93,8 @@ def _submit(
     decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any
 ) -> Future[list[Outcome]]:
     engine = engine_for(
-        ImageGraph.from_spec(spec), device, num_threads=decoder.threads_on(device), max_batch_size=decoder.max_batch_size,
+        ImageGraph.from_spec(spec), device,
+        num_threads=decoder.threads_on(device), max_batch_size=decoder.max_batch_size,
         gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
     )  # fmt: skip
     return engine.submit(handles, stream=stream)

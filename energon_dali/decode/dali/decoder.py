@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
-from energon_dali.decode.dali.device import Device, DeviceOption, check_device_option, has_dali, resolve_device, sees_gpu, uses_dali
+from energon_dali.decode.dali.device import (
+    Device,
+    DeviceOption,
+    check_device_option,
+    has_dali,
+    resolve_device,
+    sees_gpu,
+    uses_dali,
+)
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
 from energon_dali.decode.pil import decode_image
@@ -33,22 +41,25 @@ class DaliHandle(MediaHandle):
 
 
 class DaliDecoder(MediaDecoder):
-    """Decodes images in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and those below.
+    """Decodes images in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and more.
 
-    Values are those of SampleDecoder: bit for bit on the CPU without resampling, otherwise within `tolerance`. Formats
-    that DALI does not decode equally are decoded by PIL. Without DALI "auto" decodes as SampleDecoder does. Cheap to make
-    (also at class level) and picklable: DALI is imported and a pipeline built when the first block comes.
+    Values are those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise as the module
+    `tolerance` says. Formats that DALI does not decode equally are decoded by PIL. Without DALI "auto" decodes as
+    SampleDecoder does. Cheap to make (also at class level) and picklable: DALI is imported and a pipeline built when
+    the first block comes.
 
         class Encoder(TaskEncoder):
             decoder = DaliDecoder(image_decode="torchrgb8")
 
     Args:
-        image_decode_device: "auto" (a GPU if there is one, else the CPU), "cpu", "gpu" (torch's current one) or an ordinal.
+        image_decode_device: "auto" (a GPU if there is one, else the CPU), "cpu", "gpu" (torch's current one) or an
+            ordinal.
         video_decode_device: Likewise for video.
-        num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32, and 4 on a GPU.
+        num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
+            the CPU and 4 on a GPU.
         max_batch_size: Most images per run; larger blocks are split.
-        feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself where
-            the order of the dataset allows it.
+        feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
+            where the order of the dataset allows it.
         gpu_memory_budget_bytes: Most memory of the images in flight on a GPU; None is 8 GiB.
         **options: The options of `MediaDecoder`.
 
@@ -72,14 +83,17 @@ class DaliDecoder(MediaDecoder):
         check_device_option("video_decode_device", video_decode_device)
         if feed not in ("block", "native"):
             raise ConfigError(
-                f'feed={feed!r} is unknown. "block" takes encoded images from the workers, "native" lets DALI read the shards. '
-                'Give one of the two; "block" works with every dataset.'
+                f'feed={feed!r} is unknown. "block" takes encoded images from the workers, "native" lets DALI read the '
+                'shards. Give one of the two; "block" works with every dataset.'
             )
         for name, value in (
-            ("num_threads", num_threads), ("max_batch_size", max_batch_size), ("gpu_memory_budget_bytes", gpu_memory_budget_bytes)
+            ("num_threads", num_threads), ("max_batch_size", max_batch_size),
+            ("gpu_memory_budget_bytes", gpu_memory_budget_bytes),
         ):  # fmt: skip
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"{name}={value!r} cannot work: it is a whole number of at least 1. Leave it out for the default.")
+                raise ConfigError(
+                    f"{name}={value!r} cannot work. It is a whole number of at least 1. Leave it out for the default."
+                )
         self.image_decode_device = image_decode_device
         self.video_decode_device = video_decode_device
         self.num_threads = num_threads
@@ -110,7 +124,9 @@ class DaliDecoder(MediaDecoder):
         """
         return resolve_device(self.image_decode_device)
 
-    def make_handle(self, name: str, raw: bytes, *, seed: int = 0, source: SourceInfo | None = None) -> MediaHandle:
+    def make_handle(
+        self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
+    ) -> MediaHandle:
         """Returns the handle of an image whose header was screened: a DaliHandle if DALI may decode it.
 
         Raises:
@@ -128,8 +144,8 @@ class DaliDecoder(MediaDecoder):
         current in the calling thread now; nothing waits for them.
 
         Returns:
-            A future that fails with DeviceFailedError or MemoryError alone, never because of bad data. The handles' data
-            must stay unchanged until it is done.
+            A future that fails with DeviceFailedError or MemoryError alone, never because of bad data. The handles'
+            data must stay unchanged until it is done.
 
         Raises:
             DeviceError: The device that was asked for is not there.
@@ -145,8 +161,9 @@ class DaliDecoder(MediaDecoder):
     def config(self) -> dict[str, Any]:
         """Returns the options as plain values."""
         return {
-            **super().config(), "image_decode_device": self.image_decode_device, "video_decode_device": self.video_decode_device,
-            "num_threads": self.num_threads, "max_batch_size": self.max_batch_size, "feed": self.feed,
+            **super().config(), "image_decode_device": self.image_decode_device,
+            "video_decode_device": self.video_decode_device, "num_threads": self.num_threads,
+            "max_batch_size": self.max_batch_size, "feed": self.feed,
             "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes,
         }  # fmt: skip
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from glob import glob
 from typing import Literal
 
+from energon_dali.decode.dali.library import load_backend
 from energon_dali.errors import ConfigError, DeviceError
 
 _LOG = logging.getLogger(__name__)
@@ -16,7 +17,9 @@ _LOG = logging.getLogger(__name__)
 DeviceOption = Literal["auto", "cpu", "gpu"] | int
 """What a user may ask for: a kind, or the ordinal of a GPU."""
 
-INSTALL_HINT = 'pip install "energon-dali[cuda12]" (driver 525.60 or newer) or "energon-dali[cuda13]" (driver 580 or newer)'
+INSTALL_HINT = (
+    'pip install "energon-dali[cuda12]" (driver 525.60 or newer) or "energon-dali[cuda13]" (driver 580 or newer)'
+)
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
 _said: set[str] = set()
 
@@ -84,13 +87,13 @@ def uses_dali(option: DeviceOption) -> bool:
     if not has_dali():
         if option != "auto":
             raise DeviceError(
-                f"image_decode_device={option!r} needs NVIDIA DALI, which is not installed. DALI decodes both on the GPU and "
-                f'on the "cpu" device. Run {INSTALL_HINT}, or leave the option at "auto" to decode with PIL without it.'
+                f"image_decode_device={option!r} needs NVIDIA DALI, which is not installed. DALI decodes both "
+                f'on the GPU and on the "cpu" device. Run {INSTALL_HINT}, or leave it at "auto" to decode with PIL.'
             )
-        say_once(f"Images are decoded by PIL in the worker processes: DALI is not installed. To use it: {INSTALL_HINT}.")
+        say_once(f"Images are decoded by PIL in the workers: DALI is not installed. To use it: {INSTALL_HINT}.")
         return False
     if option not in ("auto", "cpu") and not sees_gpu():
-        raise DeviceError(_no_gpu(option, "this machine shows no NVIDIA GPU (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"))
+        raise DeviceError(_no_gpu(option, "none is in sight (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"))
     return True
 
 
@@ -111,7 +114,7 @@ def resolve_device(option: DeviceOption) -> Device:
     count = _count_gpus()
     if count == 0:
         if option == "auto":
-            say_once("Images are decoded by DALI on the CPU: CUDA finds no usable GPU (is the driver installed and new enough?).")
+            say_once("Images are decoded by DALI on the CPU: CUDA finds no usable GPU (driver missing or too old?).")
             return Device("cpu")
         raise DeviceError(_no_gpu(option, "CUDA finds no usable GPU (driver missing, too old, or no device visible)"))
     ordinal = option if isinstance(option, int) else _current_gpu(count)
@@ -133,10 +136,8 @@ def say_once(message: str) -> None:
 
 
 def _count_gpus() -> int:
-    from nvidia.dali.backend_impl import GetCUDADeviceCount
-
     try:
-        return int(GetCUDADeviceCount())
+        return int(load_backend().GetCUDADeviceCount())
     except RuntimeError:  # a driver that is broken or too old
         return 0
 
@@ -145,7 +146,7 @@ def _current_gpu(count: int) -> int:
     """Returns the GPU that torch uses in this process, or else the one that torchrun's LOCAL_RANK stands for."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.current_device())
     local_rank = os.environ.get("LOCAL_RANK", "0")
     return int(local_rank) % count if local_rank.isdigit() else 0
@@ -153,6 +154,6 @@ def _current_gpu(count: int) -> int:
 
 def _no_gpu(option: object, why: str) -> str:
     return (
-        f"image_decode_device={option!r} needs an NVIDIA GPU, and {why}. Install a driver (525.60 or newer) or make the GPU "
-        'visible to this process; or give "cpu", or "auto" to take the GPU only where there is one.'
+        f"image_decode_device={option!r} needs an NVIDIA GPU, and {why}. Install a driver (525.60 or newer) or "
+        'make the GPU visible to this process; or give "cpu", or "auto" to take the GPU only where there is one.'
     )

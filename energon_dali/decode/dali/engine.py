@@ -7,12 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.feed import ImageBatch, feed_batch, split_block
 from energon_dali.decode.dali.graph import ImageGraph, build_pipeline
+from energon_dali.decode.dali.library import Pipeline
 from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.output import bring_to_device, count_bytes, take_values
 from energon_dali.decode.dali.recovery import decode_suspects, raise_if_device_failed
@@ -21,8 +23,6 @@ from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, O
 from energon_dali.errors import DecodeError, DeviceFailedError
 
 if TYPE_CHECKING:
-    from nvidia.dali import Pipeline
-
     from energon_dali.decode.spec import ImageSpec
 
 _IN_FLIGHT = 2
@@ -46,10 +46,8 @@ class _Block:
             self.future.set_result(self.outcomes)  # type: ignore[arg-type]
 
     def fail(self, error: BaseException) -> None:
-        try:
+        with suppress(InvalidStateError):  # another run of the same block failed before
             self.future.set_exception(error)
-        except InvalidStateError:
-            pass  # another run of the same block failed before
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +198,7 @@ class DaliImageEngine:
         try:
             self._launch(run.batch)
             self._flying.append(run)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the block must hear of it
+        except BaseException as error:  # whoever waits for the block must hear of it
             self._memory.release_run(run.source_bytes)
             run.block.fail(self._launch_error(error))
         return True
@@ -219,7 +217,7 @@ class DaliImageEngine:
         try:
             (images,) = self._pipeline.outputs(cuda_stream=run.block.stream)
             return images
-        except Exception as error:  # noqa: BLE001 - DALI raises RuntimeError; whatever it is, the block must hear of it
+        except Exception as error:  # DALI raises RuntimeError; whoever waits must hear of all
             run.error = error
             return None
         finally:
@@ -230,7 +228,7 @@ class DaliImageEngine:
             self._memory.count(count_bytes(images))
             values = take_values(images, run.spec, run.block.stream)
             run.block.put(run.positions, [Decoded(value, self._route) for value in values])  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             run.block.fail(error)
 
     def _recover(self, run: _Run) -> None:
@@ -262,13 +260,15 @@ class DaliImageEngine:
                 lambda value: bring_to_device(value, self.device, stream), str(self.device),
             )  # fmt: skip
             run.block.put(run.positions, outcomes)
-        except BaseException as error:  # noqa: BLE001 - a device that failed, or no memory
+        except BaseException as error:  # a device that failed, or no memory
             self._suspend_pipeline()
             run.block.fail(error)
 
     def _suspend_pipeline(self) -> None:
-        """Lets the next run build a new pipeline; the old one is kept, because taking it apart after a parser's failure can
-        end the process. The oldest goes after the fourth."""
+        """Lets the next run build a new pipeline.
+
+        The last four are kept, because taking a pipeline apart right after a parser's failure can end the process.
+        """
         if self._pipeline is not None:
             self._suspended.append(self._pipeline)
             del self._suspended[:-4]
@@ -281,6 +281,8 @@ class DaliImageEngine:
             raise_if_device_failed(error, str(self.device))
         except DeviceFailedError as failed:
             return failed
-        wrapped = DeviceFailedError(f"DALI could not start a run on {self.device}: {error}. The pipeline is made anew for the next.")
+        wrapped = DeviceFailedError(
+            f"DALI could not start a run on {self.device}: {error}. The pipeline is made anew for the next block."
+        )
         wrapped.__cause__ = error
         return wrapped

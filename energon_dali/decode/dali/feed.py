@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from nvidia.dali import Pipeline
+from energon_dali.decode.dali.library import Pipeline, load_backend
 
+if TYPE_CHECKING:
     from energon_dali.decode.dali.graph import ImageGraph
     from energon_dali.decode.geometry import Geometry
     from energon_dali.decode.interface import MediaHandle
@@ -46,8 +46,8 @@ def feed_batch(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None
         graph: Says which inputs there are.
         batch: At least one image, at most the pipeline's batch size.
     """
-    from nvidia.dali.backend import TensorCPU, TensorListCPU
-
+    backend = load_backend()
+    TensorCPU, TensorListCPU = backend.TensorCPU, backend.TensorListCPU  # noqa: N806 - classes
     encoded = TensorListCPU([TensorCPU(handle.data, "") for handle in batch.handles], contiguous=False)
     arrays = geometry_rows(graph, batch)
     pipeline.feed_input("encoded", encoded)

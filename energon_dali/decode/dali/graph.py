@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.dali.device import Device
-from energon_dali.decode.operations import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
+from energon_dali.decode.dali.library import Pipeline, load_dali
+from energon_dali.decode.operations import (
+    CenterCrop,
+    HorizontalFlip,
+    Interpolation,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
 
 if TYPE_CHECKING:
-    from nvidia.dali import Pipeline
-
     from energon_dali.decode.operations import GeometricOperation
-    from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec, Interpolation
+    from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec
 
 _GRAY_WEIGHTS = [19595 / 65536, 38470 / 65536, 7471 / 65536]
-"""PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and DALI
-rounds halves up: equal for all 2**24 colours (tests/decode/dali/test_graph.py)."""
+"""PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and
+DALI rounds halves up: equal for all 2**24 colours (tests/decode/dali/test_graph.py)."""
 _UNIT_VALUES = [value / 255 for value in range(256)]
 """As float32 these are what numpy's float32 division gives, which a multiplication with 1/255 is not."""
 
@@ -74,7 +80,7 @@ class ImageGraph:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs beside "encoded", in the order of `geometry_rows`."""
-        names = ("start", "shape") if self.crops else ()
+        names: tuple[str, ...] = ("start", "shape") if self.crops else ()
         names += ("roi_start", "roi_end") if self.crops_resized else ()
         names += ("size",) if self.resamples and self.size is None else ()
         return names + (("mirror",) if self.flips else ())
@@ -100,9 +106,10 @@ def build_pipeline(graph: ImageGraph, device: Device, *, num_threads: int, max_b
     Raises:
         RuntimeError: DALI cannot build it.
     """
-    from nvidia.dali import Pipeline, fn, types
+    dali = load_dali()
+    fn, types = dali.fn, dali.types
 
-    pipeline = Pipeline(
+    pipeline = dali.Pipeline(
         batch_size=max_batch_size, num_threads=num_threads, device_id=device.ordinal, prefetch_queue_depth=1,
         exec_dynamic=True, set_affinity=False,
     )  # fmt: skip
@@ -118,7 +125,8 @@ def build_pipeline(graph: ImageGraph, device: Device, *, num_threads: int, max_b
         }  # fmt: skip
         pipeline.set_outputs(define_graph(encoded, arguments, graph, device))
     pipeline.build()
-    return pipeline
+    built: Pipeline = pipeline
+    return built
 
 
 def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
@@ -130,7 +138,7 @@ def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, dev
         graph: What to produce.
         device: Where to decode.
     """
-    from nvidia.dali import fn
+    fn = load_dali().fn
 
     image = _decode(encoded, arguments, graph, device)
     if graph.mode == "L":
@@ -143,7 +151,8 @@ def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, dev
 
 
 def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
-    from nvidia.dali import fn, types
+    dali = load_dali()
+    fn, types = dali.fn, dali.types
 
     # RGB always: a grayscale JPEG with ANY_DATA ends the process (SIGSEGV), and GRAY is not PIL's formula.
     options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB, "adjust_orientation": graph.upright}
@@ -159,19 +168,22 @@ def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: 
 
 
 def _gray(image: Any) -> Any:
-    from nvidia.dali import fn, types
+    dali = load_dali()
+    fn, types = dali.fn, dali.types
 
     return fn.coord_transform(image, M=_GRAY_WEIGHTS, T=[0.0], dtype=types.UINT8)
 
 
 def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
     """Returns the image with its flip, alpha channel, dtype and layout."""
-    from nvidia.dali import fn, types
+    dali = load_dali()
+    fn, types = dali.fn, dali.types
 
     flip = {} if mirror is None else {"mirror": mirror}
     layout = "CHW" if graph.layout == "CHW" else "HWC"
     narrow = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[graph.dtype]
-    alpha = {"shape": [4], "fill_value": 255}  # crop_mirror_normalize's pad_output fills zeros whatever fill_values says
+    # Not by crop_mirror_normalize(pad_output=True), which fills zeros whatever its fill_values says (2.4.0).
+    alpha = {"shape": [4], "fill_value": 255}
     if graph.mean is not None and graph.std is not None:
         if graph.mode == "RGBA":
             image = fn.pad(image, axes=[2], **alpha)
@@ -179,7 +191,9 @@ def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
         image = fn.crop_mirror_normalize(image, dtype=narrow, output_layout=layout, mean=mean, std=std, **flip)
     else:
         if layout == "CHW" and mirror is not None:
-            image = fn.crop_mirror_normalize(image, dtype=types.UINT8, output_layout="CHW", mean=[0.0], std=[1.0], **flip)
+            image = fn.crop_mirror_normalize(
+                image, dtype=types.UINT8, output_layout="CHW", mean=[0.0], std=[1.0], **flip
+            )
         elif layout == "CHW":
             image = fn.transpose(image, perm=[2, 0, 1])
         elif mirror is not None:
@@ -192,9 +206,10 @@ def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
 
 
 def _interpolation(graph: ImageGraph) -> Any:
-    from nvidia.dali import types
+    types = load_dali().types
 
-    return {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}[graph.interpolation]
+    kinds = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "nearest": types.INTERP_NN}
+    return kinds[graph.interpolation]
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.library import load_backend
 
 _CPU_RUN_BYTES = 1 << 30
 """Largest run on the CPU: 64 images of 5 megapixels as RGB."""
@@ -88,6 +89,4 @@ class DeviceMemory:
 
 def release_unused() -> None:
     """Gives memory that DALI keeps for later runs back to the devices; values that are still held are not touched."""
-    from nvidia.dali.backend import ReleaseUnusedMemory
-
-    ReleaseUnusedMemory()
+    load_backend().ReleaseUnusedMemory()

@@ -63,13 +63,14 @@ def count_bytes(images: Any) -> int:
 
 def _tensors(images: Any, spec: ImageSpec) -> list[Any]:
     import torch
+    from torch.utils.dlpack import from_dlpack
 
     narrow = spec.dtype == "bfloat16"  # DALI has no bfloat16: its pipeline gives float32
     if images.is_dense_tensor():
-        batch = torch.from_dlpack(images.as_tensor())
+        batch = from_dlpack(images.as_tensor())
         return list((batch.to(torch.bfloat16) if narrow else batch).unbind(0))
     if type(images).__name__ == "TensorListGPU":
-        tensors = [torch.from_dlpack(image) for image in images]
+        tensors = [from_dlpack(image) for image in images]
     else:
         tensors = [torch.from_numpy(np.asarray(image)) for image in images]
     return [tensor.to(torch.bfloat16) for tensor in tensors] if narrow else tensors

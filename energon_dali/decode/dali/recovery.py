@@ -23,7 +23,7 @@ was never seen to do so in batches of up to 28."""
 _MAX_NAMED = 2
 """Runs of a whole batch that may each give up one image, before the search goes on in small batches."""
 _NAMED = re.compile(r"Failed to decode sample #(\d+)")
-_DEVICE = re.compile(r"cuda|out of memory|cudnn|nvml|driver|NVJPEG_STATUS_(?:ALLOCATOR|EXECUTION|INTERNAL)", re.IGNORECASE)
+_DEVICE = re.compile(r"cuda|out of memory|nvml|driver|NVJPEG_STATUS_(?:ALLOCATOR|EXECUTION|INTERNAL)", re.IGNORECASE)
 
 RunBatch = Callable[[ImageBatch], list[Any]]
 """Runs a batch alone and returns its values; raises RuntimeError as DALI does."""
@@ -43,14 +43,19 @@ def raise_if_device_failed(error: BaseException, device: str) -> None:
     named = _NAMED.search(text) is not None
     if not isinstance(error, RuntimeError | MemoryError) or (_DEVICE.search(text) and not named):
         raise DeviceFailedError(
-            f"DALI failed on {device} while decoding images: {first_line(error)}. This is no fault of a sample, so nothing was "
-            "skipped. If memory is short give a smaller gpu_memory_budget_bytes or smaller blocks; after other CUDA errors the "
-            "process must be started again."
+            f"DALI failed on {device} while decoding images: {first_line(error)}. This is no fault of a sample, so "
+            "nothing was skipped. If memory is short give a smaller gpu_memory_budget_bytes or smaller blocks; after "
+            "other CUDA errors the process must be started again."
         ) from error
 
 
 def decode_suspects(
-    batch: ImageBatch, error: BaseException, run: RunBatch, rebuild: Callable[[], None], finish: Callable[[Any], Any], device: str
+    batch: ImageBatch,
+    error: BaseException,
+    run: RunBatch,
+    rebuild: Callable[[], None],
+    finish: Callable[[Any], Any],
+    device: str,
 ) -> list[Outcome]:
     """Returns one outcome per image of a batch whose run failed.
 
@@ -77,7 +82,7 @@ def decode_suspects(
             if problem is None:
                 try:
                     values = run(batch.select(positions))
-                except Exception as caught:  # noqa: BLE001 - sorted out right below
+                except Exception as caught:
                     problem = caught
                 else:
                     for position, value in zip(positions, values, strict=True):

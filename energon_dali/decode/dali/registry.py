@@ -18,9 +18,14 @@ _lock = threading.Lock()
 
 
 def engine_for(
-    graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int, gpu_memory_budget_bytes: int | None = None
+    graph: ImageGraph,
+    device: Device,
+    *,
+    num_threads: int,
+    max_batch_size: int,
+    gpu_memory_budget_bytes: int | None = None,
 ) -> DaliImageEngine:
-    """Returns the process's engine for a graph; makes it if there is none. Cheap: the pipeline is built with the first block.
+    """Returns the process's engine for a graph; makes it if there is none. The first block builds the pipeline.
 
     Args:
         graph: What to produce.
