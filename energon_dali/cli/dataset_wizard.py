@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from energon_dali import samples
 from energon_dali.shards import StoragePath
 from energon_dali.shards.meta.dataset_config import CRUDE, SAMPLE_TYPES, crude_config, sample_config
 from energon_dali.shards.meta.document import META
@@ -23,6 +22,8 @@ _LOADER_NAME = "sample_loader.py"
 
 def fields_of(sample_type: str) -> list[dataclasses.Field[Any]]:
     """Returns the fields of a sample type that a dataset has to fill."""
+    from energon_dali import samples  # with torch behind it: `--help` should not wait for that
+
     return [field for field in dataclasses.fields(getattr(samples, sample_type)) if not field.name.startswith("__")]
 
 
@@ -64,7 +65,7 @@ def make_config(
         click.echo("A crude dataset needs no field map. Give your task encoder a `Cooker` for its samples.")
         return crude_config()
     if field_map is not None:
-        return sample_config(chosen, _parse_field_map(field_map, chosen))
+        return sample_config(chosen, parse_field_map(field_map, chosen))
     if interactive and len(part_names) <= MANY_PARTS:
         question = "Do you want to set a simple field_map[Y] (or write your own sample_loader [n])?"
         if click.confirm(question, default=True):
@@ -73,7 +74,12 @@ def make_config(
     return sample_config(chosen, None)
 
 
-def _parse_field_map(text: str, sample_type: str) -> dict[str, str]:
+def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
+    """Returns the field map of a JSON text.
+
+    Raises:
+        click.ClickException: It is no JSON, no mapping of names, or names fields that the sample type does not have.
+    """
     try:
         fields = json.loads(text)
     except json.JSONDecodeError as error:

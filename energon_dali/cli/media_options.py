@@ -9,7 +9,6 @@ from typing import TypeVar
 import click
 from tqdm import tqdm
 
-from energon_dali.decode.screen import screen_image
 from energon_dali.shards import PartFacts
 from energon_dali.shards.prepare.shard_job import ShardScan
 
@@ -37,6 +36,8 @@ def check_image(name: str, data: bytes) -> PartFacts:
     Raises:
         DecodeError: The header cannot be parsed, or is beyond what any decoder here would take.
     """
+    from energon_dali.decode.screen import screen_image  # with torch behind it: `--help` should not wait for that
+
     header = screen_image(data)
     return PartFacts(header.format, header.width, header.height)
 

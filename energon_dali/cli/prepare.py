@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.dataset_wizard import make_config
+from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, usable_workers
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
-from energon_dali.shards.meta.dataset_config import write_dataset_config
+from energon_dali.shards.meta.dataset_config import CRUDE, write_dataset_config
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME, find_shards
@@ -84,6 +84,7 @@ def prepare(path: str, **given: object) -> None:
         root = StoragePath.of(path)
         if not root.is_dir():
             raise click.ClickException(f"{root} is no folder. Give the folder that holds the tar shards.")
+        _check_type(options)
         if options.tar_index_only:
             result = _run(root, None, None, options)
             click.echo(f"Done. Indexed {sum(result.shard_counts.values()):,} samples.")
@@ -103,6 +104,14 @@ def prepare(path: str, **given: object) -> None:
         _report_unreadable(root, result.unreadable, options)
         _write_config(root, result, options)
         click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
+
+
+def _check_type(options: PrepareOptions) -> None:
+    """Refuses what cannot become a dataset.yaml before hours are spent on indexing."""
+    if options.sample_type is not None and not options.skip_dataset_yaml:
+        chosen = choose_sample_type(options.sample_type)
+        if options.field_map is not None and chosen != CRUDE:
+            parse_field_map(options.field_map, chosen)
 
 
 def _ratio_text(options: PrepareOptions) -> str:

@@ -96,7 +96,7 @@ class PartLayout:
             if not (
                 len(member) < 100
                 and data.startswith(member, header)
-                and data[header + len(member)] == 0
+                and data[header + len(member) : header + len(member) + 1] == b"\0"
                 and data[header + 124 : header + 135] == b"%011o" % size
             ):
                 self._check_header(data[header:content], member, size, content + base)

@@ -20,7 +20,7 @@ class RawSample:
     sample_index: int
     """Number inside its shard."""
     parts: dict[str, bytes | memoryview]
-    """Part name to content, in file order; only the parts that were asked for. Large ones are views of what was read."""
+    """Part name to content, in file order; only the parts asked for. Large ones are views of what was read."""
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {len(content)} bytes" for name, content in self.parts.items())

@@ -142,12 +142,12 @@ class ExtentIndex:
                 return None
             index = SqliteIndex(path.local)
         else:
-            content = path.read_if_there()
-            if content is None:
-                return None
             with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
                 copy = Path(folder) / SQLITE_NAME
-                copy.write_bytes(content)
+                try:
+                    path.copy_to(copy)
+                except FileNotFoundError:
+                    return None
                 index = SqliteIndex(copy)  # stays open after its name is gone
         if index.has_parts:
             return index

@@ -118,12 +118,12 @@ def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int
     Raises:
         ShardError: The block is cut off or is no header; the message says so if the file is compressed.
     """
+    if offset == 0 and header[:2] == b"\x1f\x8b":
+        raise ShardError(compressed_message(shard), shard)
     if len(header) < BLOCK:
         raise ShardError(
             f"{_at(shard, offset)}: the file ends in the middle of a header, after {size} bytes. {_REMEDY}", shard
         )
-    if offset == 0 and header[:2] == b"\x1f\x8b":
-        raise ShardError(compressed_message(shard), shard)
     stored = _number(header[148:156])
     # The sum of all bytes with the checksum field taken for 8 spaces.
     unsigned = 256 + sum(header[:148]) + sum(header[156:])

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import read_shard_counts, write_shard_counts
 from energon_dali.shards.meta.splits import DEFAULT_NAME, write_split
 from energon_dali.shards.prepare.brace_collapse import collapse_names
+from energon_dali.shards.prepare.building import building_folder, useful_workers
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError
 from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order
@@ -117,7 +117,8 @@ def prepare_dataset(
         exclude_unreadable: Leave out the samples whose media cannot be parsed, in the split's `exclude`.
         media_filter: Which media to describe in the table `media_metadata`.
         tar_index_only: Write the indices alone, of the shards that are known; the split stays.
-        tmp_path: Folder in which the index is built before it is moved or uploaded; default is the system's.
+        tmp_path: Folder in which the index is built before it is moved or uploaded; default is
+            `.nv-meta`, or the system's where the dataset is remote.
         progress: Shows how far it is.
 
     Raises:
@@ -139,7 +140,7 @@ def prepare_dataset(
         names = list(shards) if shards is not None else find_shards(root)
         parts = _plan_split(names, split_ratio, split_patterns, shuffle_seed)
     job = ShardJob(root, check_part, media_filter)
-    scans = map_in_order(functools.partial(index_shard, job), names, num_workers)
+    scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
     (root / META / EXTENTS_NAME).remove()  # from here on it could be of other shards than .tar.idx
     found = _write_index(root, names, progress(scans, len(names)) if progress else scans, media_filter, tmp_path)
     write_shard_counts(root, found.shard_counts, f"energon-dali {__version__}")
@@ -176,9 +177,7 @@ def _write_index(
 ) -> PrepareResult:
     """Takes the shards as they are done, and writes the three files of the index."""
     identity = str(uuid.uuid4())
-    if tmp_path is not None:
-        tmp_path.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="energon-dali-prepare-", dir=tmp_path))
+    folder = building_folder(root, tmp_path)
     sqlite, extents = folder / SQLITE_NAME, folder / EXTENTS_NAME
     counts: dict[str, int] = {}
     kinds: set[str] = set()

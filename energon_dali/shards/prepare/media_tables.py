@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from energon_dali.shards.index.extent_index import SQLITE_NAME
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import read_shard_counts
+from energon_dali.shards.prepare.building import building_folder, useful_workers
 from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, index_shard
@@ -45,18 +45,17 @@ def add_media_metadata(
     """
     root = StoragePath.of(path)
     names = list(read_shard_counts(root))
-    content = (root / META / SQLITE_NAME).read_if_there()
-    if content is None:
-        raise DatasetFormatError(f"{root} has no {META}/{SQLITE_NAME}. Run `energon-dali prepare {root}` first.")
-    if tmp_path is not None:
-        tmp_path.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="energon-dali-prepare-", dir=tmp_path))
+    folder = building_folder(root, tmp_path)
     job = ShardJob(root, describe_media=media_filter, write_tar_index=False)
-    scans = map_in_order(functools.partial(index_shard, job), names, num_workers)
+    scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
     described = 0
     try:
         copy = folder / SQLITE_NAME
-        copy.write_bytes(content)
+        try:
+            (root / META / SQLITE_NAME).copy_to(copy)
+        except FileNotFoundError as error:
+            message = f"{root} has no {META}/{SQLITE_NAME}. Run `energon-dali prepare {root}` first."
+            raise DatasetFormatError(message) from error
         with SqliteWriter(copy, samples=False, media=True) as tables:
             for scan in progress(scans, len(names)) if progress else scans:
                 if scan.error:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 SCHEMES = ("file", "s3", "gs", "ais", "msc", "http", "https")
 
+COPY_BYTES = 8 << 20
+"""Bytes per request where a whole file is copied."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoragePath:
@@ -123,6 +126,21 @@ class StoragePath:
             StorageError: It cannot be written.
         """
         self._backend().write_file(self.url, os.fspath(local))
+
+    def copy_to(self, local: Path) -> None:
+        """Copies the file to a local place, piece by piece.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be read.
+        """
+        reader = self.open()
+        try:
+            with local.open("wb") as copy:
+                for offset in range(0, reader.size, COPY_BYTES):
+                    copy.write(reader.read_at(offset, COPY_BYTES))
+        finally:
+            reader.close()
 
     def size(self) -> int:
         """Returns the size of the file in bytes.

@@ -1,0 +1,189 @@
+"""The commands, as they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from energon_dali import __version__
+from energon_dali.cli.main import main
+from energon_dali.shards import WebdatasetFolder
+from tests.shards.tars import captions, jpeg, write_tar
+
+
+def run(*words: object, answers: str = "") -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], input=answers)
+
+
+def ok(*words: object, answers: str = "") -> str:
+    done = run(*words, answers=answers)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+QUIET = ("--non-interactive", "--no-progress", "--num-workers", 1)
+
+
+def dataset_yaml(root: Path, name: str = "dataset.yaml") -> Any:
+    return yaml.safe_load((root / ".nv-meta" / name).read_text())
+
+
+def test_version_and_help() -> None:
+    assert __version__ in ok("-V")
+    assert "prepare-media" in ok("-h")
+
+
+def test_prepare_with_field_map_and_info(tmp_path: Path) -> None:
+    captions(tmp_path, shards=4)
+    field_map = '{"image": "jpg", "caption": "txt"}'
+    ratio = ("--split-ratio", "2,1,1")
+    ok("prepare", tmp_path, *QUIET, *ratio, "--sample-type", "CaptioningSample", "--field-map", field_map)
+    assert dataset_yaml(tmp_path) == {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": {"image": "jpg", "caption": "txt"},
+    }
+    shown = ok("info", tmp_path)
+    assert "CaptioningSample" in shown
+    assert "train: 8 samples (50.0%) in 2 shards" in shown
+    assert "val: 4 samples (25.0%) in 1 shards" in shown
+    refused = run("prepare", tmp_path, *QUIET, *ratio)
+    assert refused.exit_code == 1
+    assert "--force-overwrite" in refused.output
+    ok("prepare", tmp_path, *QUIET, *ratio, "--force-overwrite", "--shuffle-tars")
+
+
+def test_info_of_a_crude_dataset_and_of_one_without_a_type(tmp_path: Path) -> None:
+    captions(tmp_path)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    assert "unknown" in ok("info", tmp_path)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--force-overwrite", "--sample-type", "CrudeWebdataset")
+    assert dataset_yaml(tmp_path) == {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    assert "CrudeSample" in ok("info", tmp_path)
+
+
+def test_prepare_asks_what_is_not_given(tmp_path: Path) -> None:
+    captions(tmp_path)
+    questions = ("--no-progress", "--num-workers", 1)
+    # ratio; create a dataset.yaml; class 0 (CaptioningSample); field map; image: no such part, then jpg; caption
+    ok("prepare", tmp_path, *questions, answers="1,1,1\ny\n0\ny\npng\njpg\ntxt\n")
+    config = dataset_yaml(tmp_path)
+    assert config["sample_type"]["__class__"] == "CaptioningSample"
+    assert config["field_map"] == {"image": "jpg", "caption": "txt"}
+    # prepared already: go on; ratio; create; the last class (crude)
+    ok("prepare", tmp_path, *questions, answers="y\n1,1,1\ny\n11\n")
+    assert dataset_yaml(tmp_path)["__class__"] == "CrudeWebdataset"
+    ok("prepare", tmp_path, *questions, answers="n\n")
+
+
+def test_sample_loader_template_is_python_and_is_not_overwritten(tmp_path: Path) -> None:
+    captions(tmp_path)
+    words = (*QUIET, "--split-ratio", "1,0,0", "--sample-type", "VQASample", "--force-overwrite")
+    ok("prepare", tmp_path, *words)
+    loader = tmp_path / ".nv-meta/sample_loader.py"
+    compile(loader.read_text(), "loader", "exec")
+    assert 'context=raw["PART"]' in loader.read_text()
+    loader.write_text("# mine")
+    ok("prepare", tmp_path, *words)
+    assert loader.read_text() == "# mine"
+    assert dataset_yaml(tmp_path)["part_filter"] == "sample_loader.py:part_filter"
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+def test_unreadable_images_are_listed_and_can_be_excluded(tmp_path: Path, exclude: bool) -> None:
+    files = {"good.jpg": jpeg(8, 8), "bad.jpg": b"this is text", "cut.png": b"\x89PNG\r\n\x1a\n", "text.txt": b""}
+    write_tar(tmp_path / "a.tar", files)
+    words = ("--split-ratio", "1,0,0", *(["--exclude-unreadable"] if exclude else []))
+    shown = ok("prepare", tmp_path, *QUIET, *words)
+    assert "2 media parts cannot be parsed" in shown
+    assert "a.tar  bad  jpg" in shown
+    assert "unreadable.json" in shown
+    assert WebdatasetFolder(str(tmp_path)).split_ranges("train").num_samples == (2 if exclude else 4)
+
+
+def test_header_facts_reach_the_index(tmp_path: Path) -> None:
+    captions(tmp_path, shards=1)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    folder = WebdatasetFolder(str(tmp_path))
+    extents = folder.index.shard(0)
+    sizes = zip(extents.array("part_width").tolist(), extents.array("part_height").tolist(), strict=True)
+    assert list(sizes)[::3] == [(8, 9), (9, 9), (10, 9), (11, 9)]
+    assert extents.formats[extents.part_format[0]] == "jpeg"
+    folder.index.close()
+
+
+def test_split_parts_exclude_and_index_only(tmp_path: Path) -> None:
+    captions(tmp_path, shards=4)
+    parts = ("--split-parts", "train:shard_{0..1}", "--split-parts", "val:shard_2")
+    ok(
+        "prepare",
+        tmp_path,
+        *QUIET,
+        *parts,
+        "--exclude",
+        "_3",
+        "--dataset-yaml-name",
+        "crude.yaml",
+        "--sample-type",
+        "CrudeWebdataset",
+    )
+    folder = WebdatasetFolder(str(tmp_path), dataset_config="crude.yaml")
+    assert len(folder.shard_names) == 3
+    assert [folder.split_ranges(part).num_samples for part in folder.split_parts] == [8, 4]
+    (tmp_path / "shard_0.tar.idx").unlink()
+    assert "Indexed 12 samples" in ok("prepare", tmp_path, "--tar-index-only", *QUIET)
+    assert (tmp_path / "shard_0.tar.idx").exists()
+
+
+def test_duplicates_are_fixed_where_that_is_wanted(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.tar"):
+        write_tar(tmp_path / name, {"k.jpg": jpeg(8, 8)})
+    refused = run("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    assert refused.exit_code == 1
+    assert "'k' in a.tar and b.tar" in refused.output
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--fix-duplicates")
+    assert WebdatasetFolder(str(tmp_path)).num_samples == 2
+
+
+def test_media_tables(tmp_path: Path) -> None:
+    captions(tmp_path)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--media-metadata-by-glob", "*.jpg,*.png")
+    words = ("--no-progress", "--num-workers", 1)
+    assert "Described 12 media" in ok("prepare-media", tmp_path, "--media-metadata-by-header", *words)
+    none = run("prepare-media", tmp_path, *words)
+    assert none.exit_code == 2
+    assert "Give one of" in none.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--non-interactive",), "--split-ratio is required"),
+        (("--non-interactive", "--split-ratio", "1,2"), "give three numbers"),
+        (("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "Nothing"), "is not known"),
+        (("--non-interactive", "--split-parts", "train"), "has no colon"),
+        (
+            ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", "{"),
+            "is no JSON",
+        ),
+        (
+            ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"a": "b"}'),
+            "which TextSample does not have",
+        ),
+        (("--tar-index-only", "--media-metadata-by-header"), "cannot be combined"),
+        (("--non-interactive", "--split-ratio", "1,0,0", "--exclude", "tar"), "holds no .tar file"),
+    ],
+)
+def test_what_cannot_work_is_said(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    captions(tmp_path)
+    done = run("prepare", tmp_path, *words)
+    assert done.exit_code != 0
+    assert message in done.output
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "is no folder" in run("prepare", tmp_path / "x").output
+    assert "is no folder" in run("info", tmp_path / "x").output

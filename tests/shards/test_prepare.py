@@ -1,0 +1,281 @@
+"""What prepare finds, writes and refuses; and that other programs' datasets are read and ours are written alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_dali.errors import ConfigError, DatasetFormatError, DecodeError, ShardError
+from energon_dali.shards import PartFacts, RawSample, ShardReader, UnreadablePart, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.prepare import building
+from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
+from energon_dali.shards.prepare.media_metadata import MediaFilter
+from energon_dali.shards.prepare.media_tables import add_media_metadata
+from tests.shards.tars import captions, jpeg, write_tar
+
+FIXTURE = Path(__file__).parent.parent / "data" / "energon_7_4_1"
+"""A dataset prepared by megatron-energon 7.4.1: `energon prepare --split-ratio 1,1,0 --media-metadata-by-extension`."""
+
+
+def tables(root: Path) -> dict[str, list[Any]]:
+    """Returns the rows of all tables, and the names of tables and indexes."""
+    db = sqlite3.connect(root / ".nv-meta" / "index.sqlite")
+    names = ("samples", "sample_parts", "media_metadata")
+    found = {name: sorted(db.execute(f"SELECT * FROM {name}")) for name in names}
+    found["filters"] = sorted(db.execute("SELECT strategy, patterns FROM media_filters"))
+    found["schema"] = sorted(db.execute("SELECT type, name FROM sqlite_master"))
+    db.close()
+    return found
+
+
+def check(name: str, data: bytes) -> PartFacts:
+    if not data.startswith(b"\xff\xd8"):
+        raise DecodeError("no JPEG", "", "screen")
+    return PartFacts("jpeg", 8, 9)
+
+
+def all_contents(root: Path) -> dict[str, dict[str, bytes]]:
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    places = [reader.locate(number) for number in range(reader.folder.num_samples)]
+    samples = reader.read([shard for shard, _ in places], [sample for _, sample in places])
+    reader.close()
+    found = {}
+    for sample in samples:
+        assert isinstance(sample, RawSample), sample
+        found[sample.key] = {name: bytes(content) for name, content in sample.parts.items()}
+    return found
+
+
+# --- the other program -----------------------------------------------------------------------------------------------
+
+
+def test_prepares_like_energon(tmp_path: Path) -> None:
+    """The same shards prepared here give the same files, byte for byte where the format leaves no choice."""
+    for path in FIXTURE.glob("*.tar"):
+        shutil.copy(path, tmp_path)
+    prepare_dataset(tmp_path, split_ratio={"train": 1, "val": 1, "test": 0}, media_filter=MediaFilter("EXTENSION"))
+    for shard in sorted(FIXTURE.glob("*.tar.idx")):
+        assert (tmp_path / shard.name).read_bytes() == shard.read_bytes()
+    assert tables(tmp_path) == tables(FIXTURE)
+    assert (tmp_path / ".nv-meta/split.yaml").read_text() == (FIXTURE / ".nv-meta/split.yaml").read_text()
+    ours, theirs = (json.loads((root / ".nv-meta/.info.json").read_text()) for root in (tmp_path, FIXTURE))
+    assert list(ours["shard_counts"].items()) == list(theirs["shard_counts"].items())
+    assert ours.keys() == theirs.keys()
+    assert all_contents(tmp_path) == all_contents(FIXTURE)
+
+
+@pytest.mark.parametrize("without", [(), ("index.sqlite",)])
+def test_reads_what_energon_prepared(tmp_path: Path, without: tuple[str, ...]) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(FIXTURE, root)
+    for name in without:
+        (root / ".nv-meta" / name).unlink()
+    folder = WebdatasetFolder(str(root))
+    assert folder.split_parts == ("train", "val", "test")
+    assert [folder.split_ranges(part).num_samples for part in folder.split_parts] == [4, 4, 0]
+    assert folder.dataset_config["field_map"] == {"image": "jpg,png", "caption": "txt"}
+    found = all_contents(root)
+    assert len(found) == 8
+    assert {parts["txt"] for parts in found.values()} == {f"caption {n}".encode() for n in range(8)}
+    assert folder.index.source == ("tar" if without else "sqlite")
+    folder.index.close()
+
+
+ENERGON_PROGRAM = """
+import sys, json, hashlib
+from megatron.energon import WorkerConfig, get_train_dataset, get_loader, TaskEncoder
+class Raw(TaskEncoder):
+    decoder = None
+config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+dataset = get_train_dataset(sys.argv[1], worker_config=config, batch_size=None, shuffle_buffer_size=None,
+                            max_samples_per_sequence=None, repeat=False, task_encoder=Raw())
+found = {s.__key__: [hashlib.sha256(s.image).hexdigest(), s.caption.decode()] for s in get_loader(dataset)}
+print("RESULT" + json.dumps(found))
+"""
+
+
+if ENERGON_PYTHON := os.environ.get("ENERGON_PYTHON"):
+
+    def test_energon_reads_what_is_prepared_here(tmp_path: Path) -> None:
+        """Runs where an interpreter that has megatron-energon is named; the comparison of files above runs always."""
+        expected = captions(tmp_path)
+        prepare_dataset(tmp_path)
+        sample_type = "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\n"
+        (tmp_path / ".nv-meta/dataset.yaml").write_text(sample_type + "field_map: {image: jpg, caption: txt}\n")
+        command = [ENERGON_PYTHON, "-c", ENERGON_PROGRAM, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+        assert "RESULT" in done.stdout, done.stderr
+        assert json.loads(done.stdout.partition("RESULT")[2]) == {
+            key: [hashlib.sha256(parts["jpg"]).hexdigest(), parts["txt"].decode()] for key, parts in expected.items()
+        }
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_tar_index_holds_the_starts_and_the_end(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"a.x": bytes(5), "b.x": bytes(600), "b.y": b""})
+    prepare_dataset(tmp_path)
+    assert struct.unpack("<3Q", (tmp_path / "a.tar.idx").read_bytes()) == (0, 1024, 3072)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_finds_facts_of_media_and_what_cannot_be_read(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "BYTES_PER_WORKER", 1)
+    write_tar(tmp_path / "b/one.tar", {"k.jpg": jpeg(8, 9), "k.txt": b"no jpeg, and no matter", "bad{1}.jpg": b"text"})
+    write_tar(tmp_path / "b/two.tar", {"m.jpg": jpeg(8, 9)})
+    result = prepare_dataset(tmp_path, check_part=check, exclude_unreadable=True, num_workers=workers)
+    assert result.shard_counts == {"b/one.tar": 2, "b/two.tar": 1}
+    assert result.part_names == ["jpg", "txt"]
+    assert result.unreadable == [UnreadablePart("b/one.tar", "bad{1}", "jpg", "no JPEG (screen)")]
+    assert json.loads((tmp_path / ".nv-meta/unreadable.json").read_text())[0]["key"] == "bad{1}"
+    folder = WebdatasetFolder(str(tmp_path))
+    assert folder.split.exclude == ("b/one.tar/bad{1}",)
+    assert folder.split_ranges("train").last.tolist() == [1, 1]
+    extents = folder.index.shard(0)
+    assert extents.array("part_width").tolist() == [8, 0, 0]
+    assert [extents.formats[number] for number in extents.part_format] == ["jpeg", "", ""]
+    folder.index.close()
+
+
+def test_splits_by_ratio_patterns_and_shuffled(tmp_path: Path) -> None:
+    captions(tmp_path, shards=10, samples=1)
+    ratio = {"train": 8, "val": 1, "test": 1}
+    parts = prepare_dataset(tmp_path, split_ratio=ratio).split_parts
+    assert [len(names) for names in parts.values()] == [8, 1, 1]
+    shuffled = prepare_dataset(tmp_path, split_ratio=ratio, shuffle_seed=42).split_parts
+    assert shuffled != parts
+    assert sorted(chain(*shuffled.values())) == sorted(chain(*parts.values()))
+    patterns = [("train", "shard_[0-6]"), ("val", "shard_{8..9}.tar")]
+    parts = prepare_dataset(tmp_path, split_patterns=patterns).split_parts
+    assert parts == {"train": [f"shard_{n}.tar" for n in range(7)], "val": ["shard_8.tar", "shard_9.tar"]}
+
+
+def test_tar_index_only_keeps_the_split(tmp_path: Path) -> None:
+    captions(tmp_path)
+    prepare_dataset(tmp_path, split_ratio={"train": 1, "val": 2})
+    before = (tmp_path / ".nv-meta/split.yaml").read_text()
+    uuid = WebdatasetFolder(str(tmp_path)).uuid
+    (tmp_path / "shard_0.tar.idx").unlink()
+    prepare_dataset(tmp_path, tar_index_only=True)
+    assert (tmp_path / "shard_0.tar.idx").exists()
+    assert (tmp_path / ".nv-meta/split.yaml").read_text() == before
+    assert WebdatasetFolder(str(tmp_path)).uuid != uuid
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_all_bad_shards_are_named_and_nothing_is_written(tmp_path: Path) -> None:
+    captions(tmp_path)
+    (tmp_path / "shard_1.tar").write_bytes((tmp_path / "shard_1.tar").read_bytes()[:700])
+    (tmp_path / "shard_2.tar").write_bytes(b"")
+    write_tar(tmp_path / "shard_3.tar", {"no_part": b""})
+    with pytest.raises(ShardError, match=r"3 of 4 shards.*(?s:.*)cut off(?s:.*)is empty(?s:.*)holds no sample"):
+        prepare_dataset(tmp_path)
+    assert not (tmp_path / ".nv-meta/.info.json").exists()
+
+
+@pytest.mark.parametrize("name", ["x.tgz", "x.tar.gz"])
+def test_compressed_shards_are_refused(tmp_path: Path, name: str) -> None:
+    captions(tmp_path)
+    (tmp_path / name).write_bytes(b"\x1f\x8b")
+    with pytest.raises(DatasetFormatError, match=rf"compressed shards, such as {name}"):
+        prepare_dataset(tmp_path)
+
+
+def test_duplicate_keys_are_named_and_can_be_made_unique(tmp_path: Path) -> None:
+    for name in ("a/s.tar", "b/s.tar"):
+        write_tar(tmp_path / name, {"k.jpg": name.encode(), f"{name[0]}.jpg": b"", "__meta__/x.y": b"kept"})
+    with pytest.raises(DuplicateKeysError, match=r"'k' in a/s.tar and b/s.tar.*(?s:.*)--fix-duplicates"):
+        prepare_dataset(tmp_path)
+    prefix_keys(tmp_path, ["a/s.tar", "b/s.tar"])
+    prepare_dataset(tmp_path)
+    found = all_contents(tmp_path)
+    assert found == {
+        "a/s/k": {"jpg": b"a/s.tar"},
+        "a/s/a": {"jpg": b""},
+        "b/s/k": {"jpg": b"b/s.tar"},
+        "b/s/b": {"jpg": b""},
+    }
+
+
+def test_a_key_that_comes_back_in_its_shard_is_a_duplicate(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("k.jpg", b""), ("l.jpg", b""), ("k.txt", b"")])
+    with pytest.raises(DuplicateKeysError, match=r"'k' in a.tar and a.tar"):
+        prepare_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_ratio": {"train": 1}, "split_patterns": [("train", ".*")]}, "were both given"),
+        ({"split_ratio": {"train": 0.0}}, "positive sum"),
+        ({"split_patterns": [("train", "shard_*.tar")]}, "matches none of the 3 shards"),
+        ({"split_patterns": [("train", "*.tar")]}, "cannot be understood"),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    captions(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        prepare_dataset(tmp_path, **options)
+
+
+# --- media -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "media",
+    [MediaFilter("GLOB", ("*.jpg", "s1_*")), MediaFilter("HEADER"), MediaFilter("EXTENSION")],
+    ids=lambda media: media.strategy,
+)
+def test_media_are_described_each_way(tmp_path: Path, media: MediaFilter) -> None:
+    expected = captions(tmp_path)
+    prepare_dataset(tmp_path)
+    assert add_media_metadata(tmp_path, media) == 12
+    db = sqlite3.connect(tmp_path / ".nv-meta/index.sqlite")
+    rows = dict(db.execute("SELECT entry_key, metadata_json FROM media_metadata"))
+    db.close()
+    assert rows.keys() == {f"{key}.jpg" for key in expected}
+    assert rows["s1_2.jpg"] == '{"width":10,"height":9,"format":"JPEG","mode":"L"}'
+    folder = WebdatasetFolder(str(tmp_path))
+    assert folder.index.source == "extents"
+    folder.index.close()
+
+
+def test_sound_is_described(tmp_path: Path) -> None:
+    import io
+    import wave
+
+    out = io.BytesIO()
+    with wave.open(out, "wb") as sound:
+        sound.setnchannels(2)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(bytes(4 * 4000))
+    described = MediaFilter("EXTENSION")("k.wav", out.getvalue)
+    assert described is not None
+    assert described[0] == "av"
+    assert json.loads(described[1]) == {
+        "audio_duration": 0.5, "audio_channels": 2, "audio_sample_rate": 8000, "audio_num_samples": 4000,
+    }  # fmt: skip
+    assert MediaFilter("EXTENSION")("k.wav", lambda: b"no sound") is None
+
+
+def test_only_one_way_to_find_media() -> None:
+    with pytest.raises(ConfigError, match="More than one"):
+        MediaFilter.parse("*.jpg", True, False)
+    with pytest.raises(ConfigError, match="GLOB needs patterns"):
+        MediaFilter("GLOB")

@@ -1,0 +1,214 @@
+"""Samples come as they lie in the tar, by every kind of index; a changed shard gives an error, no wrong bytes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from energon_dali.errors import DatasetError, DatasetFormatError, ShardError
+from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
+from tests.shards.tars import captions, write_tar
+
+SOURCES = {"extents": (), "sqlite": ("extents.bin",), "tar": ("extents.bin", "index.sqlite")}
+
+
+def read_all(reader: ShardReader, order: list[int]) -> list[RawSample | DatasetError]:
+    places = [reader.locate(number) for number in order]
+    return reader.read([shard for shard, _ in places], [sample for _, sample in places])
+
+
+def contents(sample: RawSample | DatasetError) -> dict[str, bytes]:
+    assert isinstance(sample, RawSample), sample
+    return {name: bytes(content) for name, content in sample.parts.items()}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> tuple[Path, dict[str, dict[str, bytes]]]:
+    expected = captions(tmp_path)
+    prepare_dataset(tmp_path)
+    return tmp_path, expected
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_reads_every_sample_in_any_order(source: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    root, expected = dataset
+    for name in SOURCES[source]:
+        (root / ".nv-meta" / name).unlink()
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    order = list(range(12)) * 2
+    random.Random(3).shuffle(order)
+    samples = read_all(reader, order)
+    assert reader.folder.index.source == source
+    for number, sample in zip(order, samples, strict=True):
+        assert isinstance(sample, RawSample)
+        assert contents(sample) == expected[sample.key]
+        assert list(sample.parts) == list(expected[sample.key])
+        assert (sample.index, sample.key) == (number, f"s{sample.shard_index}_{sample.sample_index}")
+        assert sample.shard == f"shard_{sample.shard_index}.tar"
+        assert reader.index_of(sample.shard_index, sample.sample_index) == number
+    reader.close()
+
+
+@pytest.mark.parametrize("wanted", [{"jpg"}, {"txt"}, {"jpg", "meta.json"}, set()])
+def test_only_wanted_parts_come(wanted: set[str], dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    root, expected = dataset
+    reader = ShardReader(WebdatasetFolder(str(root)), wanted.__contains__)
+    for sample in read_all(reader, [0, 5, 11]):
+        assert isinstance(sample, RawSample)
+        assert contents(sample) == {k: v for k, v in expected[sample.key].items() if k in wanted}
+    reader.close()
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_unusual_names_and_gaps(form: int, tmp_path: Path) -> None:
+    """Long names, other letters, large parts that are not wanted, and files between the parts of a sample."""
+    long = "d" * 60 + "/" + "k" * 60
+    files = [("ä.jpg", b"1"), ("ä.big", bytes(50_000)), ("__meta__", b"no part"), ("ä.txt", b"2"), ("plain", b"?")]
+    files += [(f"{long}.jpg", b"3"), (f"{long}.big", bytes(2_000_000)), (f"{long}.txt", b"")]
+    write_tar(tmp_path / "a.tar", files, form)
+    prepare_dataset(tmp_path)
+    every = ShardReader(WebdatasetFolder(str(tmp_path)))
+    some = ShardReader(WebdatasetFolder(str(tmp_path)), lambda name: name != "big")
+    assert [contents(sample) for sample in some.read([0, 0], [0, 1])] == [
+        {"jpg": b"1", "txt": b"2"},
+        {"jpg": b"3", "txt": b""},
+    ]
+    first, second = every.read([0, 0], [0, 1])
+    assert contents(first) == {"jpg": b"1", "big": bytes(50_000), "txt": b"2"}
+    assert contents(second) == {"jpg": b"3", "big": bytes(2_000_000), "txt": b""}
+    every.close()
+    some.close()
+
+
+def test_pickled_reader_reads_on(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    root, expected = dataset
+    reader = ShardReader(WebdatasetFolder(str(root)), max_open_shards=1)
+    read_all(reader, [0, 4, 8, 0])
+    copy: ShardReader = pickle.loads(pickle.dumps(reader))
+    (sample,) = read_all(copy, [7])
+    assert contents(sample) == expected["s1_3"]
+    reader.close()
+    (sample,) = read_all(reader, [7])  # a closed reader opens again
+    assert contents(sample) == expected["s1_3"]
+    reader.close()
+    copy.close()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_bad_shard_loses_only_its_samples(source: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    root, expected = dataset
+    for name in SOURCES[source]:
+        (root / ".nv-meta" / name).unlink()
+    (root / "shard_1.tar").unlink()
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    good, bad, other, bad_again = read_all(reader, [0, 5, 11, 6])
+    assert contents(good) == expected["s0_0"]
+    assert contents(other) == expected["s2_3"]
+    for error in (bad, bad_again):
+        assert isinstance(error, ShardError)
+        assert error.shard == "shard_1.tar"
+        assert "is missing" in str(error)
+    reader.close()
+
+
+@pytest.mark.parametrize("source", ["extents", "sqlite"])
+def test_a_shard_of_other_samples_is_noticed(source: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    """One sample fewer moves all that follow: each of them is an error, and none has another's bytes."""
+    root, expected = dataset
+    for name in SOURCES[source]:
+        (root / ".nv-meta" / name).unlink()
+    files = {
+        f"{key}.{part}": data for key, parts in expected.items() if key.startswith("s1") for part, data in parts.items()
+    }
+    for part in ("jpg", "txt", "meta.json"):
+        del files[f"s1_1.{part}"]
+    write_tar(root / "shard_1.tar", files | {"pad.bin": bytes(3000)})
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    for number, sample in enumerate(read_all(reader, [4, 5, 6, 7])):
+        if isinstance(sample, RawSample):
+            assert contents(sample) == expected[f"s1_{number}"]
+        else:
+            assert "changed since it was indexed" in str(sample)
+            assert "shard_1.tar" in str(sample)
+    assert isinstance(read_all(reader, [5])[0], ShardError)
+    reader.close()
+
+
+@pytest.mark.parametrize("source", ["extents", "sqlite"])
+def test_a_shard_that_shrank_is_noticed_while_it_is_open(
+    source: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]
+) -> None:
+    root, expected = dataset
+    for name in SOURCES[source]:
+        (root / ".nv-meta" / name).unlink()
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    read_all(reader, [4])
+    size = reader.folder.index.shard(1).parts(3)[0][1]
+    for cut in (size + 1, size, size - 1, size - 400, size - 512):
+        os.truncate(root / "shard_1.tar", cut)
+        good, bad = read_all(reader, [4, 7])
+        assert contents(good) == expected["s1_0"]
+        assert isinstance(bad, ShardError)
+        assert "ends before" in str(bad)
+    reader.close()
+
+
+def test_extents_of_another_index_are_not_used(
+    dataset: tuple[Path, dict[str, dict[str, bytes]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    root, _ = dataset
+    old = root / "old.bin"
+    shutil.copy(root / ".nv-meta" / "extents.bin", old)
+    files = {"new.jpg": b"1", "new.txt": b"2"}
+    write_tar(root / "shard_0.tar", files)
+    prepare_dataset(root)
+    shutil.copy(old, root / ".nv-meta" / "extents.bin")
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    (sample,) = reader.read([0], [0])
+    assert contents(sample) == {"jpg": b"1", "txt": b"2"}
+    assert reader.folder.index.source == "sqlite"
+    assert "is of another index" in caplog.text
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("extents.bin", lambda data: data[:200], "bytes and should have"),
+        ("extents.bin", lambda data: b"garbage", "does not begin like"),
+        ("extents.bin", lambda data: data[:150] + b"\x55" + data[151:], "is damaged in the section"),
+        ("index.sqlite", lambda data: b"garbage" * 999, "cannot be read"),
+    ],
+)
+def test_damaged_index_is_named(
+    name: str, damage: object, message: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]
+) -> None:
+    root, _ = dataset
+    path = root / ".nv-meta" / name
+    assert callable(damage)
+    path.write_bytes(damage(path.read_bytes()))
+    if name != "extents.bin":
+        (root / ".nv-meta" / "extents.bin").unlink()
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    (error,) = reader.read([0], [0])
+    assert isinstance(error, DatasetFormatError)
+    assert name in str(error)
+    assert message in str(error)
+    assert "energon-dali prepare" in str(error)
+    reader.close()
+
+
+def test_asking_for_what_is_not_there(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    reader = ShardReader(WebdatasetFolder(str(dataset[0])))
+    too_far, no_shard = reader.read([0, 9], [4, 0])
+    assert "has 4 samples, and sample 4" in str(too_far)
+    assert "has 3 shards, and shard 9" in str(no_shard)
+    with pytest.raises(DatasetError, match="has 12 samples, and sample 12"):
+        reader.locate(12)
+    reader.close()
