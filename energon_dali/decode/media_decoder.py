@@ -65,7 +65,8 @@ class MediaDecoder(Decoder):
         image_dtype: "uint8", "float32", "float16" or "bfloat16" in place of the dtype of `image_decode`.
         image_layout: "CHW" or "HWC" in place of the layout of `image_decode`.
         apply_exif_orientation: Turns images upright as their EXIF says. Energon does not.
-        max_pixels: Largest width x height of an image. PIL's own guard (`PIL.Image.MAX_IMAGE_PIXELS`) stays in force.
+        max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own
+            guard (`PIL.Image.MAX_IMAGE_PIXELS`) stays in force as well.
         max_bytes: Largest encoded image, and largest content of a .gz part, in bytes.
 
     Raises:

@@ -54,12 +54,13 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
     """
     try:
         plugin = _PLUGINS.get(format)
-        if plugin is None:
-            Image.init()
-            formats = [name for name in Image.ID if name not in _REFUSED_PLUGINS]
-        else:
-            formats = [plugin]
-        return Image.open(BytesIO(data), formats=formats)
+        if plugin is not None:
+            if plugin not in Image.OPEN:
+                Image.init()
+            # Not through Image.open: the screening knows the format, and `max_pixels` is the limit in place of PIL's.
+            return Image.OPEN[plugin][0](BytesIO(data), "")
+        Image.init()
+        return Image.open(BytesIO(data), formats=[name for name in Image.ID if name not in _REFUSED_PLUGINS])
     except UnidentifiedImageError as error:
         raise DecodeError("PIL does not recognise this as an image", format, "pil") from error
     except Exception as error:

@@ -168,6 +168,12 @@ def test_more_pixels_than_the_header_said_are_refused() -> None:
         decode_image(MediaHandle("jpg", data, "jpeg", 1, 1, ImageSpec("pil", max_pixels=100)))
 
 
+def test_the_limit_is_ours_and_not_pils(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    for name in ("jpeg-420", "png-rgb", "bmp-rgb", "pnm-rgb", "jp2-lossless", "gif", "avif"):
+        assert decode(pictures()[name], "rgb8").shape == (118, 157, 3)
+
+
 def test_a_file_that_asks_for_too_much_memory_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
