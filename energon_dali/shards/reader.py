@@ -17,7 +17,7 @@ from energon_dali.shards.ranged_reads import RangedReads
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.backend import RangeReader
 
-MAX_OPEN_SHARDS = 64
+MAX_OPEN_SHARDS = 128
 
 
 class _OpenShard:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from energon_dali.errors import ShardError, StorageError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, join_pieces
-from energon_dali.shards.storage import retry
+from energon_dali.shards.storage import local, retry
 from energon_dali.shards.storage.window import WindowReader
 from tests.shards.tars import captions, write_tar
 
@@ -249,6 +250,24 @@ def test_near_pieces_are_joined_and_far_ones_are_not() -> None:
     assert join_pieces([piece(0, 100), piece(101 + GAP_BYTES, 5)]) == [(0, 100), (101 + GAP_BYTES, 5)]
     assert join_pieces([piece(0, REQUEST_BYTES), piece(REQUEST_BYTES, 1)]) == [(0, REQUEST_BYTES), (REQUEST_BYTES, 1)]
     assert join_pieces([piece(0, 9 * REQUEST_BYTES), piece(10, 5)]) == [(0, 9 * REQUEST_BYTES)]
+
+
+def test_many_readers_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", 4)
+    before = len(os.listdir("/proc/self/fd"))
+    readers = []
+    for number in range(40):
+        (tmp_path / str(number)).write_bytes(b"%03d" % number)
+        readers.append(StoragePath.of(str(tmp_path / str(number))).open())
+    for _ in range(2):
+        assert [reader.read_at(0, 3) for reader in readers] == [b"%03d" % number for number in range(40)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(lambda number: readers[number % 40].read_at(0, 3), range(2000)))
+    assert read == [b"%03d" % (number % 40) for number in range(2000)]
+    for reader in readers:
+        reader.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_window_asks_in_large_steps(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,30 +14,80 @@ from energon_dali.errors import StorageError
 from energon_dali.shards.storage.retry import with_retries
 
 
+def _file_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 512 if soft == resource.RLIM_INFINITY else max(16, min(512, soft // 4))
+
+
+MAX_OPEN_FILES = _file_limit()
+"""Files that all readers of a process keep open together: a quarter of what the system allows."""
+
+_registry: OrderedDict[int, LocalReader] = OrderedDict()
+_registry_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _registry, _registry_lock
+    _registry = OrderedDict()  # the parent's readers are its own; the child makes new ones
+    _registry_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class LocalReader:
-    """A local file, read with pread, so that threads need no lock."""
+    """A local file, read with pread.
+
+    A blend of a hundred datasets has thousands of shards in use, more than a process may have files open. So the files
+    that were
+    opened first are closed when there are too many, and opened again when they are read again.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self.fd).st_size
+        self.fd = -1
+        self._lock = threading.Lock()
+        self.size = os.fstat(self._open()).st_size
+
+    def _open(self) -> int:
+        """Opens the file, and closes another one where there are too many."""
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        with _registry_lock:
+            _registry[id(self)] = self
+            surplus = len(_registry) - MAX_OPEN_FILES
+            oldest = [reader for reader, _ in zip(_registry.values(), range(max(0, surplus)), strict=False)]
+            for reader in oldest:
+                # A busy one is left alone: waiting for it while others wait for the registry would never end.
+                if reader is not self and reader._lock.acquire(blocking=False):
+                    try:
+                        reader._close()
+                    finally:
+                        reader._lock.release()
+        return self.fd
 
     def read_at(self, offset: int, size: int) -> bytes:
-        data = os.pread(self.fd, size, offset)
-        if len(data) == size:
-            return data
-        return self._read_on(data, offset, size)
+        with self._lock:
+            fd = self.fd if self.fd >= 0 else with_retries(self._open, f"open {self.path}")
+            data = os.pread(fd, size, offset)
+            if len(data) == size:
+                return data
+            return self._read_on(fd, data, offset, size)
 
-    def _read_on(self, data: bytes, offset: int, size: int) -> bytes:
+    def _read_on(self, fd: int, data: bytes, offset: int, size: int) -> bytes:
         """Returns the rest too: one pread gives at most 2 GiB, and network file systems may give less."""
         pieces, got = [data], len(data)
         while data and got < size:
-            data = os.pread(self.fd, size - got, offset + got)
+            data = os.pread(fd, size - got, offset + got)
             pieces.append(data)
             got += len(data)
         return b"".join(pieces)
 
     def close(self) -> None:
+        with self._lock, _registry_lock:
+            self._close()
+
+    def _close(self) -> None:
+        _registry.pop(id(self), None)
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
