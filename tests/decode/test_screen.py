@@ -82,7 +82,8 @@ def test_orientation_in_both_byte_orders(order: str, orientation: int) -> None:
     [
         ("empty", "The file is empty"),
         ("text", "does not recognise this as an image"),
-        ("jpeg-huge", r"65500 x 65500 pixels, more than the limit max_pixels=178,956,970 \(jpeg, screen\)"),
+        ("jpeg-huge", r"bytes cannot hold 65500 x 65500 pixels: its header is broken \(jpeg, screen\)"),
+        ("jpeg-large", r"bytes cannot hold 10000 x 10000 pixels: its header is broken \(jpeg, screen\)"),
         ("jpeg-no-size", "0 x 0 pixels, nothing to decode"),
         ("png-huge", "100000 x 100000 pixels, more than"),
         ("jpeg-header-only", "Truncated"),
@@ -92,6 +93,14 @@ def test_refused(name: str, reason: str) -> None:
     with pytest.raises(DecodeError, match=reason) as caught:
         screen_image(broken_pictures()[name])
     assert caught.value.route == "screen"
+
+
+def test_the_densest_jpeg_is_understood() -> None:
+    """One colour, all of it: the fewest bytes per pixel that an encoder writes."""
+    for options in ({"quality": 1, "optimize": True}, {"quality": 1, "progressive": True}):
+        data = encode(Image.new("L", (4000, 4000)), "JPEG", **options)
+        assert screen_image(data).dali_decodable
+        assert 4000 * 4000 / len(data) > 100
 
 
 def test_cut_containers_never_reach_dali() -> None:

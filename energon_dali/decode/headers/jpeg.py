@@ -6,12 +6,18 @@ from struct import Struct
 
 from energon_dali.decode.headers.exif import exif_orientation
 from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+from energon_dali.errors import DecodeError
 
 _SEGMENT = Struct(">BBH").unpack_from
 _FRAME = Struct(">BHHB").unpack_from
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SUBSAMPLINGS = {0x11: "444", 0x21: "422", 0x22: "420", 0x41: "411", 0x42: "410", 0x12: "440"}
 _COLORS = {(3, -1): "ycc", (3, 0): "rgb", (3, 1): "ycc", (4, -1): "cmyk", (4, 0): "cmyk", (4, 2): "ycck"}
+
+_MOST_PIXELS_PER_BYTE = 2048
+"""A Huffman-coded block of 8 x 8 pixels takes a bit at least: 512 pixels per byte, half of that in odd subsamplings.
+
+A broken size below `max_pixels` would otherwise cost each decoder hundreds of megabytes for nothing."""
 
 
 def read_jpeg(data: Buffer) -> ImageHeader:
@@ -20,6 +26,7 @@ def read_jpeg(data: Buffer) -> ImageHeader:
     Raises:
         IrregularHeaderError: The segments do not follow one another as they should, or there is no frame.
         struct.error: The file ends inside the header.
+        DecodeError: The size cannot be true.
     """
     position, size, orientation, adobe, frame, frame_marker = 2, len(data), 1, -1, 0, 0
     while True:
@@ -48,6 +55,10 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
     precision, height, width, components = _FRAME(data, position)
     if length != 8 + 3 * components or components not in (1, 3, 4):
         raise IrregularHeaderError
+    if marker <= 0xC2 and width * height > len(data) * _MOST_PIXELS_PER_BYTE:
+        raise DecodeError(
+            f"{len(data):,} bytes cannot hold {width} x {height} pixels: its header is broken", "jpeg", "screen"
+        )
     factors = data[position + 7]
     others = {data[position + 10], data[position + 13]} if components > 1 else set()
     if components == 1:
