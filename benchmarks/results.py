@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.workload import Bar, Limit, Workload
@@ -22,7 +22,7 @@ def summarise(runs: Runs) -> dict[str, dict[str, float]]:
     return summary
 
 
-def judge_bar(bar: Bar, workload: Workload, runs: dict[str, Runs]) -> dict[str, Any]:
+def judge_bar(bar: Bar, workload: Workload, runs: Mapping[str, Runs]) -> dict[str, Any]:
     """Returns the ratio of two candidates: one per repetition, their median, and whether it is good enough.
 
     A repetition's two runs stand next to each other in time, so that a machine that slows down slows both.
@@ -37,7 +37,7 @@ def judge_bar(bar: Bar, workload: Workload, runs: dict[str, Runs]) -> dict[str, 
     }  # fmt: skip
 
 
-def judge_limit(limit: Limit, runs: dict[str, Runs]) -> dict[str, Any]:
+def judge_limit(limit: Limit, runs: Mapping[str, Runs]) -> dict[str, Any]:
     """Returns the median of a candidate's number, and whether it is within its bounds."""
     values = [run[limit.metric] for run in runs.get(limit.of, ())]
     value = statistics.median(values) if values else None

@@ -61,9 +61,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--only", nargs="*", default=(), metavar="WORKLOAD", help="names of workloads")
-    parser.add_argument("--candidates", nargs="*", default=(), metavar="TEXT", help="only candidates with one of these in the name")
+    parser.add_argument("--candidates", nargs="*", default=(), metavar="TEXT", help="texts, one of them in the name")
     parser.add_argument("--repetitions", type=int, help="runs per candidate, instead of the workload's own")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: few samples, one repetition, numbers mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke test, whose numbers mean nothing")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the datasets (default: %(default)s)")
     return parser.parse_args(arguments)
 
@@ -94,7 +94,9 @@ class WorkloadRun:
         self._dataset = prepared(workload.recipe, options.cache)
         self._repetitions: int = options.repetitions or workload.repetitions
         wanted: tuple[str, ...] = tuple(options.candidates)
-        self._candidates = [one for one in workload.candidates if not wanted or any(text in one.name for text in wanted)]
+        self._candidates = [
+            one for one in workload.candidates if not wanted or any(text in one.name for text in wanted)
+        ]
         self._checked: dict[str, int] = {}
         self._left_out: dict[str, str] = {}
         self._runs: dict[str, list[dict[str, float]]] = {one.name: [] for one in self._candidates}
@@ -106,8 +108,8 @@ class WorkloadRun:
             if self.workload.output != "none":
                 for candidate in self._candidates:
                     progress.set_postfix_str(f"check {candidate.name}")
-                    numbers = self._attempt(candidate, "check") or {}
-                    self._checked[candidate.name] = int(numbers.get("samples_checked", 0))
+                    checked = self._attempt(candidate, "check") or {}
+                    self._checked[candidate.name] = int(checked.get("samples_checked", 0))
                     progress.update()
             for _ in range(self._repetitions):
                 for candidate in self._candidates:
@@ -156,7 +158,8 @@ class WorkloadRun:
             "warmup_samples": work.warmup_samples, "repetitions": self._repetitions,
             "candidates": [
                 {
-                    "name": one.name, "program": one.program, "options": dict(one.options), "environment": one.environment,
+                    "name": one.name, "program": one.program, "options": dict(one.options),
+                    "environment": one.environment,
                     "samples_checked": self._checked.get(one.name, 0), "left_out": self._left_out.get(one.name, ""),
                     "runs": self._runs[one.name], "summary": summarise(self._runs[one.name]),
                 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.utils.dlpack import from_dlpack
 
 from benchmarks.candidates.stream import CROP_PIXELS, MEAN, STD, Delivered, measure_stream
 from benchmarks.candidates.task import Task
@@ -25,23 +26,28 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     permute = task.options.get("permute", False)
     while True:
         (pixels,) = pipeline.run()
-        keys = [pixels[i].source_info().rpartition(":")[2].partition(".")[0] for i in range(len(pixels))] if with_keys else None
+        keys = [_key(pixels[i]) for i in range(len(pixels))] if with_keys else None
         if task.output == "float224":
-            yield Delivered(torch.from_dlpack(pixels.as_tensor()), keys)
+            yield Delivered(from_dlpack(pixels.as_tensor()), keys)
         elif permute:
-            yield Delivered([torch.from_dlpack(one).permute(2, 0, 1) for one in pixels], keys)
+            yield Delivered([from_dlpack(one).permute(2, 0, 1) for one in pixels], keys)
         else:
-            yield Delivered([torch.from_dlpack(one) for one in pixels], keys)
+            yield Delivered([from_dlpack(one) for one in pixels], keys)
+
+
+def _key(sample: Any) -> str:
+    return str(sample.source_info()).rpartition(":")[2].partition(".")[0]
 
 
 def _pipeline(task: Task, indexes: list[str]) -> Any:
-    from nvidia.dali import fn, pipeline_def, types
+    dali: Any = importlib.import_module("nvidia.dali")
+    fn, types = dali.fn, dali.types
+    threads = int(task.options.get("threads", 2))
 
-    @pipeline_def(batch_size=task.batch_size, num_threads=int(task.options.get("threads", 2)), device_id=None, prefetch_queue_depth=2)
     def native() -> Any:
-        encoded, = fn.readers.webdataset(
+        encoded = fn.readers.webdataset(
             paths=task.shards, index_paths=indexes, ext=["jpg"], missing_component_behavior="error", name="reader"
-        ),
+        )
         if task.output == "float224":
             seed = 42
             pixels = fn.decoders.image_random_crop(encoded, device="cpu", random_area=[0.08, 1.0], seed=seed)
@@ -55,7 +61,8 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
             pixels = fn.transpose(pixels, perm=[2, 0, 1])
         return pixels
 
-    return native()
+    options = {"batch_size": task.batch_size, "num_threads": threads, "device_id": None, "prefetch_queue_depth": 2}
+    return dali.pipeline_def(native)(**options)
 
 
 def _write_indexes(shards: list[str], folder: Path) -> list[str]:

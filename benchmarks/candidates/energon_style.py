@@ -1,7 +1,7 @@
-"""A loader with Energon's interface: energon_dali, or megatron-energon in its own environment; the same lines for both.
+"""A loader with Energon's interface: energon_dali, or megatron-energon in its environment; the same lines for both.
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, shuffle_window.
-Pictures of size 224 are made by operations declared on energon_dali's decoders, and by torchvision for megatron-energon.
+Pictures of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def task_encoder(library: Any, task: Task) -> Any:
         def batch(self, samples: list[Any]) -> dict[str, Any]:
             # A dictionary crosses processes everywhere; a class made inside a function does not.
             images = [sample.image for sample in samples]
-            return {"__key__": [sample.__key__ for sample in samples], "image": torch.stack(images) if fused else images}
+            keys = [sample.__key__ for sample in samples]
+            return {"__key__": keys, "image": torch.stack(images) if fused else images}
 
         def encode_batch(self, batch: Any) -> Any:
             return batch
@@ -92,7 +93,7 @@ def torchvision_transform() -> Any:
     """Returns torchvision's transforms, on the uint8 tensors that they are fastest on."""
     # Where torch is built without CUDA, the wheel of torchvision cannot load its native operators, and importing it
     # fails on the two that it describes to torch. The transforms use none of them, so that naming both is enough.
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -56,7 +56,7 @@ def _time_processes(task: Task, processes: int) -> float:
     ]
     for worker in workers:
         worker.start()
-    seconds = [results.get(timeout=600) for _ in workers]
+    seconds: list[float] = [results.get(timeout=600) for _ in workers]
     for worker in workers:
         worker.join()
     return share * processes / max(seconds)

@@ -44,7 +44,8 @@ def prepare(command: str, folder: Path, *options: str) -> None:
         RuntimeError: The command failed; the message holds what it said.
     """
     program = Path(sys.executable).parent / command
-    arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", *CAPTIONING]
-    done = subprocess.run([str(program), *arguments, *options], capture_output=True, text=True, check=False)
+    arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite"]
+    whole = [str(program), *arguments, *CAPTIONING, *options]
+    done = subprocess.run(whole, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command} prepare failed:\n{done.stdout}\n{done.stderr}")

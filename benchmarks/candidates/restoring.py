@@ -1,4 +1,4 @@
-"""Time to the first batch of a loader, fresh and restored, and the size of its state. Options: those of energon_style."""
+"""Time to the first batch, fresh and restored, and the size of the state. Options: those of energon_style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a stream of batches: checks its pictures first, and counts samples per second beside a quiet or a busy trainer."""
+"""Measures a stream of batches: checks its pictures, and counts samples per second beside a quiet or a busy trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKED_SAMPLES = 128
 class Delivered:
     """One batch as it reaches the trainer."""
 
-    images: Sequence[torch.Tensor]
+    images: Sequence[torch.Tensor] | torch.Tensor
     """One tensor per sample; a stacked batch is a sequence of its rows."""
     keys: Sequence[str] | None = None
     """Keys of the samples, asked for only while checking."""
@@ -99,7 +99,8 @@ def check(batches: Iterator[Delivered], task: Task) -> int:
             break
     if abs(brightness - expected_brightness) / checked > (0.5 if task.output == "uint8" else 20):
         raise WrongOutputError(
-            f"{task.program}: pixels have the mean {brightness / checked:.1f}, but {expected_brightness / checked:.1f} in the files."
+            f"{task.program}: pixels have the mean {brightness / checked:.1f}, those in the files "
+            f"{expected_brightness / checked:.1f}."
         )
     return checked
 

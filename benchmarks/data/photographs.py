@@ -35,7 +35,7 @@ PHOTOGRAPHS = (
     Photograph("skimage", "data/retina.jpg", "the retina of an eye"),
     Photograph("skimage", "data/rocket.jpg", "a rocket on its launch pad at dusk"),
     Photograph("sklearn", "datasets/images/china.jpg", "a Chinese temple under a blue sky"),
-    Photograph("sklearn", "datasets/images/flower.jpg", "a yellow flower in front of green leaves"),
+    Photograph("sklearn", "datasets/images/flower.jpg", "an orange dahlia in front of dark leaves"),
 )
 
 
@@ -58,7 +58,9 @@ class Crop:
 @functools.cache
 def _open(photograph: Photograph) -> Image.Image:
     data = files(photograph.package).joinpath(photograph.path).read_bytes()
-    return Image.open(io.BytesIO(data)).convert("RGB")
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    picture.info.clear()  # a colour profile that came with the photograph would be written into every crop
+    return picture
 
 
 def cut(rng: np.random.Generator, *, width: int, height: int) -> Crop:
@@ -83,7 +85,8 @@ def cut(rng: np.random.Generator, *, width: int, height: int) -> Crop:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     across = ("left", "middle", "right")[min(2, 3 * (left + box_width // 2) // picture.width)]
     down = ("top", "centre", "bottom")[min(2, 3 * (top + box_height // 2) // picture.height)]
-    place = "whole" if share > 0.9 else f"{down} {across}"
+    place = "centre" if (down, across) == ("centre", "middle") else f"{down} {across}"
+    place = "whole" if share > 0.9 else place
     caption = f"{photograph.description}, the {place} of it" + (", mirrored" if mirrored else "")
     return Crop(image, caption, photograph.path.rpartition("/")[2], box, mirrored)
 

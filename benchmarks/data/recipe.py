@@ -1,4 +1,4 @@
-"""What a dataset of crops consists of, as data, and how it is written: webdataset shards and the facts to check them by."""
+"""What a dataset of crops consists of, as data, and how it is written: shards, and the facts to check them by."""
 
 from __future__ import annotations
 
@@ -79,18 +79,17 @@ def make_dataset(
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     facts: dict[str, tuple[int, int, int]] = {}
-    made = tqdm(_made(recipe, processes), total=recipe.samples, desc=f"making {recipe.name}", disable=not progress)
+    made = iter(
+        tqdm(_made(recipe, processes), total=recipe.samples, desc=f"making {recipe.name}", disable=not progress)
+    )
     per_shard = -(-recipe.samples // recipe.shards)
-    writer: webdataset.TarWriter | None = None
-    for index, sample in enumerate(made):
-        if index % per_shard == 0:
-            if writer is not None:
-                writer.close()
-            writer = webdataset.TarWriter(str(root / f"shard-{index // per_shard:03d}.tar"), mtime=0)
-        key = f"{index:06d}"
-        writer.write({"__key__": key, sample.suffix: sample.data, "txt": sample.caption, "json": sample.crop_facts})
-        facts[key] = sample.fact
-    if writer is not None:
+    for shard in range(recipe.shards):
+        first = shard * per_shard
+        writer = webdataset.TarWriter(str(root / f"shard-{shard:03d}.tar"), mtime=0)
+        for index, sample in zip(range(first, min(first + per_shard, recipe.samples)), made, strict=False):
+            key = f"{index:06d}"
+            writer.write({"__key__": key, sample.suffix: sample.data, "txt": sample.caption, "json": sample.crop_facts})
+            facts[key] = sample.fact
         writer.close()
     (root / FACTS).write_text(json.dumps(facts))
     (root / RECIPE).write_text(json.dumps(asdict(recipe)))

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.demo`: a dataset of real photographs, or your own, through every decoder of this machine."""
