@@ -1,1 +1,1 @@
-"""From a dataset to batches: worker processes, prefetch, saved positions, statistics, and the functions that build it."""
+"""From a dataset to batches: workers, prefetch, saved positions, statistics, and the functions that build them."""

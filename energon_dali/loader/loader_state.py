@@ -87,8 +87,8 @@ def check_format(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
-            f"This is no state of a loader ({what}): give what save_state_rank, save_state_global or state_dict returned. States "
-            "of Megatron Energon cannot be read."
+            f"This is no state of a loader ({what}): give what save_state_rank, save_state_global or state_dict "
+            "returned. States of Megatron Energon cannot be read."
         )
     if state.get("version") != VERSION:
         raise StateError(f"The state has version {state.get('version')}; this release reads version {VERSION}.")
@@ -108,8 +108,8 @@ def _check_streams(state: State, config: WorkerConfig) -> None:
         raise LayoutError(
             f"The state holds the streams {sorted(map(int, state['streams']))} of a job with world_size "
             f"{state['world_size']}, but rank {config.rank} of {config.world_size} runs {config.streams}. A rank's "
-            "state restores onto the same rank of the same world; a global state (save_state_global, or merge_states of all "
-            f"ranks) restores onto any rank x worker product of {', '.join(fitting)}."
+            "state restores onto the same rank of the same world; a global state (save_state_global, or merge_states "
+            f"of all ranks) restores onto any rank x worker product of {', '.join(fitting)}."
         )
 
 

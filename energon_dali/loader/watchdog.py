@@ -75,9 +75,9 @@ class Watchdog:
             return None
         self._complained = True
         message = (
-            f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. The stacks below show where the "
-            "threads of this process stand; workers print theirs to standard error. If a long wait is normal here, raise "
-            "watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for the first batch)."
+            f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. The stacks below show where "
+            "the threads of this process stand; workers print theirs to standard error. If a long wait is normal here, "
+            "raise watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for the first batch)."
         )
         logger.warning("%s\n%s", message, stacks())
         if self.show_workers is not None:
@@ -86,7 +86,7 @@ class Watchdog:
 
 
 class WaitMonitor:
-    """A thread that watches over waits in another one, for where nobody else can: everything runs in the trainer's thread.
+    """A thread that watches over waits in another one, for where everything runs in the trainer's thread.
 
     Args:
         watchdog: Judges the waits.
@@ -130,17 +130,17 @@ class WaitMonitor:
             if error is not None and self._since == since:
                 # The only way into another thread: it is raised there at the next line of Python.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(since[1]), ctypes.py_object(_TimedOutElsewhere)
+                    ctypes.c_ulong(since[1]), ctypes.py_object(_ElsewhereTimeoutError)
                 )
 
 
-class _TimedOutElsewhere(WatchdogTimeoutError):
+class _ElsewhereTimeoutError(WatchdogTimeoutError):
     """Raised in a waiting thread by the monitor, which cannot give arguments along."""
 
     def __init__(self) -> None:
         super().__init__(
-            "No batch came for longer than the watchdog allows (watchdog_timeout_seconds); the log shows where every thread "
-            "stood. Raise the timeout, or leave fail_on_timeout out to be warned only."
+            "No batch came for longer than the watchdog allows (watchdog_timeout_seconds); the log shows where every "
+            "thread stood. Raise the timeout, or leave fail_on_timeout out to be warned only."
         )
 
 

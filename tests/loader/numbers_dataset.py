@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.decode_stage import DecodeDataset
+from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.worker_config import WorkerConfig
+
+LENGTHS = [5, 3, 0, 7]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +102,33 @@ def happen(kind: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "hang":
         time.sleep(1000)
+
+
+class RankWorkDataset(WrapperDataset[Any]):
+    """A stage that the rank runs: marks every element."""
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _Marked(self.dataset.open(context))
+
+
+class _Marked(StreamIterator[Any]):
+    def __init__(self, inner: StreamIterator[Any]) -> None:
+        self.inner = inner
+
+    def __next__(self) -> Any:
+        return (*next(self.inner), threading.current_thread().name)
+
+    def state_dict(self) -> State:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.inner.load_state_dict(state)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def tree(config: WorkerConfig, *, rank_work: bool = False, block_size: int = 2, **options: Any) -> SavableDataset[Any]:
+    numbers = NumbersDataset(options.pop("lengths", LENGTHS), config, **options)
+    delivered = DecodeDataset(HandOverDataset(numbers, block_size=block_size), None)
+    return RankWorkDataset(delivered) if rank_work else delivered

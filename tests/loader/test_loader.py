@@ -10,53 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
-from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
-from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError
 from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
 from energon_dali.worker_config import WorkerConfig
-from tests.loader.numbers_dataset import Mishap, NumbersDataset
-
-
-class RankWorkDataset(WrapperDataset[Any]):
-    """A stage that the rank runs: marks every element."""
-
-    def open(self, context: StreamContext) -> StreamIterator[Any]:
-        return _Marked(self.dataset.open(context))
-
-
-class _Marked(StreamIterator[Any]):
-    def __init__(self, inner: StreamIterator[Any]) -> None:
-        self.inner = inner
-
-    def __next__(self) -> Any:
-        return (*next(self.inner), threading.current_thread().name)
-
-    def state_dict(self) -> State:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self.inner.load_state_dict(state)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-LENGTHS = [5, 3, 0, 7]
+from tests.loader.numbers_dataset import LENGTHS, Mishap, NumbersDataset, tree
 
 
 def place(workers: int = 0, rank: int = 0, world: int = 1, streams: int = len(LENGTHS)) -> WorkerConfig:
     return WorkerConfig(rank=rank, world_size=world, num_workers=workers, num_streams=streams)
-
-
-def tree(config: WorkerConfig, *, rank_work: bool = False, block_size: int = 2, **options: Any) -> SavableDataset[Any]:
-    numbers = NumbersDataset(options.pop("lengths", LENGTHS), config, **options)
-    delivered = DecodeDataset(HandOverDataset(numbers, block_size=block_size), None)
-    return RankWorkDataset(delivered) if rank_work else delivered
 
 
 def expected(epoch: int, lengths: list[int] = LENGTHS) -> list[tuple[int, int, int]]:

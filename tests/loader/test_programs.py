@@ -1,0 +1,226 @@
+"""Whole programs that use a loader: how they start, are interrupted, are killed, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import os, sys, time
+from dataclasses import dataclass
+from energon_dali import WorkerConfig
+from energon_dali.loader.savable_loader import get_savable_loader
+from tests.loader.numbers_dataset import Mishap, tree
+
+@dataclass
+class Mine:
+    stream: int
+    place: int
+
+    def total(self):
+        return self.stream + self.place
+
+BASE = 1000
+
+def build(lengths=(6, 6), rank_work=False, method="spawn", make=lambda s, e, p: Mine(s, p + BASE), **options):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=len(lengths))
+    return get_savable_loader(
+        tree(config, lengths=list(lengths), rank_work=rank_work, make=make, **options), start_method=method
+    )
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+ENDLESS = """
+loader = build(lengths=(10**9, 10**9), make=lambda s, e, p: (s, e, p), rank_work=RANK_WORK, method="METHOD")
+"""
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[str]:
+    """A name that only the processes of one test have in their environment; none of them may be left."""
+    name = f"{tmp_path}"
+    yield name
+    deadline = time.monotonic() + 2.0
+    while alive(name) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(name), "processes are left"
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"program.py"}
+
+
+def alive(marker: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"TEST_MARKER={marker}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def environment(marker: str) -> dict[str, str]:
+    return {**os.environ, "TEST_MARKER": marker, "TMPDIR": marker, "PYTHONPATH": str(ROOT)}
+
+
+def start(marker: str, *arguments: str, stdin: int | None = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=marker, env=environment(marker), text=True, stdin=stdin,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def script(marker: str, body: str, rank_work: bool = False, method: str = "fork") -> str:
+    path = Path(marker, "program.py")
+    path.write_text(PROGRAM + body.replace("RANK_WORK", str(rank_work)).replace("METHOD", method))
+    return str(path)
+
+
+TWO_EPOCHS = """
+loader = build()
+for epoch in range(2):
+    batches = list(loader)
+    assert [type(b) for b in batches] == [Mine] * 12, batches
+    assert [b.total() for b in batches] == [1000 + p + s for p in range(6) for s in range(2)], batches
+say("all well")
+"""
+
+
+def test_a_script_without_a_main_guard(marker: str) -> None:
+    process = start(marker, script(marker, TWO_EPOCHS))
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("all well\n", "", 0)
+
+
+def test_a_program_on_the_command_line(marker: str) -> None:
+    process = start(marker, "-c", PROGRAM + TWO_EPOCHS)
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("all well\n", "", 0)
+
+
+def test_a_prompt(marker: str) -> None:
+    process = start(marker, "-i", "-q", stdin=subprocess.PIPE)
+    typed = "exec('''" + PROGRAM + TWO_EPOCHS + "''')\n"
+    out, err = process.communicate(typed, timeout=60)
+    assert "all well\n" in out
+    assert "Error" not in err
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("rank_work", [False, True])
+def test_ctrl_c(marker: str, rank_work: bool) -> None:
+    body = (
+        ENDLESS
+        + """
+next(iter(loader))
+say("running")
+try:
+    for batch in loader:
+        pass
+except KeyboardInterrupt:
+    say("interrupted", loader.save_state_rank()["streams"]["0"]["count"] > 0)
+    import threading
+    loader.close()
+    say(len(threading.enumerate()), len(os.listdir("/proc/self/fd")) == FILES)
+"""
+    )
+    body = "FILES = len(os.listdir('/proc/self/fd'))\n" + body
+    process = start(marker, script(marker, body, rank_work, "fork" if rank_work else "spawn"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+    out, err = process.communicate(timeout=20)
+    assert (out, err, process.returncode) == ("interrupted True\n1 True\n", "", 0)
+
+
+def test_ctrl_c_that_nobody_catches(marker: str) -> None:
+    process = start(marker, script(marker, ENDLESS + "next(iter(loader))\nsay('running')\nfor _ in loader: pass", True))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert err.strip().splitlines()[-1] == "KeyboardInterrupt"
+    assert err.count("Traceback") == 1
+    assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
+    body = ENDLESS + "next(iter(loader))\nsay(*loader._delivery._pool.pids)\nfor _ in loader: pass"
+    process = start(marker, script(marker, body, True, "spawn" if end == signal.SIGKILL else "fork"))
+    assert process.stdout is not None
+    assert len(process.stdout.readline().split()) == 2
+    assert len(alive(marker)) == 3
+    os.kill(process.pid, end)
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 2.0
+    while alive(marker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(marker)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_the_trainer_is_killed_while_workers_are_busy(marker: str, method: str) -> None:
+    body = f"""
+loader = build(lengths=(9, 9), method="{method}", mishap=Mishap(1, 0, "hang"))
+next(iter(loader))
+pids = loader._delivery._pool.pids
+if os.fork() == 0:  # a child of the trainer that holds copies of its descriptors for a while
+    time.sleep(4)
+    os._exit(0)
+say(*pids)
+next(iter(loader))
+"""
+    process = start(marker, script(marker, body))
+    assert process.stdout is not None
+    workers = [int(word) for word in process.stdout.readline().split()]
+    assert len(workers) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 2.0
+    while set(alive(marker)) & set(workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not set(alive(marker)) & set(workers)
+    for pid in alive(marker):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+
+
+def test_a_worker_is_killed(marker: str) -> None:
+    body = (
+        ENDLESS
+        + """
+import signal
+next(iter(loader))
+os.kill(loader._delivery._pool.pids[1], signal.SIGKILL)
+began = time.monotonic()
+try:
+    for batch in loader:
+        pass
+except Exception as error:
+    say(type(error).__name__, "SIGKILL" in str(error), time.monotonic() - began < 5)
+"""
+    )
+    process = start(marker, script(marker, body, rank_work=True))
+    out, err = process.communicate(timeout=60)
+    assert (out, err) == ("WorkerDiedError True True\n", "")
+
+
+@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "1 / 0", "del loader; import gc; gc.collect()"])
+def test_a_program_that_ends_in_the_middle(marker: str, ending: str) -> None:
+    body = ENDLESS + f"for batch in loader:\n    break\nsay('half way')\n{ending}"
+    process = start(marker, script(marker, body, rank_work=True))
+    out, err = process.communicate(timeout=60)
+    assert out == "half way\n"
+    assert process.returncode == {"raise SystemExit(3)": 3, "1 / 0": 1}.get(ending, 0)
+    assert "Traceback" not in err or ending == "1 / 0"
