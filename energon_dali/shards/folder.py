@@ -162,9 +162,9 @@ class WebdatasetFolder:
         for entry in split.exclude:
             if entry in numbers:
                 continue
-            shard, separator, key = entry.partition(".tar/")
-            if separator:
-                keys.setdefault(f"{shard}.tar", set()).add(key)
+            for slash in (place for place, letter in enumerate(entry) if letter == "/"):
+                if entry[:slash] in numbers:
+                    keys.setdefault(entry[:slash], set()).add(entry[slash + 1 :])
         return keys
 
     def _ranges_of_shard(self, number: int, excluded: set[str] | None) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from energon_dali.shards import WebdatasetFolder, is_crude, prepare_dataset, res
 from energon_dali.shards.meta.splits import read_split, write_split
 from energon_dali.shards.prepare.brace_collapse import collapse_names
 from energon_dali.shards.storage import StoragePath
-from tests.shards.tars import captions
+from tests.shards.tars import captions, write_tar
 
 
 @pytest.fixture
@@ -47,6 +47,13 @@ def test_excluded_shards_and_samples_are_cut_out(root: Path) -> None:
     exclude = ["shard_0.tar", "shard_1.tar/s1_{1..2}", "shard_2.tar/s2_0", "shard_2.tar/s2_3", "shard_9.tar/none"]
     write_meta(root, "split.yaml", {"split_parts": {"train": ["shard_{0..2}.tar"]}, "exclude": exclude})
     assert ranges(root, "train") == [(1, 0, 1), (1, 3, 4), (2, 1, 3)]
+
+
+def test_a_folder_named_like_a_shard(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar/y.tar", {"deep/k.jpg": b"", "l.jpg": b""})
+    prepare_dataset(tmp_path)
+    write_meta(tmp_path, "split.yaml", {"split_parts": {"t": ["x.tar/y.tar"]}, "exclude": ["x.tar/y.tar/deep/k"]})
+    assert ranges(tmp_path, "t") == [(0, 1, 2)]
 
 
 def test_json_is_taken_where_there_is_no_yaml_and_another_name_where_it_is_given(root: Path) -> None:

@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -202,6 +204,54 @@ def test_damaged_index_is_named(
     assert message in str(error)
     assert "energon-dali prepare" in str(error)
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is missing"),
+        (b"1234567", "not a list of 8-byte offsets"),
+        (bytes([9] * 8 + [1] * 8), "do not grow"),
+        (bytes(24), "changed since it was indexed"),
+    ],
+)
+def test_without_other_indexes_the_tar_index_is_checked(
+    content: bytes | None, message: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]
+) -> None:
+    root, expected = dataset
+    for name in SOURCES["tar"]:
+        (root / ".nv-meta" / name).unlink()
+    (root / "shard_0.tar.idx").unlink()
+    if content is not None:
+        (root / "shard_0.tar.idx").write_bytes(content)
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    bad, good = reader.read([0, 1], [0, 0])
+    assert isinstance(bad, DatasetError)
+    assert message in str(bad)
+    assert "energon-dali prepare" in str(bad)
+    assert contents(good) == expected["s1_0"]
+    reader.close()
+
+
+def test_a_forked_process_reads_on(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    """A child that inherits an open reader opens files of its own, and its close leaves the parent's open."""
+    root, _ = dataset
+    program = f"""
+import os
+from energon_dali.shards import ShardReader, WebdatasetFolder
+reader = ShardReader(WebdatasetFolder({str(root)!r}))
+reader.read([0, 1], [0, 0])
+child = os.fork()
+if child == 0:
+    (sample,) = reader.read([1], [2])
+    reader.close()
+    os._exit(0 if sample.key == "s1_2" else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+(sample,) = reader.read([1], [3])
+print(status, sample.key)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["0", "s1_3"], done.stderr
 
 
 def test_asking_for_what_is_not_there(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
