@@ -224,3 +224,44 @@ def test_a_program_that_ends_in_the_middle(marker: str, ending: str) -> None:
     assert out == "half way\n"
     assert process.returncode == {"raise SystemExit(3)": 3, "1 / 0": 1}.get(ending, 0)
     assert "Traceback" not in err or ending == "1 / 0"
+
+
+DISTRIBUTED = """
+import torch.distributed as dist
+rank = int(sys.argv[1])
+meeting = "file://" + os.environ["TMPDIR"] + "/program.py.meet"
+dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+LENGTHS = [5, 3, 0, 7]
+
+def loader_of(rank, world):
+    config = WorkerConfig(rank=rank, world_size=world, num_workers=0, num_streams=4)
+    return get_savable_loader(tree(config, lengths=LENGTHS))
+
+loader = loader_of(rank, 2)
+for _, batch in zip(range(3), loader):
+    pass
+whole = loader.save_state_global(global_dst_rank=1)
+assert (whole is None) == (rank == 0)
+again = loader_of(rank, 2)
+again.restore_state_global(whole, src_rank=1)
+rest = list(loader)
+assert list(again) == rest
+gathered = [None, None]
+dist.all_gather_object(gathered, rest)
+if rank == 1:
+    one = loader_of(0, 1)
+    one.restore_state_global(whole)
+    assert sorted(one) == sorted(gathered[0] + gathered[1])
+    say("agreed")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_gather_and_scatter_one_state(marker: str) -> None:
+    path = script(marker, DISTRIBUTED)
+    ranks = [start(marker, path, str(rank)) for rank in range(2)]
+    results = [process.communicate(timeout=100) for process in ranks]
+    Path(marker, "program.py.meet").unlink(missing_ok=True)
+    assert [process.returncode for process in ranks] == [0, 0], results
+    assert results[1][0] == "agreed\n"

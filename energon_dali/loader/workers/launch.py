@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -168,7 +169,10 @@ def _spawn(channel: Channel, lifeline: int) -> WorkerProcess:
 
 def _fork(channel: Channel, lifeline: int, task: WorkerTask, foreign: list[int]) -> WorkerProcess:
     rank_pid = os.getpid()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads; whoever asks for "fork" was told about them in StartMethod.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         return _Forked(pid)
     code = 1
