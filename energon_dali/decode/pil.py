@@ -6,7 +6,6 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -153,6 +152,8 @@ def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
             values = values.astype(np.float16)
     if spec.container == "numpy":
         return values
+    import torch  # only here: a process that decodes no tensor need not load it
+
     tensor = torch.from_numpy(values)
     return tensor.to(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
 

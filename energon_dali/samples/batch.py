@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from typing_extensions import Self
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import BASE_FIELDS, SourceInfo, construct, edataclass
 from energon_dali.samples.transfer import move, pin
+
+if TYPE_CHECKING:
+    import torch
 
 
 @edataclass

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -22,7 +24,8 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
+    loaded = sys.modules.get("torch")  # where it was never loaded there are no tensors
+    if loaded is not None and isinstance(value, loaded.Tensor):
         return function(value)
     if isinstance(value, dict):
         new = {key: _mapped(inner, function) for key, inner in value.items()}
@@ -60,6 +63,8 @@ def pin(value: T) -> T:
 
     A tensor that lies on a device, or is pinned already, stays.
     """
+    import torch
+
     if not torch.cuda.is_available():
         return value
     return map_tensors(value, lambda t: t.pin_memory() if t.device.type == "cpu" and not t.is_pinned() else t)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples.batch import get_field, has_field
+
+if TYPE_CHECKING:
+    import torch
 
 
 def batch_list(values: list[Any]) -> list[Any]:
@@ -43,12 +45,16 @@ def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
                 f"batch_stack was given tensors of the shapes {_shapes(tensors)}, and stacks equal shapes only. Resize "
                 "the samples to one shape, pad them with batch_pad_stack, or keep them apart with batch_list."
             )
+    import torch
+
     view = _consecutive_view(tensors)
     return torch.stack(list(tensors)) if view is None else view
 
 
 def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Returns the stack of equal-shaped tensors as a view, if they lie one behind the other in one storage."""
+    import torch
+
     first = tensors[0]
     step = first.numel()
     if step == 0 or type(first) is not torch.Tensor or first.layout is not torch.strided:
@@ -96,6 +102,8 @@ def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             f"batch_pad_stack was given tensors of the shapes {_shapes(tensors)}, and pads only where all have the "
             "same number of dimensions. Reshape the samples, or keep them apart with batch_list."
         )
+    import torch
+
     longest = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
     dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
     batch = torch.zeros((len(tensors), *longest), dtype=dtype, device=first.device)
@@ -120,7 +128,8 @@ def generic_batch(values: list[Any]) -> Any:
     if not values:
         return values
     first = values[0]
-    if all(isinstance(value, torch.Tensor) for value in values):
+    torch = sys.modules.get("torch")  # where it was never loaded there are no tensors
+    if torch is not None and all(isinstance(value, torch.Tensor) for value in values):
         return batch_pad_stack(values)
     if isinstance(first, dict):
         return {name: default_action(name, column) for name, column in columns_of(values).items()}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, overload
 
 import numpy as np
-import torch
 
 from energon_dali.errors import ConfigError
 from energon_dali.plan import mix
@@ -89,12 +88,16 @@ class RandomState:
     __slots__ = ("_numpy", "_python", "_torch")
 
     def __init__(self) -> None:
+        import torch
+
         self._torch = torch.default_generator.get_state()
         self._numpy = np.random.get_state(legacy=False)
         self._python = random.getstate()
 
     def restore(self) -> None:
         """Sets the generators to this state."""
+        import torch
+
         torch.default_generator.set_state(self._torch)
         np.random.set_state(self._numpy)
         random.setstate(self._python)
@@ -107,6 +110,8 @@ def seed_generators(seed: int) -> None:
         seed: 0 <= seed < 2**64.
     """
     # All three are a Mersenne Twister: from one seed they would draw the same numbers, so each gets its own.
+    import torch
+
     # Not torch.manual_seed, which seeds the CUDA generators too and would disturb the trainer's.
     torch.default_generator.manual_seed(mix(seed, 0) >> 1)
     np.random.seed(mix(seed, 1) >> 32)
