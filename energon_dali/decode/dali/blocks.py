@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.graph import ImageGraph
-from energon_dali.decode.dali.output import bring_to_device
+from energon_dali.decode.dali.output import bring_to_device, consumer_stream
 from energon_dali.decode.dali.registry import engine_for
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.screen import screen_image
@@ -68,7 +68,7 @@ def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> F
         DeviceError: The decoder's device is not there.
     """
     device = decoder.device
-    stream = _current_stream(device)
+    stream = consumer_stream(device)
     first = handles[0].spec if handles else decoder.spec
     if all(type(handle) is DaliHandle and handle.spec is first for handle in handles):
         return _submit(decoder, first, device, handles, stream)

@@ -49,12 +49,19 @@ def feed_batch(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None
     backend = load_backend()
     TensorCPU, TensorListCPU = backend.TensorCPU, backend.TensorListCPU  # noqa: N806 - classes
     encoded = TensorListCPU([TensorCPU(handle.data, "") for handle in batch.handles], contiguous=False)
-    arrays = geometry_rows(graph, batch)
     pipeline.feed_input("encoded", encoded)
-    lists = [TensorListCPU(array) for array in arrays.values()]
+    feed_geometry(pipeline, graph, batch)
+    batch.fed = (encoded, *batch.fed)
+
+
+def feed_geometry(pipeline: Pipeline, graph: ImageGraph, batch: ImageBatch) -> None:
+    """Gives the geometries of a batch to `graph.inputs`; the batch keeps what must live until the outputs are there."""
+    tensor_list = load_backend().TensorListCPU
+    arrays = geometry_rows(graph, batch)
+    lists = [tensor_list(array) for array in arrays.values()]
     for name, rows in zip(arrays, lists, strict=True):
         pipeline.feed_input(name, rows)
-    batch.fed = (encoded, arrays, lists)
+    batch.fed = (arrays, lists)
 
 
 def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any]]:

@@ -115,18 +115,24 @@ def build_pipeline(graph: ImageGraph, device: Device, *, num_threads: int, max_b
     )  # fmt: skip
     with pipeline:
         encoded = fn.external_source(name="encoded", no_copy=True, batch=True, dtype=types.UINT8, ndim=1)
-        floats, integers = {"roi_start", "roi_end", "size"}, types.INT32
-        arguments = {
-            name: fn.external_source(
-                name=name, no_copy=True, batch=True, ndim=0 if name == "mirror" else 1,
-                dtype=types.FLOAT if name in floats else integers,
-            )
-            for name in graph.inputs
-        }  # fmt: skip
+        arguments = define_inputs(graph)
         pipeline.set_outputs(define_graph(encoded, arguments, graph, device))
     pipeline.build()
     built: Pipeline = pipeline
     return built
+
+
+def define_inputs(graph: ImageGraph) -> dict[str, Any]:
+    """Returns the nodes of `graph.inputs` by name; to be called inside a pipeline's scope."""
+    dali = load_dali()
+    fn, types = dali.fn, dali.types
+    return {
+        name: fn.external_source(
+            name=name, no_copy=True, batch=True, ndim=0 if name == "mirror" else 1,
+            dtype=types.FLOAT if name in ("roi_start", "roi_end", "size") else types.INT32,
+        )
+        for name in graph.inputs
+    }  # fmt: skip
 
 
 def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
