@@ -110,14 +110,6 @@ def _decode_one(handle: MediaHandle, device: Device, stream: Any) -> list[Outcom
     return [decode_by_pil(handle, lambda value: bring_to_device(value, device, stream))]
 
 
-def _current_stream(device: Device) -> Any:
-    if device.kind == "cpu":
-        return None
-    import torch
-
-    return torch.cuda.current_stream(device.ordinal)
-
-
 def _pool() -> ThreadPoolExecutor:
     global _pil_pool
     with _pil_lock:

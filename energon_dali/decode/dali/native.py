@@ -75,8 +75,8 @@ class NativeReader:
     ) -> None:
         if image not in components or batch_size < 1:
             raise ConfigError(
-                f"image={image!r} with components={list(components)} and batch_size={batch_size} cannot be read. The image "
-                "is one of the components, and a batch holds at least one row. Name it as the components do."
+                f"image={image!r} with components={list(components)} and batch_size={batch_size} cannot be read. "
+                "The image is one of the components, and a batch holds at least one row. Name it as the components do."
             )
         self._decoder = decoder
         self._device = decoder.device

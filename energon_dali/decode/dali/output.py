@@ -55,6 +55,15 @@ def bring_to_device(value: Any, device: Device, stream: Any) -> Any:
         return value.to(f"cuda:{device.ordinal}")
 
 
+def consumer_stream(device: Device) -> Any:
+    """Returns the torch.cuda.Stream that is current in the calling thread; None on the CPU."""
+    if device.kind == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.current_stream(device.ordinal)
+
+
 def count_bytes(images: Any) -> int:
     """Returns the number of bytes that a TensorList holds."""
     itemsize = {"UINT8": 1, "FLOAT16": 2, "FLOAT": 4}[images.dtype.name]

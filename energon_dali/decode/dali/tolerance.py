@@ -1,0 +1,68 @@
+"""How far values of the backends may lie apart: one policy for tests and users.
+
+DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/test_operations.py):
+
+- no resampling, no Normalize: equal bit for bit, float16 and bfloat16 included.
+- Normalize: DALI multiplies with 1/std where numpy divides; a few units in the last place.
+- nearest: equal bit for bit.
+- bilinear and bicubic: PIL rounds to bytes between its two passes, DALI does not, so one level. At the border of the
+  image DALI repeats the outermost pixel where PIL leaves it out of the filter: a few pixels there differ more.
+
+DALI on a GPU against the CPU: the JPEG library is another one. Its inverse DCT and colour conversion round differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Limits on the difference of two images, in levels of 0..255."""
+
+    inside: float
+    """Largest difference farther than `border_px` from the edge."""
+    anywhere: float
+    """Largest difference at the edge."""
+    border_px: int
+    """Width of the edge, in pixels of the result."""
+    psnr_db: float
+    """Smallest peak signal-to-noise ratio over the whole image."""
+
+
+EXACT = Tolerance(0, 0, 0, float("inf"))
+"""No resampling, or nearest."""
+CPU_RESAMPLED = Tolerance(inside=1, anywhere=32, border_px=4, psnr_db=48)
+"""Bilinear and bicubic on the CPU."""
+GPU = Tolerance(inside=12, anywhere=40, border_px=4, psnr_db=40)
+"""A GPU against the CPU, JPEG; other formats are decoded on the CPU and are as there. Not yet measured on hardware."""
+NORMALIZED_ULPS = 8
+"""Units in the last place of float32 at 1.0 by which normalised values may differ, before any narrower rounding."""
+
+
+def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    """Returns the peak signal-to-noise ratio of two images in decibels; infinite if they are equal."""
+    error = float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
+    return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+
+
+def explain_difference(a: NDArray[np.uint8], b: NDArray[np.uint8], tolerance: Tolerance) -> str | None:
+    """Returns why two images differ by more than allowed; None if they do not.
+
+    Args:
+        a: uint8[H, W] or uint8[H, W, C].
+        b: Of the same shape.
+        tolerance: The limits.
+    """
+    if a.shape != b.shape:
+        return f"{a.shape = } and {b.shape = }"
+    difference = np.abs(a.astype(np.int16) - b.astype(np.int16))
+    edge = tolerance.border_px
+    inner = difference[edge : a.shape[0] - edge, edge : a.shape[1] - edge]
+    inside, anywhere, ratio = int(inner.max(initial=0)), int(difference.max(initial=0)), psnr_db(a, b)
+    if inside > tolerance.inside or anywhere > tolerance.anywhere or ratio < tolerance.psnr_db:
+        return f"{inside} levels inside, {anywhere} at the edge, {ratio:.1f} dB; allowed: {tolerance}"
+    return None
