@@ -12,6 +12,7 @@ import pytest
 
 from energon_dali import DaliDecoder, DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_savable_loader, get_train_dataset
 from tests.loader.dataset_folder import captioning_sample, picture, prepare, write_shards
+from tests.quiet import quiet
 
 COUNT = 500
 EPOCHS = 20
@@ -65,15 +66,11 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def say_nothing(error: Exception, sample: Any, sources: Any) -> None:
-    """An error handler."""
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("encoder", [Pil, Dali])
 def test_many_epochs_with_bad_files(folder: Path, encoder: type[Any], num_workers: int) -> None:
     config = WorkerConfig(
-        rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=say_nothing
+        rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet
     )
     dataset = get_train_dataset(
         folder, batch_size=BATCH, worker_config=config, task_encoder=encoder(), shuffle_buffer_size=200, max_samples_per_sequence=50
@@ -106,7 +103,7 @@ def test_many_epochs_with_bad_files(folder: Path, encoder: type[Any], num_worker
 def test_every_good_sample_comes_once_in_validation(folder: Path, encoder: type[Any]) -> None:
     from energon_dali import get_val_dataset
 
-    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=say_nothing)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=quiet)
     loader = get_savable_loader(get_val_dataset(folder, batch_size=BATCH, worker_config=config, task_encoder=encoder()))
     keys = [key for batch in loader for key in batch.__key__]
     assert keys == [f"k{n:04d}" for n in range(COUNT) if n not in BAD]

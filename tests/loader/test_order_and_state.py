@@ -24,6 +24,7 @@ from energon_dali import (
 )
 from energon_dali.decode import RandomResizedCrop
 from tests.loader.dataset_folder import captioning_dataset
+from tests.quiet import quiet
 
 OPERATIONS = (RandomResizedCrop(24),)
 WINDOW = 100_000
@@ -95,10 +96,6 @@ def make_loader(folder: Path, encoder: type[Any], num_workers: int, streams: int
     return get_savable_loader(get_train_dataset(folder, worker_config=config, task_encoder=encoder(), **options))
 
 
-def quiet(error: Exception, sample: Any, sources: Any) -> None:
-    """Says nothing."""
-
-
 def take(loader: Any, count: int) -> list[tuple[list[str], list[str], int]]:
     """Returns (keys, captions, sum of pixels) of the next batches."""
     return [view(batch) for batch in islice(iter(loader), count)]
@@ -112,8 +109,9 @@ def view(batch: Any) -> tuple[list[str], list[str], int]:
 
 def test_the_order_is_the_same_for_all_decoders_and_workers(folder: Path) -> None:
     keys = {}
-    for encoder in (PilEncoder, DaliEncoder):
-        for num_workers in (0, 1, 2, 4):
+    # Workers that make tensors load torch first; one number of them shows what the Dali workers show four times.
+    for encoder, workers in ((PilEncoder, (0, 2)), (DaliEncoder, (0, 1, 2, 4))):
+        for num_workers in workers:
             loader = make_loader(folder, encoder, num_workers)
             keys[encoder.__name__, num_workers] = [batch[:2] for batch in take(loader, 30)]
             loader.close()
@@ -154,7 +152,7 @@ def test_a_state_moves_between_numbers_of_workers(folder: Path, encoder: type[An
     rest = take(loader, 10)
     loader.close()
     assert take_first != rest
-    for num_workers in (0, 1, 4):
+    for num_workers in (0, 1, 4) if encoder is DaliEncoder else (0,):
         restored = make_loader(folder, encoder, num_workers)
         restored.load_state_dict(json.loads(json.dumps(state)))
         assert take(restored, 10) == rest, f"restored with num_workers={num_workers}"
