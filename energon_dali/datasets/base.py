@@ -62,6 +62,9 @@ class SavableDataset(ABC, Generic[T]):
     the live iteration; a loader does the same with worker processes.
     """
 
+    reads_in_rank = False
+    """Whether this dataset itself has to run in the rank's process, because it uses the device."""
+
     def __init__(self, *, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
 

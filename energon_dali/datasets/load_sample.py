@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
-from energon_dali.decode import Decoder
+from energon_dali.decode import Decoded, Decoder
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan import sample_seeds
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import CrudeSample, SourceInfo
 from energon_dali.shards import RawSample
 
+_NAME_NUMBERS: dict[str, int] = {}
 _FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
 
 
@@ -57,6 +59,14 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
             alternatives.append(PartAccess(match["part"], tuple(int(s) if re.fullmatch(r"-?\d+", s) else s for s in steps)))
         fields[field_name] = tuple(alternatives)
     return fields
+
+
+def part_seed(seed: int, name: str) -> int:
+    """Returns the seed of one part of a sample: two images of a sample are cropped differently, whatever else it has."""
+    known = _NAME_NUMBERS.get(name)
+    if known is None:
+        known = _NAME_NUMBERS[name] = crc32(name.encode())
+    return seed ^ known
 
 
 class PartNames:
@@ -143,7 +153,7 @@ class SampleLoader:
         return self.sample_type(**{**base, **parts})
 
     def _decode(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
-        return {name: self._part(name, content, number, source, seed) for number, (name, content) in enumerate(raw.parts.items())}
+        return {name: self._part(name, content, source, seed) for name, content in raw.parts.items()}
 
     def _decode_fields(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
         assert self.fields is not None
@@ -155,7 +165,7 @@ class SampleLoader:
                 if part not in raw.parts:
                     continue
                 if part not in decoded:
-                    decoded[part] = self._part(part, raw.parts[part], len(decoded), source, seed)
+                    decoded[part] = self._part(part, raw.parts[part], source, seed)
                 try:
                     values[field_name] = access.take(decoded[part]) if access.steps else decoded[part]
                 except (KeyError, IndexError, TypeError) as error:
@@ -172,7 +182,9 @@ class SampleLoader:
                 )
         return values
 
-    def _part(self, name: str, content: bytes | memoryview, number: int, source: SourceInfo, seed: int) -> Any:
+    def _part(self, name: str, content: bytes | memoryview | Decoded, source: SourceInfo, seed: int) -> Any:
+        if isinstance(content, Decoded):
+            return content.value
         if self.decoder is None:
             return bytes(content)
-        return self.decoder.stage(name, content, seed=seed + number, source=source)
+        return self.decoder.stage(name, content, seed=part_seed(seed, name), source=source)

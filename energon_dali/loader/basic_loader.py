@@ -15,7 +15,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.loader.delivery import Delivery, DirectDelivery, ThreadedDelivery
 from energon_dali.loader.pinning import pin, wants_pinning
 from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
-from energon_dali.loader.tree import find_hand_over, rank_has_work, with_hand_over
+from energon_dali.loader.tree import find_hand_over, rank_has_work, reads_in_rank, with_hand_over
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.loader.workers.launch import check_start_method
 from energon_dali.loader.workers.pool import WorkerPool
@@ -118,7 +118,7 @@ class BasicDataLoader(Generic[T]):
         """Starts workers and threads, at the beginning or at the last delivered state."""
         self._begun = True
         pool = None
-        if self.worker_config.num_workers > 0:
+        if self.worker_config.num_workers > 0 and not reads_in_rank(self._tree):
             hand_over = find_hand_over(self._tree)
             assert hand_over is not None
             pool = WorkerPool(
@@ -141,7 +141,9 @@ class BasicDataLoader(Generic[T]):
                 for stream in self.worker_config.streams:
                     pool.start(stream, None)  # all at once: the first batch of one must not wait for another's
             change = pin if self._pins else None
-            if pool is not None and (self._pins or rank_has_work(self._tree)):
+            # The native feed has no workers; num_workers > 0 then says that reading shall run ahead of the trainer.
+            ahead = pool is not None or self.worker_config.num_workers > 0
+            if ahead and (self._pins or rank_has_work(self._tree)):
                 return ThreadedDelivery(rank, pool, self._watchdog, change, self._prefetch)
             if pool is not None:
                 pool.on_wait = self._watchdog.check

@@ -12,11 +12,12 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.decode import SampleDecoder
+from energon_dali.decode import DaliDecoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.loader.dataset_config import SampleRecipe, read_recipe
-from energon_dali.loader.pipeline import Stages, build_stages, cook
+from energon_dali.loader.pipeline import Stages, block_size, build_stages, cook
 from energon_dali.plan import OrderSpec
 from energon_dali.samples import CrudeSample
 from energon_dali.shards import ShardReader, WebdatasetFolder
@@ -45,6 +46,8 @@ class LeafOptions:
     """File in .nv-meta that says which shards belong to which split; None is split.yaml or split.json."""
     parallel_shard_iters: int | None = None
     """Places of a stream that are read in turn; None is 16 for training and 1 for validation."""
+    window_in_slice: bool = False
+    """Keep the sample shuffle inside slices, so that the order is made of runs; for feed="native" with a shuffle window."""
     sample_type: type[Any] | None = None
     """Overrides the sample type of dataset.yaml."""
     field_map: dict[str, str] | None = None
@@ -103,9 +106,10 @@ def get_train_dataset(
             "shuffle": True, "max_samples_per_sequence": max_samples_per_sequence,
             "parallel_shard_iters": options.parallel_shard_iters or (1 if shuffle_over_epochs_multiplier is None else 16),
             "shuffle_buffer_size": shuffle_buffer_size or 1, "shuffle_over_epochs": shuffle_over_epochs_multiplier,
+            "window_in_slice": options.window_in_slice,
         },
     )  # fmt: skip
-    return build_stages(_cooked(source, encoder), encoder, stages)
+    return build_stages(_feed(source, encoder, stages), encoder, stages)
 
 
 def get_val_dataset(
@@ -168,7 +172,7 @@ def get_val_datasets(
         order={"shuffle": False, "parallel_shard_iters": options.parallel_shard_iters or 1},
     )  # fmt: skip
     stages = Stages(batch_size, batch_drop_last, packing_buffer_size, limit=limit)
-    return [(build_stages(_cooked(source, encoder), encoder, stages), source)]
+    return [(build_stages(_feed(source, encoder, stages), encoder, stages), source)]
 
 
 def default_worker_config() -> WorkerConfig:
@@ -253,12 +257,18 @@ def _open_leaf(
     )  # fmt: skip
 
 
-def _cooked(source: SourceDataset, encoder: AnyEncoder) -> SavableDataset[Any]:
-    """Returns the source, with a cook stage where its samples are crude."""
-    load = source.load
-    if isinstance(load, SampleLoader) and load.sample_type is CrudeSample:
-        return cook(source, encoder, load.subflavors, source.name)
-    return source
+def _feed(source: SourceDataset, encoder: AnyEncoder, stages: Stages) -> SavableDataset[Any]:
+    """Returns the source, with a cook stage where its samples are crude, or read by DALI where the decoder says so."""
+    load, decoder = source.load, encoder.decoder
+    crude = load.sample_type is CrudeSample
+    if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
+        if crude:
+            raise ConfigError(
+                f'{source.name} is a crude dataset, whose cookers see media before they are decoded; feed="native" gives them decoded. '
+                'Use feed="block".'
+            )
+        return NativeSourceDataset(source, decoder, batch_size=block_size(stages.batch_size))
+    return cook(source, encoder, load.subflavors, source.name) if crude else source
 
 
 def _loader(

@@ -14,6 +14,7 @@ from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
 from energon_dali.datasets.group_batch import GroupBatchDataset
 from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.map import MapDataset
+from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.packing import PackingDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
@@ -62,7 +63,13 @@ def build_stages(source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any
         ConfigError: The hooks that are overridden exclude each other, or do not fit the sizes.
     """
     _check_hooks(encoder, stages)
-    decoder = rank_decoder(encoder)
+    native = isinstance(source, NativeSourceDataset)
+    if native and overridden(encoder, "preencode_sample"):
+        raise ConfigError(
+            f'{type(encoder).__name__} overrides preencode_sample, which sees media before they are decoded, and feed="native" gives them '
+            'decoded. Use feed="block", or encode_sample alone.'
+        )
+    decoder = None if native else rank_decoder(encoder)
     tree = source
     split = overridden(encoder, "preencode_sample") or (
         overridden(encoder, "postencode_sample") and not overridden(encoder, "encode_sample")
@@ -81,7 +88,7 @@ def build_stages(source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any
     tree, batched = _batch(tree, encoder, stages)
     if batched and overridden(encoder, "encode_batch"):
         tree = _map(tree, encoder, "encode_batch")
-    if decoder is None:
+    if decoder is None and not native:
         tree = DecodeDataset(HandOverDataset(tree, block_size=1), None)
     if stages.virtual_epoch_length > 0:
         tree = EpochizeDataset(tree, stages.virtual_epoch_length)

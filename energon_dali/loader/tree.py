@@ -22,9 +22,14 @@ def find_hand_over(dataset: SavableDataset[Any]) -> HandOverDataset | None:
     return None
 
 
+def reads_in_rank(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a tree reads its shards in the rank's process, so that no workers are needed."""
+    return dataset.reads_in_rank or any(reads_in_rank(child) for child in dataset.children)
+
+
 def with_hand_over(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
     """Returns a tree with a hand-over: itself, or one whose workers run everything but the ends of epochs."""
-    if find_hand_over(dataset) is not None:
+    if find_hand_over(dataset) is not None or reads_in_rank(dataset):
         return dataset
     if isinstance(dataset, EpochizeDataset):
         outer = copy.copy(dataset)

@@ -37,7 +37,7 @@ class PartFacts:
     """What a look at the header of a media part has found out."""
 
     format: str
-    """Format of the data, such as "jpeg"."""
+    """Format of the data, such as "jpeg", and what else a decoder wants to know of it; at most 255 different ones."""
     width: int = 0
     """Width in pixels; 0 if unknown."""
     height: int = 0

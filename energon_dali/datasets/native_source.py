@@ -1,0 +1,238 @@
+"""A leaf that lets DALI read the shards itself: for plain datasets whose order is made of runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.decode_stage import decode_elements
+from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.native_rows import RowPlanner, split_batch
+from energon_dali.datasets.restore_key import Key, set_restore_key
+from energon_dali.datasets.source import NAME, RawFailure, SourceDataset
+from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
+from energon_dali.errors import ConfigError, DatasetError, DecodeError
+from energon_dali.shards import RawSample, ShardReader
+
+ROWS_PER_READER = 16384
+"""Rows that a reader of DALI is built for: building costs it some 3 us per row and holds the interpreter lock."""
+
+
+@dataclass(slots=True, eq=False)
+class _Planned:
+    """A sample of the order, before it is read."""
+
+    shard: int
+    sample: int
+    epoch: int
+    seed: int
+    parts: list[str] | None
+    """Its wanted parts but the image, if DALI reads it; None if it is read and decoded by the block engine."""
+
+
+class NativeSourceDataset(SavableDataset[Any]):
+    """Gives the samples of a source with their image decoded, read by DALI from the shards in the planned order.
+
+    A sample that DALI may not see (its header was not found fit when the dataset was prepared, or it has no image or
+    several) is read here and decoded by the block engine.
+
+    Args:
+        source: The order, the reader and the loader of samples.
+        decoder: Decodes on its device.
+        batch_size: Samples per run of the pipeline.
+
+    Raises:
+        ConfigError: The dataset or its order does not suit the native feed; the message says what to change.
+    """
+
+    reads_in_rank = True
+
+    def __init__(self, source: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
+        super().__init__(worker_config=source.worker_config)
+        if not isinstance(source.reader, ShardReader):
+            raise ConfigError('feed="native" reads folders of tar shards only. Use feed="block", which takes every dataset.')
+        self.source = source
+        self.reader: ShardReader = source.reader
+        self.decoder = decoder
+        self.batch_size = batch_size
+        self._check()
+
+    def _check(self) -> None:
+        folder, order = self.reader.folder, self.source.order
+        if not folder.root.is_local and not folder.path.startswith("s3://"):
+            raise ConfigError(
+                f'feed="native" reads local shards and s3:// URLs, and {folder.path} is neither. Use feed="block", which '
+                "reads every storage."
+            )
+        first_shard = order.base.shard[:1].tolist()
+        checked = all(len(folder.index.shard(shard).formats) > 1 for shard in first_shard)
+        if folder.index.source != "extents" or not checked:
+            raise ConfigError(
+                f'feed="native" needs the header check that `energon-dali prepare` writes, and {folder.path} has none. Run '
+                f'`energon-dali prepare {folder.path}`, or use feed="block".'
+            )
+        if order.stream(0).epoch(0).runs() is None:
+            raise ConfigError(
+                f"feed=\"native\" follows orders that are made of runs, and this one has parallel_shard_iters="
+                f"{order.parallel_shard_iters} and a shuffle window of {order.shuffle_buffer_size} over all shards: DALI would "
+                "start a run for nearly every sample. Set parallel_shard_iters=1 and leave shuffle_buffer_size out (or keep "
+                'its window inside slices with window_in_slice=True), or use feed="block".'
+            )
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        return ()
+
+    def describe(self) -> str:
+        return f"NativeSourceDataset({self.source.name}, repeat={self.source.repeat})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "source": self.source.config()}
+
+    def len_stream(self, stream: int) -> int:
+        return self.source.len_stream(stream)
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _NativeIterator(self, context)
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the sample of a key, read anew and decoded by the block engine.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        return decode_elements(self.decoder, [self.source.restore_sample(restore_key)], strict=True)[0]
+
+    def wanted(self, name: str) -> bool:
+        """Returns whether a part is read."""
+        return self.reader.part_filter is None or bool(self.reader.part_filter(name))
+
+
+class _NativeIterator(StreamIterator[Any]):
+    def __init__(self, dataset: NativeSourceDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._context = context
+        source = dataset.source
+        self._order = source.order.stream(context.stream)
+        self._read_guard, self._load_guard, self._decode_guard = (
+            HookGuard(stage, source.failure_tolerance, context, source.worker_config) for stage in ("read", "load", "decode")
+        )
+        self._epoch = 0
+        self._position = 0
+        self._samples: Iterator[tuple[_Planned, RawSample | DatasetError | DecodeFailure]] | None = None
+
+    def __next__(self) -> Any:
+        while True:
+            if self._samples is None:
+                self._samples = self._read_rows()
+            planned, raw = next(self._samples, (None, None))
+            if planned is None:
+                self._samples = None
+                continue
+            self._position += 1
+            sample = self._load(planned, raw)
+            if sample is not None:
+                return sample
+
+    def _read_rows(self) -> Iterator[tuple[_Planned, Any]]:
+        """Returns an iterator over the next rows; raises StopIteration at the end of an epoch that is not repeated."""
+        source = self._dataset.source
+        for _ in range(source.worker_config.layout.num_streams + 2):
+            order = self._order.epoch(self._epoch)
+            if self._position < len(order):
+                break
+            self._epoch += 1
+            self._position = 0
+            if not source.repeat:
+                raise StopIteration
+        else:
+            raise DatasetError(f"{source.name} has no sample to repeat: its split is empty. Choose another split_part.")
+        stop = min(len(order), self._position + ROWS_PER_READER)
+        shards, indices, epochs = order.samples(self._position, stop)
+        numbers = np.fromiter(
+            (self._dataset.reader.index_of(s, i) for s, i in zip(shards.tolist(), indices.tolist(), strict=True)), np.int64, len(shards)
+        )
+        seeds = source.load.seeds(epochs, numbers)
+        planner = RowPlanner(self._dataset.reader.folder.index, self._dataset.wanted, self._dataset.decoder.spec)
+        plan = [
+            _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed))
+            for shard, sample, epoch, seed in zip(shards.tolist(), indices.tolist(), epochs.tolist(), seeds, strict=True)
+        ]
+        return self._run(plan, planner)
+
+    def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
+        """Gives what was read for each planned sample, in order."""
+        from energon_dali.decode.dali.native import NativeReader
+
+        reader = self._dataset.reader
+        folder = reader.folder
+        rows, components = planner.rows(), planner.components
+        names = iter(planner.names)
+        native: deque[tuple[Any, dict[str, bytes]]] = deque()
+        paths = [str(folder.root / name) for name in folder.shard_names]
+        batches: Any = iter(())
+        if rows:
+            batches = NativeReader(
+                self._dataset.decoder, paths, rows, components=components, image="image", batch_size=self._dataset.batch_size
+            )
+        try:
+            for planned in plan:
+                if planned.parts is None:
+                    (raw,) = reader.read([planned.shard], [planned.sample])
+                    yield planned, raw
+                    continue
+                if not native:
+                    native.extend(split_batch(next(batches), components))
+                outcome, parts = native.popleft()
+                key, image_name = next(names)
+                self._context.recorder.count("samples.read")
+                self._context.recorder.count(f"route.{'failed' if isinstance(outcome, DecodeFailure) else outcome.route}")
+                found: dict[str, Any] = {image_name: outcome, **{name: parts[name] for name in planned.parts}}
+                yield planned, RawSample(
+                    key, folder.shard_names[planned.shard], reader.index_of(planned.shard, planned.sample), planned.shard,
+                    planned.sample, found,
+                )  # fmt: skip
+        finally:
+            if rows:
+                batches.close()
+
+    def _load(self, planned: _Planned, raw: Any) -> Any:
+        """Returns the sample, or None if it was dropped."""
+        if isinstance(raw, DatasetError):
+            self._read_guard.failed(raw, None, epoch=planned.epoch)
+            return None
+        failure = next((part for part in raw.parts.values() if isinstance(part, DecodeFailure)), None)
+        try:
+            if failure is not None:
+                raise DecodeError(failure.reason, failure.format, failure.route)
+            sample = self._dataset.source.load(raw, planned.seed)
+            if planned.parts is None:
+                (sample,) = decode_elements(self._dataset.decoder, [sample], strict=True)
+        except DecodeError as error:
+            parts = {name: part for name, part in raw.parts.items() if not isinstance(part, (Decoded, DecodeFailure))}
+            raw.parts = parts
+            self._decode_guard.failed(error, RawFailure(raw, self._dataset.source.name), epoch=planned.epoch)
+            return None
+        except Exception as error:
+            raw.parts = {}
+            self._load_guard.failed(error, RawFailure(raw, self._dataset.source.name), epoch=planned.epoch)
+            return None
+        self._load_guard.succeeded()
+        self._decode_guard.succeeded()
+        return set_restore_key(sample, (NAME, raw.index, planned.epoch))
+
+    def state_dict(self) -> State:
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: State) -> None:
+        self._epoch, self._position = state["epoch"], state["position"]
+
+    def close(self) -> None:
+        if self._samples is not None:
+            self._samples.close()  # type: ignore[attr-defined]
+            self._samples = None
