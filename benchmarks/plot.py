@@ -40,8 +40,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
     if not panels:
         raise ValueError("The report holds no numbers to draw: every candidate was left out.")
     heights = [len(_rows(panel)) + 1.6 for panel in panels]
+    size = (10, 0.33 * sum(heights) + 0.9)
     figure, axes = pyplot.subplots(
-        len(panels), 1, figsize=(10, 0.33 * sum(heights) + 0.9), height_ratios=heights, squeeze=False, layout="constrained"
+        len(panels), 1, figsize=size, height_ratios=heights, squeeze=False, layout="constrained"
     )
     for axis, panel in zip(axes[:, 0], panels, strict=True):
         _draw(axis, panel)
@@ -69,7 +70,8 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
             f"{row['median']:.3g}" if row["median"] < 100 else f"{row['median']:.0f}", (row["high"], position),
             xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=INK,
         )  # fmt: skip
-    axis.set_title(f"{panel['title']} ({panel['unit']}, {panel['better']} is better)", fontsize=9, loc="left", color=INK)
+    title = f"{panel['title']} ({panel['unit']}, {panel['better']} is better)"
+    axis.set_title(title, fontsize=9, loc="left", color=INK)
     axis.margins(x=0.12)
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
@@ -81,7 +83,7 @@ def _caption(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {own[name]}" for name in ("torch", "nvidia-dali-cuda120", "pillow") if name in own)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {versions}; "
-        f"{report['started'][:10]}, commit {report['commit']}. Bars: median; lines: lowest to highest of the repetitions."
+        f"{report['started'][:10]}, commit {report['commit']}. Bars: median; lines: lowest to highest repetition."
     )
 
 

@@ -70,7 +70,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def quick(workload: Workload) -> Workload:
     """Returns a small version of a workload, to see whether it runs."""
-    recipe = dataclasses.replace(workload.recipe, name=f"{workload.recipe.name}-quick", samples=160)
+    recipe = dataclasses.replace(workload.recipe, name=f"{workload.recipe.name}-quick", samples=64)
     return dataclasses.replace(workload, recipe=recipe, samples=96, warmup_samples=32, batch_size=16, repetitions=1)
 
 

@@ -1,6 +1,6 @@
 """A loader with Energon's interface: energon_dali, or megatron-energon in its environment; the same lines for both.
 
-Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, shuffle_window.
+Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, shuffle_window.
 Pictures of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon.
 """
 
@@ -36,6 +36,7 @@ def open_loader(task: Task) -> Any:
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     library = importlib.import_module(task.options["library"])
     workers = int(task.options.get("workers", 2))
+    order = {"parallel_shard_iters": 1} if task.options.get("feed") == "native" else {}  # an order made of runs
     dataset = library.get_train_dataset(
         task.dataset,
         worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=workers),
@@ -43,6 +44,7 @@ def open_loader(task: Task) -> Any:
         shuffle_buffer_size=task.options.get("shuffle_window"),
         max_samples_per_sequence=None,
         task_encoder=task_encoder(library, task),
+        **order,
     )
     return library.get_savable_loader(dataset)
 
@@ -85,7 +87,7 @@ def make_decoder(library: Any, task: Task) -> Any:
     elif task.layout == "HWC":
         options["image_layout"] = "HWC"
     if task.options.get("decoder") == "dali":
-        return library.DaliDecoder(image_decode_device="cpu", **options)
+        return library.DaliDecoder(image_decode_device="cpu", feed=task.options.get("feed", "block"), **options)
     return library.SampleDecoder(**options)
 
 

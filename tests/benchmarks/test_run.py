@@ -1,0 +1,65 @@
+"""The runner from the command line to the plot, with few samples; its numbers mean nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plot, run
+from benchmarks.environments import CandidateError, python_of, run_candidate
+from benchmarks.run import Task
+
+
+@pytest.fixture(scope="module")
+def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    path = folder / "cpu.json"
+    code = run.main([
+        "cpu", "--quick", "--only", "uint8", "import", "--json", str(path), "--cache", str(folder),
+        "--candidates", "bare DALI, HWC", "energon_dali PIL", "megatron",
+    ])  # fmt: skip
+    assert code == 0
+    return path
+
+
+def test_every_candidate_was_checked_and_timed(report_path: Path) -> None:
+    report = json.loads(report_path.read_text())
+    assert report["machine"]["cores"] >= 1
+    assert report["command"].startswith("python -m benchmarks.run cpu --quick")
+    assert report["versions"]["own"]["torch"]
+    uint8 = next(work for work in report["workloads"] if work["name"] == "uint8")
+    ran = {one["name"]: one for one in uint8["candidates"] if not one["left_out"]}
+    assert {"bare DALI, HWC", "energon_dali PIL, 2 workers"} <= set(ran)
+    for one in ran.values():
+        assert one["samples_checked"] >= 128
+        assert len(one["runs"]) == 1
+        assert one["summary"]["samples_per_second"]["median"] > 0
+
+
+def test_the_report_becomes_a_picture(report_path: Path, tmp_path: Path) -> None:
+    png = tmp_path / "deep" / "cpu.png"
+    assert plot.main([str(report_path), str(png)]) == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_without_numbers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every candidate was left out"):
+        plot.plot({"workloads": []}, tmp_path / "x.png")
+
+
+def test_a_candidate_that_fails_says_why(tmp_path: Path) -> None:
+    python = python_of("own")
+    assert python is not None
+    task = Task(
+        program="pil_memory", action="check", dataset=str(tmp_path), output="uint8", batch_size=1, warmup_samples=1,
+        samples=1,
+    )  # fmt: skip
+    with pytest.raises(CandidateError, match=r"ended with 1:(.|\n)*facts\.json"):
+        run_candidate(task, python)
+
+
+def test_without_its_environment_energon_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_PYTHON", "/nowhere/python")
+    assert python_of("energon") is None

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.candidates.spinner import spin_beside
+from benchmarks.candidates.stream import Delivered, WrongOutputError, measure_stream
+from benchmarks.candidates.task import Task
+
+HEIGHT, WIDTH = 5, 7
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    facts = {f"k{number}": [HEIGHT, WIDTH, HEIGHT * WIDTH * 3 * number] for number in range(4)}
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    return tmp_path
+
+
+def task(dataset: Path, **changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "program": "test", "action": "check", "dataset": str(dataset), "output": "uint8", "batch_size": 4,
+        "warmup_samples": 4, "samples": 8,
+    }  # fmt: skip
+    return Task(**{**fields, **changes})
+
+
+def stream(change: Any = lambda image, number: image) -> Any:
+    def open_stream(_: Task, with_keys: bool) -> Iterator[Delivered]:
+        while True:
+            images = [change(torch.full((3, HEIGHT, WIDTH), n, dtype=torch.uint8), n) for n in range(4)]
+            yield Delivered(images, [f"k{n}" for n in range(4)] if with_keys else None)
+
+    return open_stream
+
+
+def test_right_pictures_pass(dataset: Path) -> None:
+    assert measure_stream(stream(), task(dataset))["samples_checked"] >= 128
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda image, n: image + (n == 3), "the pixels of k3 sum to"),
+        (lambda image, n: image.float(), r"k0 is torch.float32 \(3, 5, 7\), not a tensor of torch.uint8"),
+        (lambda image, n: image.permute(1, 2, 0), r"k0 is torch.uint8 \(5, 7, 3\)"),
+        (lambda image, n: image.numpy(), "k0 is ndarray, not a tensor"),
+    ],
+    ids=["pixels", "dtype", "layout", "container"],
+)
+def test_wrong_pictures_are_refused(dataset: Path, change: Any, message: str) -> None:
+    with pytest.raises(WrongOutputError, match=message):
+        measure_stream(stream(change), task(dataset))
+
+
+def test_an_unknown_key_is_refused(dataset: Path) -> None:
+    def open_stream(_: Task, with_keys: bool) -> Iterator[Delivered]:
+        yield Delivered([torch.zeros(3, HEIGHT, WIDTH, dtype=torch.uint8)], ["other"])
+
+    with pytest.raises(WrongOutputError, match="no sample of the dataset has the key 'other'"):
+        measure_stream(open_stream, task(dataset))
+
+
+def test_pictures_that_are_not_normalised_are_refused(dataset: Path) -> None:
+    def open_stream(_: Task, with_keys: bool) -> Iterator[Delivered]:
+        yield Delivered(torch.full((1, 3, 224, 224), 200.0), ["k0"])
+
+    with pytest.raises(WrongOutputError, match="k0 is not a normalised picture"):
+        measure_stream(open_stream, task(dataset, output="float224"))
+
+
+def test_timing_counts_samples_behind_the_first_batch(dataset: Path) -> None:
+    numbers = measure_stream(stream(), task(dataset, action="time"))
+    assert numbers["samples_per_second"] > 0
+    assert numbers["first_batch_seconds"] >= 0
+    assert "trainer_turns_per_second" not in numbers
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_busy_trainer_turns_and_leaves_nothing_behind(dataset: Path, kind: str) -> None:
+    before = threading.active_count()
+    with spin_beside(kind) as turns:
+        first = turns()
+        while turns() < first + 3:
+            pass
+    assert threading.active_count() == before
+    numbers = measure_stream(stream(), task(dataset, action="time", options={"trainer": kind}))
+    assert numbers["trainer_turns_per_second"] >= 0
