@@ -53,7 +53,9 @@ class WorkerConfig:
                 "WorkerConfig.default_worker_config() does."
             )
         if self.num_workers < 0:
-            raise ConfigError(f"num_workers={self.num_workers} is negative: give 0 (in this process) or a positive number.")
+            raise ConfigError(
+                f"num_workers={self.num_workers} is negative: give 0 (in this process) or a positive number."
+            )
         _ = self.layout  # refuses a number of streams that does not fit
 
     @property
@@ -83,7 +85,9 @@ class WorkerConfig:
             ConfigError: RANK or WORLD_SIZE in the environment make no sense.
         """
         rank, world_size = _place_in_the_world(data_parallel_group)
-        return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group, **kwargs)
+        return cls(
+            rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group, **kwargs
+        )
 
     def global_rank(self) -> int:
         """Returns the rank of this process in the whole world, which may be larger than the data-parallel group."""
@@ -95,8 +99,12 @@ class WorkerConfig:
 
     def config(self) -> dict[str, Any]:
         """Returns what makes two jobs deliver the same order, as plain values."""
-        return {"world_size": self.world_size, "num_workers": self.num_workers, "seed_offset": self.seed_offset,
-                "num_streams": self.layout.num_streams}
+        return {
+            "world_size": self.world_size,
+            "num_workers": self.num_workers,
+            "seed_offset": self.seed_offset,
+            "num_streams": self.layout.num_streams,
+        }
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WorkerConfig):
@@ -127,6 +135,7 @@ def _place_in_the_world(group: ProcessGroup | None) -> tuple[int, int]:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     except ValueError as error:
         raise ConfigError(
-            f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must both be whole numbers. "
+            f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must both be whole "
+            f"numbers. "
             "Start with torchrun, or unset both."
         ) from error

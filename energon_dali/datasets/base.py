@@ -12,7 +12,7 @@ from energon_dali.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockFeed
-    from energon_dali.datasets.rank_iterator import RankLimit
+    from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -118,7 +118,8 @@ class SavableDataset(ABC, Generic[T]):
         """Raises StateError if `restore_sample` cannot work, naming the dataset in the way."""
         if not self.can_restore_sample():
             raise StateError(
-                f"{self.describe()} cannot restore single samples, because a hook below is not marked @stateless:\n{self}\n"
+                f"{self.describe()} cannot restore single samples, because a hook below is not marked "
+                f"@stateless:\n{self}\n"
                 "Mark the hook with @stateless (or @stateless(restore_seeds=True) if it draws random numbers)."
             )
 
@@ -159,7 +160,7 @@ class SavableDataset(ABC, Generic[T]):
     save_state = state_dict
     restore_state = load_state_dict
 
-    def _live(self) -> Any:
+    def _live(self) -> RankIterator[T]:
         from energon_dali.datasets.rank_iterator import RankIterator
 
         live = self.__dict__.get("_live_iteration")
@@ -178,7 +179,8 @@ class WrapperDataset(SavableDataset[T]):
         super().__init__(worker_config=worker_config or dataset.worker_config)
         if dataset.rank_limit() is not None:
             raise ConfigError(
-                f"{type(self).__name__} was put around {dataset.describe()}, which ends the epochs of a whole rank and so has to be "
+                f"{type(self).__name__} was put around {dataset.describe()}, which ends the epochs of a whole rank "
+                f"and so has to be "
                 "the outermost dataset. Wrap them the other way round."
             )
         if worker_config is not None and worker_config != dataset.worker_config:

@@ -45,7 +45,9 @@ class BatchDataset(WrapperDataset[Any]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size} must be at least 1; give batch_size=None to get single samples.")
+            raise ConfigError(
+                f"batch_size={batch_size} must be at least 1; give batch_size=None to get single samples."
+            )
         self.batch_size = batch_size
         self.batcher = batcher
         self.batcher_stateless = batcher_stateless
@@ -57,7 +59,12 @@ class BatchDataset(WrapperDataset[Any]):
         return f"BatchDataset(batch_size={self.batch_size}, drop_last={self.drop_last})"
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "batch_size": self.batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
+        return {
+            **super().config(),
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "batcher": self.batcher_config,
+        }
 
     def len_stream(self, stream: int) -> int:
         elements = self.dataset.len_stream(stream)

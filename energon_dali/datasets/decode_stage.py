@@ -155,7 +155,9 @@ class _DecodeIterator(StreamIterator[Any]):
         """Makes the next block current, after starting to decode the one behind it if it is already there."""
         if not self._ahead:
             self._ahead.append(self._start(self._blocks.next_block()))
-        while len(self._ahead) <= self._blocks_ahead and self._ahead[-1].block.end_state is None and self._blocks.ready():
+        while (
+            len(self._ahead) <= self._blocks_ahead and self._ahead[-1].block.end_state is None and self._blocks.ready()
+        ):
             self._ahead.append(self._start(self._blocks.next_block()))
         running = self._ahead.popleft()
         start = time.perf_counter()

@@ -27,7 +27,9 @@ class EpochizeDataset(WrapperDataset[Any]):
     def __init__(self, dataset: SavableDataset[Any], length: int, *, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if length < 1:
-            raise ConfigError(f"{type(self).__name__} was given length={length}; it must be at least 1 element per rank.")
+            raise ConfigError(
+                f"{type(self).__name__} was given length={length}; it must be at least 1 element per rank."
+            )
         self.length = length
 
     def describe(self) -> str:
@@ -50,7 +52,9 @@ class EpochizeDataset(WrapperDataset[Any]):
 
 
 class LimitDataset(EpochizeDataset):
-    """Ends an epoch after at most `length` elements of each rank; the next begins at the very beginning. The outermost dataset."""
+    """Ends an epoch after at most `length` elements of each rank; the next begins at the very beginning. The outermost
+    dataset.
+    """
 
     restart = True
 

@@ -48,7 +48,9 @@ class GroupBatchDataset(WrapperDataset[Any]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if fixed_batch_size is not None and fixed_batch_size < 1:
-            raise ConfigError(f"fixed_batch_size={fixed_batch_size} must be at least 1, or None to let the criterion give the size.")
+            raise ConfigError(
+                f"fixed_batch_size={fixed_batch_size} must be at least 1, or None to let the criterion give the size."
+            )
         self.fixed_batch_size = fixed_batch_size
         self.sample_group_key = sample_group_key
         self.batcher = batcher
@@ -122,7 +124,8 @@ class _GroupIterator(StreamIterator[Any]):
             wanted = fixed if fixed is not None else size
             if wanted is None or wanted < 1:
                 raise ConfigError(
-                    f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and no batch_size is set. Return a size of at "
+                    f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and no batch_size is "
+                    f"set. Return a size of at "
                     "least 1 with the key, or set batch_size."
                 )
         except ConfigError:

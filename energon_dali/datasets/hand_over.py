@@ -29,7 +29,8 @@ class BlockFeed(Protocol):
         """Starts a stream at a state, or at its beginning; returns at once."""
 
     def next_block(self, stream: int) -> Block:
-        """Returns the next block of a stream, in order; waits for it. After a block with an end_state the next epoch follows.
+        """Returns the next block of a stream, in order; waits for it. After a block with an end_state the next epoch
+        follows.
 
         Raises:
             WorkerError: The process that runs the stream is gone.

@@ -15,8 +15,8 @@ DEFAULT_FAILURE_TOLERANCE = 100
 """Consecutive failures of one stage after which the run ends; 0 is unlimited."""
 
 NEVER_HEALS = (
-    SystemError, SyntaxError, ImportError, StopIteration, StopAsyncIteration, MemoryError, RecursionError, ReferenceError,
-    NameError, FatalSampleError, WorkerError,
+    SystemError, SyntaxError, ImportError, StopIteration, StopAsyncIteration, MemoryError, RecursionError,
+    ReferenceError, NameError, FatalSampleError, WorkerError,
 )  # fmt: skip
 """Errors that the next sample would meet as well: programming errors and a process at its end."""
 
@@ -28,7 +28,8 @@ def is_device_error(error: BaseException) -> bool:
         return True
     # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
     return isinstance(error, RuntimeError) and any(
-        mark in str(error) for mark in ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error")
+        mark in str(error)
+        for mark in ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error")
     )
 
 
@@ -75,7 +76,8 @@ class HookGuard:
             raise error
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(
-                f"{self.stage} raised {type(error).__name__}: {error}. This kind of error does not go away with the next sample, "
+                f"{self.stage} raised {type(error).__name__}: {error}. This kind of error does not go away with the "
+                f"next sample, "
                 "so the run ends here instead of dropping every sample; fix the cause named below."
             ) from error
         self._consecutive += 1
@@ -95,7 +97,8 @@ class HookGuard:
         self._handler(error, sample, list(sources) if sources else None)
         if self.tolerance and self._consecutive >= self.tolerance:
             raise FatalSampleError(
-                f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last sample was "
+                f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
+                f"sample was "
                 f"{key!r}: {type(error).__name__}: {error}. Fix the hook or the data, or raise the tolerance with "
                 "@stateless(failure_tolerance=...) (0 is unlimited)."
             ) from error

@@ -31,7 +31,12 @@ class HookRunner:
     """
 
     def __init__(
-        self, owner: SavableDataset[Any], function: Callable[..., Any], stage: str, tolerance: int, context: StreamContext
+        self,
+        owner: SavableDataset[Any],
+        function: Callable[..., Any],
+        stage: str,
+        tolerance: int,
+        context: StreamContext,
     ) -> None:
         self._name = type(owner).__name__
         self._function = function
@@ -141,6 +146,7 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
             if number == offset:
                 return set_restore_key(result, key)
     raise StateError(
-        f"{name} gave fewer than {offset + 1} outputs when its hook was run again for {key!r}. A generator hook that is to be restored "
+        f"{name} gave fewer than {offset + 1} outputs when its hook was run again for {key!r}. A generator hook that "
+        f"is to be restored "
         "must give the same outputs each time: mark it @stateless(restore_seeds=True) if it draws random numbers."
     )

@@ -52,17 +52,22 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
             match = _FIELD.match(text.strip())
             if match is None:
                 raise DatasetFormatError(
-                    f"field_map has {field_name}: {expression!r}, and {text!r} is no part. Write a part name (jpg), alternatives (jpg,png) "
+                    f"field_map has {field_name}: {expression!r}, and {text!r} is no part. Write a part name (jpg), "
+                    f"alternatives (jpg,png) "
                     "or a way into JSON (json[captions][0])."
                 )
             steps = re.findall(r"\[([^\[\]]+)\]", match["access"])
-            alternatives.append(PartAccess(match["part"], tuple(int(s) if re.fullmatch(r"-?\d+", s) else s for s in steps)))
+            alternatives.append(
+                PartAccess(match["part"], tuple(int(s) if re.fullmatch(r"-?\d+", s) else s for s in steps))
+            )
         fields[field_name] = tuple(alternatives)
     return fields
 
 
 def part_seed(seed: int, name: str) -> int:
-    """Returns the seed of one part of a sample: two images of a sample are cropped differently, whatever else it has."""
+    """Returns the seed of one part of a sample: two images of a sample are cropped differently, whatever else it
+    has.
+    """
     known = _NAME_NUMBERS.get(name)
     if known is None:
         known = _NAME_NUMBERS[name] = crc32(name.encode())
@@ -122,7 +127,8 @@ class SampleLoader:
 
     def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
         """Returns the seeds of samples, by pass over the data and number in the dataset."""
-        return sample_seeds(self.seed, self.leaf, epochs, indices).tolist()
+        seeds: list[int] = sample_seeds(self.seed, self.leaf, epochs, indices).tolist()
+        return seeds
 
     def __call__(self, raw: RawSample, seed: int) -> Any:
         """Returns the sample.
@@ -170,14 +176,17 @@ class SampleLoader:
                     values[field_name] = access.take(decoded[part]) if access.steps else decoded[part]
                 except (KeyError, IndexError, TypeError) as error:
                     raise DatasetFormatError(
-                        f"field {field_name!r} asks for {part}{''.join(f'[{s}]' for s in access.steps)}, which the part {part!r} of sample "
-                        f"{raw.key!r} does not hold ({type(error).__name__}: {error}). Correct field_map in dataset.yaml, or the data."
+                        f"field {field_name!r} asks for {part}{''.join(f'[{s}]' for s in access.steps)}, which the "
+                        f"part {part!r} of sample "
+                        f"{raw.key!r} does not hold ({type(error).__name__}: {error}). Correct field_map in "
+                        f"dataset.yaml, or the data."
                     ) from error
                 break
             else:
                 wanted = ", ".join(access.part for access in alternatives)
                 raise DatasetFormatError(
-                    f"sample {raw.key!r} has no part {wanted!r} for the field {field_name!r}; it has {sorted(raw.parts)}. Add the missing "
+                    f"sample {raw.key!r} has no part {wanted!r} for the field {field_name!r}; it has "
+                    f"{sorted(raw.parts)}. Add the missing "
                     "alternative to field_map in dataset.yaml, or the part to the sample."
                 )
         return values

@@ -43,7 +43,7 @@ class MapDataset(WrapperDataset[Any]):
         self.stateless_map_fn = stateless_map_fn
         self.map_fn_config = map_fn_config
         self.failure_tolerance = failure_tolerance
-        self.stage = stage or getattr(map_fn, "__name__", type(map_fn).__name__)
+        self.stage = stage or str(getattr(map_fn, "__name__", type(map_fn).__name__))
 
     def describe(self) -> str:
         return f"MapDataset({self.stage})"

@@ -55,7 +55,9 @@ class NativeSourceDataset(SavableDataset[Any]):
     def __init__(self, source: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
         super().__init__(worker_config=source.worker_config)
         if not isinstance(source.reader, ShardReader):
-            raise ConfigError('feed="native" reads folders of tar shards only. Use feed="block", which takes every dataset.')
+            raise ConfigError(
+                'feed="native" reads folders of tar shards only. Use feed="block", which takes every dataset.'
+            )
         self.source = source
         self.reader: ShardReader = source.reader
         self.decoder = decoder
@@ -66,21 +68,25 @@ class NativeSourceDataset(SavableDataset[Any]):
         folder, order = self.reader.folder, self.source.order
         if not folder.root.is_local and not folder.path.startswith("s3://"):
             raise ConfigError(
-                f'feed="native" reads local shards and s3:// URLs, and {folder.path} is neither. Use feed="block", which '
+                f'feed="native" reads local shards and s3:// URLs, and {folder.path} is neither. Use feed="block", '
+                f"which "
                 "reads every storage."
             )
         first_shard = order.base.shard[:1].tolist()
         checked = all(len(folder.index.shard(shard).formats) > 1 for shard in first_shard)
         if folder.index.source != "extents" or not checked:
             raise ConfigError(
-                f'feed="native" needs the header check that `energon-dali prepare` writes, and {folder.path} has none. Run '
+                f'feed="native" needs the header check that `energon-dali prepare` writes, and {folder.path} has '
+                f"none. Run "
                 f'`energon-dali prepare {folder.path}`, or use feed="block".'
             )
         if order.stream(0).epoch(0).runs() is None:
             raise ConfigError(
-                f"feed=\"native\" follows orders that are made of runs, and this one has parallel_shard_iters="
-                f"{order.parallel_shard_iters} and a shuffle window of {order.shuffle_buffer_size} over all shards: DALI would "
-                "start a run for nearly every sample. Set parallel_shard_iters=1 and leave shuffle_buffer_size out (or keep "
+                f'feed="native" follows orders that are made of runs, and this one has parallel_shard_iters='
+                f"{order.parallel_shard_iters} and a shuffle window of {order.shuffle_buffer_size} over all shards: "
+                f"DALI would "
+                "start a run for nearly every sample. Set parallel_shard_iters=1 and leave shuffle_buffer_size out "
+                "(or keep "
                 'its window inside slices with window_in_slice=True), or use feed="block".'
             )
 
@@ -120,7 +126,8 @@ class _NativeIterator(StreamIterator[Any]):
         source = dataset.source
         self._order = source.order.stream(context.stream)
         self._read_guard, self._load_guard, self._decode_guard = (
-            HookGuard(stage, source.failure_tolerance, context, source.worker_config) for stage in ("read", "load", "decode")
+            HookGuard(stage, source.failure_tolerance, context, source.worker_config)
+            for stage in ("read", "load", "decode")
         )
         self._epoch = 0
         self._position = 0
@@ -155,13 +162,17 @@ class _NativeIterator(StreamIterator[Any]):
         stop = min(len(order), self._position + ROWS_PER_READER)
         shards, indices, epochs = order.samples(self._position, stop)
         numbers = np.fromiter(
-            (self._dataset.reader.index_of(s, i) for s, i in zip(shards.tolist(), indices.tolist(), strict=True)), np.int64, len(shards)
+            (self._dataset.reader.index_of(s, i) for s, i in zip(shards.tolist(), indices.tolist(), strict=True)),
+            np.int64,
+            len(shards),
         )
         seeds = source.load.seeds(epochs, numbers)
         planner = RowPlanner(self._dataset.reader.folder.index, self._dataset.wanted, self._dataset.decoder.spec)
         plan = [
             _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed))
-            for shard, sample, epoch, seed in zip(shards.tolist(), indices.tolist(), epochs.tolist(), seeds, strict=True)
+            for shard, sample, epoch, seed in zip(
+                shards.tolist(), indices.tolist(), epochs.tolist(), seeds, strict=True
+            )
         ]
         return self._run(plan, planner)
 
@@ -178,7 +189,12 @@ class _NativeIterator(StreamIterator[Any]):
         batches: Any = iter(())
         if rows:
             batches = NativeReader(
-                self._dataset.decoder, paths, rows, components=components, image="image", batch_size=self._dataset.batch_size
+                self._dataset.decoder,
+                paths,
+                rows,
+                components=components,
+                image="image",
+                batch_size=self._dataset.batch_size,
             )
         try:
             for planned in plan:
@@ -191,11 +207,13 @@ class _NativeIterator(StreamIterator[Any]):
                 outcome, parts = native.popleft()
                 key, image_name = next(names)
                 self._context.recorder.count("samples.read")
-                self._context.recorder.count(f"route.{'failed' if isinstance(outcome, DecodeFailure) else outcome.route}")
+                self._context.recorder.count(
+                    f"route.{'failed' if isinstance(outcome, DecodeFailure) else outcome.route}"
+                )
                 found: dict[str, Any] = {image_name: outcome, **{name: parts[name] for name in planned.parts}}
                 yield planned, RawSample(
-                    key, folder.shard_names[planned.shard], reader.index_of(planned.shard, planned.sample), planned.shard,
-                    planned.sample, found,
+                    key, folder.shard_names[planned.shard], reader.index_of(planned.shard, planned.sample),
+                    planned.shard, planned.sample, found,
                 )  # fmt: skip
         finally:
             if rows:

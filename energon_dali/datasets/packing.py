@@ -34,7 +34,8 @@ class PackingDataset(WrapperDataset[Any]):
         final_packer_stateless: Whether its result depends on its argument (and its seeds) alone.
         sample_encoder: Applied to every chosen sample, or None.
         sample_encoder_stateless: The same for it.
-        decoder: Decodes the media handles of the chosen samples before the sample encoder; None where nothing is left to decode.
+        decoder: Decodes the media handles of the chosen samples before the sample encoder; None where nothing is left
+            to decode.
         packer_config: Plain values that describe the packer.
         failure_tolerance: Consecutive failures of a hook after which FatalSampleError is raised.
         worker_config: Left out, the inner dataset's.
@@ -60,7 +61,9 @@ class PackingDataset(WrapperDataset[Any]):
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if buffer_size < 1:
-            raise ConfigError(f"packing_buffer_size={buffer_size} must be at least 1; leave it out to turn packing off.")
+            raise ConfigError(
+                f"packing_buffer_size={buffer_size} must be at least 1; leave it out to turn packing off."
+            )
         self.buffer_size = buffer_size
         self.pre_packer = pre_packer
         self.final_packer = final_packer
@@ -172,11 +175,14 @@ class _PackingIterator(StreamIterator[Any]):
             self._select_guard.failed(error, buffer)
             return
         self._select_guard.succeeded()
-        self._packs.extend([(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group] for group in groups if group)
+        self._packs.extend(
+            [(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group] for group in groups if group
+        )
         self._empty_rounds = 0 if self._packs else self._empty_rounds + 1
         if self._empty_rounds >= EMPTY_ROUNDS:
             raise FatalSampleError(
-                f"select_samples_to_pack chose nothing in {EMPTY_ROUNDS} rounds of up to {len(buffer)} samples. It must return lists of "
+                f"select_samples_to_pack chose nothing in {EMPTY_ROUNDS} rounds of up to {len(buffer)} samples. It "
+                f"must return lists of "
                 "samples to pack together; a list with a single sample is allowed."
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import LayoutError, StateError
@@ -28,7 +28,8 @@ class RankLimit:
 
 
 class RankIterator(Iterator[T], Generic[T]):
-    """Iterates the streams of one rank: the k-th element of stream s comes at place (k, s); streams at their end are left out.
+    """Iterates the streams of one rank: the k-th element of stream s comes at place (k, s); streams at their end are
+    left out.
 
     Since the place of an element does not depend on which rank or worker runs its stream, every layout gives the same
     global order.
@@ -39,7 +40,9 @@ class RankIterator(Iterator[T], Generic[T]):
         recorder: Takes counts and times.
     """
 
-    def __init__(self, dataset: SavableDataset[T], feed: BlockFeed | None = None, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, dataset: SavableDataset[T], feed: BlockFeed | None = None, recorder: Recorder | None = None
+    ) -> None:
         self._dataset = dataset
         self._feed = feed
         self.recorder = recorder or Recorder()
@@ -132,16 +135,21 @@ class RankIterator(Iterator[T], Generic[T]):
         """
         if self._begun:
             raise StateError(
-                "A state can only be restored before the first element is taken, and this iteration has begun. Make a new loader "
+                "A state can only be restored before the first element is taken, and this iteration has begun. Make a "
+                "new loader "
                 "(or dataset) and restore into that."
             )
         streams = state.get("streams")
         if not isinstance(streams, dict):
-            raise StateError(f"This is no state of a dataset iteration: it has the keys {sorted(state)}, not 'streams'. Give what state_dict() returned.")
+            raise StateError(
+                f"This is no state of a dataset iteration: it has the keys {sorted(state)}, not 'streams'. Give what "
+                f"state_dict() returned."
+            )
         missing = [stream for stream in self._streams if str(stream) not in streams]
         if missing:
             raise LayoutError(
-                f"The state holds the streams {sorted(map(int, streams))}, but this rank runs {self._streams}; {missing} are missing. "
+                f"The state holds the streams {sorted(map(int, streams))}, but this rank runs {self._streams}; "
+                f"{missing} are missing. "
                 "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
             )
         self._given = state.get("given", 0)

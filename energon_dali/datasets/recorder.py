@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -60,8 +60,11 @@ class Recorder:
         with self._lock:
             if not (self._counts or self._seconds or self._failures):
                 return None
-            record = {"counts": dict(self._counts), "seconds": dict(self._seconds),
-                      "failures": [asdict(failure) for failure in self._failures]}
+            record = {
+                "counts": dict(self._counts),
+                "seconds": dict(self._seconds),
+                "failures": [asdict(failure) for failure in self._failures],
+            }
             self._counts.clear()
             self._seconds.clear()
             self._failures.clear()
@@ -73,11 +76,15 @@ class Recorder:
             return
         with self._lock:
             self._counts.update(record["counts"])
-            self._seconds.update(record["seconds"])
+            for stage, seconds in record["seconds"].items():
+                self._seconds[stage] += seconds
             self._failures.extend(FailureRecord(**failure) for failure in record["failures"])
 
     def snapshot(self) -> dict[str, Any]:
         """Returns everything so far as plain values, without forgetting it."""
         with self._lock:
-            return {"counts": dict(self._counts), "seconds": dict(self._seconds),
-                    "failures": [asdict(failure) for failure in self._failures]}
+            return {
+                "counts": dict(self._counts),
+                "seconds": dict(self._seconds),
+                "failures": [asdict(failure) for failure in self._failures],
+            }

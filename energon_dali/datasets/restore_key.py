@@ -39,6 +39,7 @@ def expect_name(key: Key, name: str) -> None:
     """Raises StateError unless a key was made by the dataset called `name`."""
     if not key or key[0] != name:
         raise StateError(
-            f"The restore key {key!r} was not made by {name}. Give a __restore_key__ of an element of this very dataset; keys "
+            f"The restore key {key!r} was not made by {name}. Give a __restore_key__ of an element of this very "
+            f"dataset; keys "
             "of another dataset, or of one built with other hooks, cannot be restored here."
         )

@@ -155,11 +155,14 @@ class _SourceIterator(StreamIterator[Any]):
                 raise StopIteration
             if empty_epochs > self._dataset.worker_config.layout.num_streams + 1:
                 raise DatasetError(
-                    f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or look at "
+                    f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or "
+                    f"look at "
                     "split.yaml in its .nv-meta folder."
                 )
         start = time.perf_counter()
-        shards, indices, epochs = order.samples(self._position, min(len(order), self._position + self._dataset.read_size))
+        shards, indices, epochs = order.samples(
+            self._position, min(len(order), self._position + self._dataset.read_size)
+        )
         raws = self._reader.read(shards.tolist(), indices.tolist())
         numbers = np.fromiter((-1 if isinstance(raw, DatasetError) else raw.index for raw in raws), np.int64, len(raws))
         self._read_ahead.extend(zip(raws, epochs.tolist(), self._load.seeds(epochs, numbers), strict=True))
@@ -187,7 +190,12 @@ class RawFailure:
 
         self.__key__ = raw.key
         self.__sources__ = (
-            SourceInfo(dataset_path=dataset_path, index=raw.index, shard_name=raw.shard, file_names=tuple(f"{raw.key}.{part}" for part in raw.parts)),
+            SourceInfo(
+                dataset_path=dataset_path,
+                index=raw.index,
+                shard_name=raw.shard,
+                file_names=tuple(f"{raw.key}.{part}" for part in raw.parts),
+            ),
         )
         self.parts = {name: len(content) for name, content in raw.parts.items()}
 

@@ -55,7 +55,8 @@ def read_recipe(
     functions = resolve_sample_loader(folder)
     if functions is None:
         raise DatasetFormatError(
-            f"dataset.yaml of {folder.path} has neither a field_map nor a sample_loader for {chosen.__name__}. Add a field_map, or pass "
+            f"dataset.yaml of {folder.path} has neither a field_map nor a sample_loader for {chosen.__name__}. Add a "
+            f"field_map, or pass "
             "field_map={field: part}."
         )
     return SampleRecipe(chosen, sample_loader=functions[0], part_filter=functions[1], subflavors=subflavors)
@@ -73,7 +74,8 @@ def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[A
         found = getattr(importlib.import_module(kind["__module__"]), name)
     except (ImportError, AttributeError, KeyError) as error:
         raise DatasetFormatError(
-            f"dataset.yaml of {folder.path} names the sample type {kind.get('__module__')}.{name}, which cannot be imported ({error}). Install or "
+            f"dataset.yaml of {folder.path} names the sample type {kind.get('__module__')}.{name}, which cannot be "
+            f"imported ({error}). Install or "
             "correct it, or pass sample_type=."
         ) from error
     return found  # type: ignore[no-any-return]

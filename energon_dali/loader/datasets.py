@@ -47,7 +47,8 @@ class LeafOptions:
     parallel_shard_iters: int | None = None
     """Places of a stream that are read in turn; None is 16 for training and 1 for validation."""
     window_in_slice: bool = False
-    """Keep the sample shuffle inside slices, so that the order is made of runs; for feed="native" with a shuffle window."""
+    """Keep the sample shuffle inside slices, so that the order is made of runs; for feed="native" with a shuffle
+    window."""
     sample_type: type[Any] | None = None
     """Overrides the sample type of dataset.yaml."""
     field_map: dict[str, str] | None = None
@@ -81,14 +82,17 @@ def get_train_dataset(
     Args:
         path: A prepared dataset: a folder or URL with a `.nv-meta` folder.
         split_part: Part of the split.
-        worker_config: The place of this process in the job; None takes it from torchrun's environment, with 4 streams per rank.
+        worker_config: The place of this process in the job; None takes it from torchrun's environment, with 4 streams
+            per rank.
         batch_size: Samples per batch; None gives single samples.
         batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False).
         packing_buffer_size: Samples from which the task encoder chooses packs; None does not pack.
-        shuffle_buffer_size: Window of the sample shuffle per stream; None or 1 shuffles slices alone. Costs no memory to speak of.
+        shuffle_buffer_size: Window of the sample shuffle per stream; None or 1 shuffles slices alone. Costs no memory
+            to speak of.
         max_samples_per_sequence: Longest run of samples that is read in file order; None is a whole shard.
         virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends.
-        shuffle_over_epochs_multiplier: Slices of this many epochs are shuffled together; -1 draws with replacement; None keeps file order.
+        shuffle_over_epochs_multiplier: Slices of this many epochs are shuffled together; -1 draws with replacement;
+            None keeps file order.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         repeat: Begin again when all samples came; False ends after one epoch.
         **kwargs: Fields of `LeafOptions`; and, deprecated, options of SampleDecoder.
@@ -104,7 +108,8 @@ def get_train_dataset(
         path, split_part, config, encoder, options, repeat=repeat, training=True,
         order={
             "shuffle": True, "max_samples_per_sequence": max_samples_per_sequence,
-            "parallel_shard_iters": options.parallel_shard_iters or (1 if shuffle_over_epochs_multiplier is None else 16),
+            "parallel_shard_iters": options.parallel_shard_iters
+            or (1 if shuffle_over_epochs_multiplier is None else 16),
             "shuffle_buffer_size": shuffle_buffer_size or 1, "shuffle_over_epochs": shuffle_over_epochs_multiplier,
             "window_in_slice": options.window_in_slice,
         },
@@ -142,8 +147,8 @@ def get_val_dataset(
         DatasetError: The dataset cannot be read.
     """
     return get_val_datasets(
-        path, split_part=split_part, worker_config=worker_config, batch_size=batch_size, batch_drop_last=batch_drop_last,
-        packing_buffer_size=packing_buffer_size, limit=limit, task_encoder=task_encoder, **kwargs,
+        path, split_part=split_part, worker_config=worker_config, batch_size=batch_size,
+        batch_drop_last=batch_drop_last, packing_buffer_size=packing_buffer_size, limit=limit, task_encoder=task_encoder, **kwargs,
     )[0][0]  # fmt: skip
 
 
@@ -159,7 +164,8 @@ def get_val_datasets(
     task_encoder: AnyEncoder | None = None,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], SourceDataset]]:
-    """Returns (validation dataset, its source) for every dataset that a path stands for; arguments as in `get_val_dataset`.
+    """Returns (validation dataset, its source) for every dataset that a path stands for; arguments as in
+    `get_val_dataset`.
 
     Raises:
         ConfigError: An argument cannot work.
@@ -194,13 +200,18 @@ def _take_options(task_encoder: AnyEncoder | None, kwargs: dict[str, Any]) -> tu
     encoder: AnyEncoder = task_encoder or DefaultTaskEncoder()
     old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
     if kwargs.pop("handler", None) is not None:
-        warnings.warn("handler is ignored: set WorkerConfig(global_error_handler=...) instead.", DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            "handler is ignored: set WorkerConfig(global_error_handler=...) instead.", DeprecationWarning, stacklevel=3
+        )
     if old:
         encoder = _with_old_decoder(encoder, old)
     known = {option.name for option in fields(LeafOptions)}
     unknown = sorted(set(kwargs) - known)
     if unknown:
-        raise ConfigError(f"Unknown keyword argument {', '.join(unknown)}. Besides the named ones, a dataset takes {', '.join(sorted(known))}.")
+        raise ConfigError(
+            f"Unknown keyword argument {', '.join(unknown)}. Besides the named ones, a dataset takes "
+            f"{', '.join(sorted(known))}."
+        )
     if kwargs.get("subflavors") is None:
         kwargs.pop("subflavors", None)
     return encoder, LeafOptions(**kwargs)
@@ -216,7 +227,8 @@ def _with_old_decoder(encoder: AnyEncoder, old: dict[str, Any]) -> AnyEncoder:
     )
     if encoder.decoder is not TaskEncoder.decoder:
         raise ConfigError(
-            f"{', '.join(old)} would replace the decoder that {type(encoder).__name__} already has. Set the options on that decoder and "
+            f"{', '.join(old)} would replace the decoder that {type(encoder).__name__} already has. Set the options "
+            f"on that decoder and "
             "leave the arguments out."
         )
     encoder = copy.copy(encoder)
@@ -232,14 +244,20 @@ def _open_leaf(
     name = os.fspath(path)
     if name.endswith((".yaml", ".yml", ".jsonl")):
         raise ConfigError(
-            f"{name} is a metadataset or a JSONL file, and only folders of tar shards (with .nv-meta) can be opened so far. Give the path "
+            f"{name} is a metadataset or a JSONL file, and only folders of tar shards (with .nv-meta) can be opened "
+            f"so far. Give the path "
             "of one dataset folder."
         )
     folder = WebdatasetFolder(
-        name, dataset_config=options.dataset_config, split_config=options.split_config, trust_dataset_code=options.trust_dataset_code
+        name,
+        dataset_config=options.dataset_config,
+        split_config=options.split_config,
+        trust_dataset_code=options.trust_dataset_code,
     )
     recipe = read_recipe(folder, options.sample_type, options.field_map)
-    spec = OrderSpec(base=folder.split_ranges(split_part), num_streams=config.layout.num_streams, seed=config.seed_offset, **order)
+    spec = OrderSpec(
+        base=folder.split_ranges(split_part), num_streams=config.layout.num_streams, seed=config.seed_offset, **order
+    )
     load = _loader(recipe, encoder, options, folder, config)
     return SourceDataset(
         spec,
@@ -250,8 +268,8 @@ def _open_leaf(
         failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=folder.path,
         source_config={
-            "uuid": folder.uuid, "split_part": split_part, "training": training, "seed": config.seed_offset, "order": order,
-            "sample_type": recipe.sample_type.__name__,
+            "uuid": folder.uuid, "split_part": split_part, "training": training, "seed": config.seed_offset,
+            "order": order, "sample_type": recipe.sample_type.__name__,
         },
         worker_config=config,
     )  # fmt: skip
@@ -264,7 +282,8 @@ def _feed(source: SourceDataset, encoder: AnyEncoder, stages: Stages) -> Savable
     if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
         if crude:
             raise ConfigError(
-                f'{source.name} is a crude dataset, whose cookers see media before they are decoded; feed="native" gives them decoded. '
+                f'{source.name} is a crude dataset, whose cookers see media before they are decoded; feed="native" '
+                f"gives them decoded. "
                 'Use feed="block".'
             )
         return NativeSourceDataset(source, decoder, batch_size=block_size(stages.batch_size))

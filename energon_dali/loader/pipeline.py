@@ -44,14 +44,18 @@ class Stages:
 
 
 def block_size(batch_size: int | None) -> int:
-    """Returns how many samples travel and are decoded together: whole batches or equal parts of one, 16 to 64 samples."""
+    """Returns how many samples travel and are decoded together: whole batches or equal parts of one, 16 to 64
+    samples.
+    """
     size = batch_size or SMALLEST_BLOCK * 2
     if size > LARGEST_BLOCK:
         return -(-size // -(-size // LARGEST_BLOCK))
     return size * -(-SMALLEST_BLOCK // size)
 
 
-def build_stages(source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> SavableDataset[Any]:
+def build_stages(
+    source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages
+) -> SavableDataset[Any]:
     """Returns the whole tree over a source of loaded samples.
 
     Args:
@@ -66,7 +70,8 @@ def build_stages(source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any
     native = isinstance(source, NativeSourceDataset)
     if native and overridden(encoder, "preencode_sample"):
         raise ConfigError(
-            f'{type(encoder).__name__} overrides preencode_sample, which sees media before they are decoded, and feed="native" gives them '
+            f"{type(encoder).__name__} overrides preencode_sample, which sees media before they are decoded, and "
+            f'feed="native" gives them '
             'decoded. Use feed="block", or encode_sample alone.'
         )
     decoder = None if native else rank_decoder(encoder)
@@ -114,7 +119,8 @@ def cook(
     cooker = choose_cooker(encoder.cookers, subflavors, dataset)
     if cooker.need_primary or cooker.need_cache:
         raise ConfigError(
-            f"The cooker of {dataset} asks for {'primary' if cooker.need_primary else 'cache'}, which only datasets with auxiliary stores have, "
+            f"The cooker of {dataset} asks for {'primary' if cooker.need_primary else 'cache'}, which only datasets "
+            f"with auxiliary stores have, "
             "and those cannot be opened so far. Use a cooker without it."
         )
     overrides = overridden(encoder, "cook_crude_sample")
@@ -139,7 +145,8 @@ def _check_hooks(encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> No
     name = type(encoder).__name__
     if overridden(encoder, "preencode_sample") and overridden(encoder, "encode_sample"):
         raise ConfigError(
-            f"{name} overrides both preencode_sample and encode_sample, and they are two forms of one step. Keep encode_sample alone, or "
+            f"{name} overrides both preencode_sample and encode_sample, and they are two forms of one step. Keep "
+            f"encode_sample alone, or "
             "split it into preencode_sample (before decoding, in the workers) and postencode_sample (on tensors)."
         )
     packs = overridden(encoder, "select_samples_to_pack") or overridden(encoder, "pack_selected_samples")
@@ -147,11 +154,15 @@ def _check_hooks(encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> No
         overridden(encoder, "select_samples_to_pack") and overridden(encoder, "pack_selected_samples")
     ):
         raise ConfigError(
-            f"packing_buffer_size={stages.packing_buffer_size} asks for packing, but {name} does not override both select_samples_to_pack "
+            f"packing_buffer_size={stages.packing_buffer_size} asks for packing, but {name} does not override both "
+            f"select_samples_to_pack "
             "and pack_selected_samples. Override both, or leave packing_buffer_size out."
         )
     if packs and stages.packing_buffer_size is None:
-        raise ConfigError(f"{name} packs samples, but packing_buffer_size is not set. Give the number of samples to choose from, such as 100.")
+        raise ConfigError(
+            f"{name} packs samples, but packing_buffer_size is not set. Give the number of samples to choose from, "
+            f"such as 100."
+        )
 
 
 def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> SavableDataset[Any]:

@@ -25,7 +25,9 @@ def raw(**parts: bytes) -> RawSample:
 
 
 def test_a_field_map_names_parts_alternatives_and_ways_into_json() -> None:
-    fields = parse_field_map({"image": "jpg, png", "caption": "json[captions][0][text],txt", "last": "json[captions][-1]"})
+    fields = parse_field_map(
+        {"image": "jpg, png", "caption": "json[captions][0][text],txt", "last": "json[captions][-1]"}
+    )
     assert fields["image"] == (PartAccess("jpg"), PartAccess("png"))
     assert fields["caption"] == (PartAccess("json", ("captions", 0, "text")), PartAccess("txt"))
     assert fields["last"] == (PartAccess("json", ("captions", -1)),)
@@ -52,7 +54,11 @@ def test_fields_are_filled_by_the_first_alternative_that_is_there() -> None:
 
 
 def test_with_dali_images_stay_encoded_and_know_their_size() -> None:
-    load = SampleLoader(decoder=DaliDecoder(image_decode_device="cpu"), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"})
+    load = SampleLoader(
+        decoder=DaliDecoder(image_decode_device="cpu"),
+        sample_type=CaptioningSample,
+        field_map={"image": "jpg", "caption": "txt"},
+    )
     sample = load(raw(jpg=jpeg(), txt=b"hello"), 0)
     assert isinstance(sample.image, MediaHandle)
     assert (sample.image.width, sample.image.height, sample.image.format) == (8, 6, "jpeg")
@@ -69,13 +75,19 @@ def test_seeds_differ_by_epoch_and_part() -> None:
 
 
 def test_a_missing_part_says_what_is_there() -> None:
-    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "png", "caption": "txt"})
-    with pytest.raises(DatasetFormatError, match=r"'a/b' has no part 'png' for the field 'image'; it has \['jpg', 'txt'\]"):
+    load = SampleLoader(
+        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "png", "caption": "txt"}
+    )
+    with pytest.raises(
+        DatasetFormatError, match=r"'a/b' has no part 'png' for the field 'image'; it has \['jpg', 'txt'\]"
+    ):
         load(raw(jpg=jpeg(), txt=b"x"), 0)
 
 
 def test_a_missing_place_in_json_says_where() -> None:
-    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "json[c][9]"})
+    load = SampleLoader(
+        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "json[c][9]"}
+    )
     with pytest.raises(DatasetFormatError, match=r"json\[c\]\[9\].*IndexError"):
         load(raw(jpg=jpeg(), json=b'{"c": []}'), 0)
 
@@ -95,7 +107,9 @@ def test_a_crude_sample_keeps_all_parts() -> None:
 
 
 def test_only_parts_that_a_field_names_are_read() -> None:
-    load = SampleLoader(decoder=None, sample_type=CaptioningSample, field_map={"image": "jpg,png", "caption": "json[a]"})
+    load = SampleLoader(
+        decoder=None, sample_type=CaptioningSample, field_map={"image": "jpg,png", "caption": "json[a]"}
+    )
     wanted = load.part_filter()
     assert wanted is not None
     assert [name for name in ("jpg", "png", "json", "txt", "seg.png") if wanted(name)] == ["jpg", "png", "json"]

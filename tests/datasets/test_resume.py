@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.batch import BatchDataset
@@ -15,6 +14,7 @@ from energon_dali.datasets.map import MapDataset
 from energon_dali.datasets.packing import PackingDataset
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
 from energon_dali.task_encoder import stateless
+from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 
 def square(sample: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +130,9 @@ def test_every_element_of_a_stateless_tree_can_be_made_again() -> None:
 
 
 def test_a_pack_can_be_made_again() -> None:
-    tree = PackingDataset(source(1), 5, pairs, as_batch, sample_encoder=double, final_packer_stateless=True, sample_encoder_stateless=True)
+    tree = PackingDataset(
+        source(1), 5, pairs, as_batch, sample_encoder=double, final_packer_stateless=True, sample_encoder_stateless=True
+    )
     for pack in take(tree, 100):
         assert tree.restore_sample(pack["__restore_key__"]) == pack
 

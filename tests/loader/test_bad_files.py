@@ -1,4 +1,5 @@
-"""A dataset with bad files goes through many epochs: every good sample arrives, every bad one is named, nothing dies."""
+"""A dataset with bad files goes through many epochs: every good sample arrives, every bad one is named, nothing
+dies."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from energon_dali import DaliDecoder, DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_dali import (
+    DaliDecoder,
+    DefaultTaskEncoder,
+    SampleDecoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from tests.loader.dataset_folder import captioning_sample, picture, prepare, write_shards
 from tests.quiet import quiet
 
@@ -69,11 +77,14 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("encoder", [Pil, Dali])
 def test_many_epochs_with_bad_files(folder: Path, encoder: type[Any], num_workers: int) -> None:
-    config = WorkerConfig(
-        rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet
-    )
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet)
     dataset = get_train_dataset(
-        folder, batch_size=BATCH, worker_config=config, task_encoder=encoder(), shuffle_buffer_size=200, max_samples_per_sequence=50
+        folder,
+        batch_size=BATCH,
+        worker_config=config,
+        task_encoder=encoder(),
+        shuffle_buffer_size=200,
+        max_samples_per_sequence=50,
     )
     loader = get_savable_loader(dataset)
     good = {f"k{n:04d}" for n in range(COUNT) if n not in BAD}

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from energon_dali import ConfigError, DaliDecoder, DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_dali import (
+    ConfigError,
+    DaliDecoder,
+    DefaultTaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_dali.cli.media_options import check_image
 from energon_dali.decode import HorizontalFlip, RandomResizedCrop
 from energon_dali.shards import prepare_dataset
@@ -44,13 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples["k0011"] = {"txt": b"picture number 11", "json": b"{}", "jpg": picture(11)}
     write_shards(folder, samples)
     prepare_dataset(str(folder), split_patterns=[("train", ".*"), ("val", ".*")], check_part=check_image)
-    config = {"sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"}, "field_map": FIELD_MAP}
+    config = {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": FIELD_MAP,
+    }
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
     return folder
 
 
 def make_loader(folder: Path, encoder: type[Any], num_workers: int = 0, streams: int = 2, **kwargs: Any) -> Any:
-    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=streams, seed_offset=3, global_error_handler=quiet)
+    config = WorkerConfig(
+        rank=0, world_size=1, num_workers=num_workers, num_streams=streams, seed_offset=3, global_error_handler=quiet
+    )
     options = {"batch_size": 8, "parallel_shard_iters": 1, "max_samples_per_sequence": 20, **kwargs}
     return get_savable_loader(get_train_dataset(folder, worker_config=config, task_encoder=encoder(), **options))
 
