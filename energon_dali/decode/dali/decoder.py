@@ -103,7 +103,7 @@ class DaliDecoder(MediaDecoder):
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
-        """"rank" where DALI is used, "worker" where "auto" found none. Touches neither DALI nor CUDA.
+        """Is "rank" where DALI is used, "worker" where "auto" found none. Touches neither DALI nor CUDA.
 
         Raises:
             DeviceError: DALI or a GPU was asked for by name and is not there.

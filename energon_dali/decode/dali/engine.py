@@ -90,6 +90,7 @@ class DaliImageEngine:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._abandoned = False
         self._pipeline: Pipeline | None = None
         self._suspended: list[Pipeline] = []
         self._route = "dali-gpu" if device.kind == "gpu" else "dali-cpu"
@@ -139,12 +140,14 @@ class DaliImageEngine:
             block.put(list(refused), list(refused.values()))
         return block.future
 
-    def close(self, timeout_seconds: float | None = None) -> None:
-        """Finishes what was submitted, then ends the thread and the pipeline.
+    def close(self, timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
+        """Ends the thread and the pipeline.
 
         Args:
             timeout_seconds: Longest wait; None waits as long as it takes.
+            abandon: Cancels blocks that wait, where False finishes all that was submitted.
         """
+        self._abandoned = self._abandoned or abandon
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -190,7 +193,9 @@ class DaliImageEngine:
             if run is None:
                 return False
         self._held = None
-        if run.block.future.done():  # it failed in another run
+        if self._abandoned:
+            run.block.future.cancel()
+        if run.block.future.done():  # cancelled, or failed in another run
             return True
         if not self._memory.acquire(run.source_bytes, wait=not self._flying):
             self._held = run

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
+
+_before_exit: list[Callable[[], None]] = []
+_loaded = False
 
 
 class Pipeline(Protocol):
@@ -24,9 +29,24 @@ class Pipeline(Protocol):
 
 def load_dali() -> Any:
     """Returns the module nvidia.dali with its `fn` and `types`; takes 0.8 s the first time."""
+    global _loaded
     module = import_module("nvidia.dali")
     import_module("nvidia.dali.fn")
+    if not _loaded:
+        _loaded = True
+        # Exit handlers run last in, first out: DALI's own takes pipelines apart that are still at work in a thread.
+        atexit.register(_call_before_exit)
     return module
+
+
+def call_before_dali_exits(callback: Callable[[], None]) -> None:
+    """Has a function called at exit, before DALI takes its pipelines apart; never if DALI was not loaded."""
+    _before_exit.append(callback)
+
+
+def _call_before_exit() -> None:
+    for callback in _before_exit:
+        callback()
 
 
 def load_backend() -> Any:

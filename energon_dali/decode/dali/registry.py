@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.engine import DaliImageEngine
 from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.library import call_before_dali_exits
 from energon_dali.decode.dali.memory import DeviceMemory, MemoryUse, release_unused
 
 _CLOSE_SECONDS = 10.0
@@ -46,17 +46,18 @@ def engine_for(
         return engine
 
 
-def close_engines(timeout_seconds: float | None = None) -> None:
-    """Finishes what was submitted and ends all engines of this process; the next block starts new ones.
+def close_engines(timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
+    """Ends all engines of this process; the next block starts new ones.
 
     Args:
         timeout_seconds: Longest wait per engine; None waits as long as it takes.
+        abandon: Cancels blocks that wait, where False finishes all that was submitted.
     """
     with _lock:
         engines = list(_engines.values())
         _engines.clear()
     for engine in engines:
-        engine.close(timeout_seconds)
+        engine.close(timeout_seconds, abandon=abandon)
 
 
 def release_memory() -> None:
@@ -65,10 +66,10 @@ def release_memory() -> None:
     release_unused()
 
 
-def memory_use() -> dict[str, MemoryUse]:
-    """Returns what decoding takes on each device ("cpu", "gpu 0", ...) that an engine was made for."""
+def memory_use() -> list[tuple[str, MemoryUse]]:
+    """Returns (device, what decoding takes there) for each device ("cpu", "gpu 0", ...) and budget in use."""
     with _lock:
-        return {str(device): memory.use() for (device, _), memory in _memories.items()}
+        return [(str(device), memory.use()) for (device, _), memory in _memories.items()]
 
 
 def _forget_engines() -> None:
@@ -79,8 +80,11 @@ def _forget_engines() -> None:
     _memories.clear()
 
 
-# Before DALI's own exit handler: DALI imports after this module, so its handler runs first if it stood alone; engines
-# close what is theirs in threads that are daemons and would otherwise be cut off in the middle of a run.
-atexit.register(close_engines, _CLOSE_SECONDS)
+def _abandon_engines() -> None:
+    """At exit: what runs comes home, what waits is cancelled."""
+    close_engines(_CLOSE_SECONDS, abandon=True)
+
+
+call_before_dali_exits(_abandon_engines)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_engines)
