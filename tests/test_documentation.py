@@ -1,0 +1,92 @@
+"""The README and docs/ say what is so: Python blocks run and print what their comments say; links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.data.recipe import Recipe, make_dataset
+from energon_dali.cli.main import main
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the pages speak of: data/captions, data/crude and data/photo.jpg."""
+    root = tmp_path_factory.mktemp("reader")
+    made = make_dataset(Recipe(name="captions", samples=48, shards=4, style="jpeg"), root / "data", progress=False)
+    shutil.copytree(made, root / "data" / "crude")
+    for name, options in (("captions", CAPTIONS), ("crude", ("--sample-type", "CrudeWebdataset"))):
+        told = ["prepare", str(root / "data" / name), "--non-interactive", "--split-ratio", "1,0,0"]
+        done = CliRunner().invoke(main, [*told, "--num-workers", "1", *options])
+        assert done.exit_code == 0, done.output
+    photo = files("sklearn").joinpath("datasets/images/china.jpg").read_bytes()
+    (root / "data" / "photo.jpg").write_bytes(photo)
+    return root
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.stem)
+def test_blocks_run_and_print_what_they_say(page: Path, folder: Path) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    for number, block in enumerate(blocks):
+        script = folder / f"{page.stem}{number}.py"
+        script.write_text(block)
+        done = subprocess.run(
+            [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)],
+            capture_output=True, text=True, cwd=folder, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        expected = [text.strip() for text in PRINTED.findall(block)]
+        printed = done.stdout.splitlines()
+        assert sorted(set(printed)) == sorted(set(expected)), done.stderr
+        if len(printed) == len(expected):  # no line was printed in a loop
+            assert printed == expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_command_of_the_readme_is_accepted(folder: Path, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^energon-dali (prepare .*)$", text.replace("\\\n", ""), re.MULTILINE)
+    arguments = shlex.split(command)
+    shards = tmp_path / "captions"
+    shards.mkdir()
+    for shard in (folder / "data" / "captions").glob("*.tar"):
+        shutil.copy(shard, shards)
+    done = CliRunner().invoke(main, [str(shards) if word == "data/captions" else word for word in arguments])
+    assert done.exit_code == 0, done.output
+    assert (shards / ".nv-meta" / "dataset.yaml").exists()
+
+
+def test_every_environment_variable_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    read = re.compile(r"""environ(?:\.get\(|\[)\s*["']([A-Z_]+)["']""")
+    sources = [*(ROOT / "energon_dali").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    names = {name for source in sources for name in read.findall(source.read_text())}
+    assert names <= set(re.findall(r"`([A-Z_]+)`", page))
+
+
+def test_every_error_is_on_its_page() -> None:
+    from energon_dali import errors
+
+    page = (ROOT / "docs" / "errors.md").read_text()
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert {name for name in classes if f"`{name}`" not in page} == set()
