@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.restore_key import Key, get_restore_key
 from energon_dali.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
         """Continues at `state`; to be called before the first element is taken."""
+
+    def last_key(self, element: T) -> Key:
+        """Returns the restore key of the element that `__next__` gave last, also where the element has no place for it.
+
+        Args:
+            element: That element; not read where the iterator knows the key.
+        """
+        return get_restore_key(element)
 
     def close(self) -> None:
         """Lets go of files and buffers; the iterator is not used afterwards."""

@@ -8,7 +8,7 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
-from energon_dali.datasets.restore_key import Key, get_restore_key
+from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig
@@ -101,28 +101,34 @@ class _BatchIterator(StreamIterator[Any]):
             if not runner.running:
                 if runner.is_generator:
                     self._before = {"ended": self._ended, "inner": self._inner.state_dict()}
-                samples = self._collect()
-                runner.load(samples, tuple(get_restore_key(sample) for sample in samples))
+                samples, keys = self._collect()
+                runner.load(samples, tuple(keys))
             batch = runner.step()
             if batch is not NOTHING:
                 return batch
 
-    def _collect(self) -> list[Any]:
-        """Takes up to a batch of elements; raises StopIteration where an epoch ends and nothing is left to give."""
+    def _collect(self) -> tuple[list[Any], list[Key]]:
+        """Takes up to a batch of elements and their keys; raises StopIteration where an epoch ends and none is left."""
         if self._ended:
             self._ended = False
             raise StopIteration
         samples: list[Any] = []
+        keys: list[Key] = []
         with sample_context(self._runner.global_index, self._seed):  # what hooks below see as current_batch_index
             for _ in range(self._size):
                 try:
-                    samples.append(next(self._inner))
+                    sample = next(self._inner)
                 except StopIteration:
                     if not samples or self._drop_last:
                         raise
                     self._ended = True
                     break
-        return samples
+                samples.append(sample)
+                keys.append(self._inner.last_key(sample))
+        return samples, keys
+
+    def last_key(self, element: Any) -> Key:
+        return self._runner.key
 
     def state_dict(self) -> State:
         runner = self._runner

@@ -11,6 +11,7 @@ from typing import Any
 from energon_dali.datasets.base import State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hand_over import Block, BlockIterator, HandOverDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.restore_key import Key, get_restore_key
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
 from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError
@@ -126,6 +127,7 @@ class _DecodeIterator(StreamIterator[Any]):
         self._next = 0
         self._next_outcome = 0
         self._state: State | None = None
+        self._key: Key | None = None
 
     def __next__(self) -> Any:
         while True:
@@ -140,6 +142,7 @@ class _DecodeIterator(StreamIterator[Any]):
             self._next += 1
             element, block.elements[place] = block.elements[place], None
             self._state = block.states[place]
+            self._key = block.keys.get(place)
             count = self._handle_counts[place] if self._handle_counts else 0
             if not count:
                 return element
@@ -178,6 +181,9 @@ class _DecodeIterator(StreamIterator[Any]):
             handles += handles_of(element)
             counts.append(len(handles) - before)
         return _Running(block, counts, self._decoder.submit_block(handles) if handles else None)
+
+    def last_key(self, element: Any) -> Key:
+        return get_restore_key(element) if self._key is None else self._key
 
     def state_dict(self) -> State:
         return {"inner": self._state}

@@ -8,7 +8,7 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
-from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, thaw_key
+from energon_dali.datasets.restore_key import Key, freeze_key, restored, thaw_key
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig
@@ -120,6 +120,7 @@ class _GroupIterator(StreamIterator[Any]):
         try:
             with sample_context(self._seen * self._num_streams + self._stream, self._dataset.worker_config.seed_offset):
                 group, size = self._dataset.sample_group_key(sample)
+            hash(group)  # raises here, where the sample is known, for a list or a dict
             fixed = self._dataset.fixed_batch_size
             wanted = fixed if fixed is not None else size
             if wanted is None or wanted < 1:
@@ -146,7 +147,7 @@ class _GroupIterator(StreamIterator[Any]):
             except StopIteration:
                 self._ended = True
                 break
-            key = get_restore_key(sample)
+            key = self._inner.last_key(sample)
             place = self._criterion(sample)
             if place is not None:
                 self._put(sample, key, *place)
@@ -168,6 +169,9 @@ class _GroupIterator(StreamIterator[Any]):
         keys.append(key)
         self._groups[group] = (samples, keys, size)
 
+    def last_key(self, element: Any) -> Key:
+        return self._runner.key
+
     def state_dict(self) -> State:
         if self._saved is not None:
             return self._saved
@@ -188,16 +192,18 @@ class _GroupIterator(StreamIterator[Any]):
 
     def _refill(self, state: State) -> None:
         restore = self._dataset.dataset.restore_sample
+        handler = self._dataset.worker_config.restore_error_handler
         for group in state["groups"]:
-            for key in map(thaw_key, group):
-                sample = restore(key)
+            for key, sample in restored(restore, map(thaw_key, group), handler):
                 place = self._criterion(sample)
                 if place is not None:
                     self._put(sample, key, *place)
         if state["current"]:
-            self._current = [thaw_key(key) for key in state["current"]]
-            self._runner.load([restore(key) for key in self._current], tuple(self._current))
-            self._runner.skip_outputs = state["offset"]
+            pairs = list(restored(restore, map(thaw_key, state["current"]), handler))
+            self._current = [key for key, _ in pairs]
+            if pairs:
+                self._runner.load([sample for _, sample in pairs], tuple(self._current))
+                self._runner.skip_outputs = state["offset"]
         self._seen, self._ended, self._runner.index = state["seen"], state["ended"], state["index"]
 
     def close(self) -> None:

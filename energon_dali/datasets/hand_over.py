@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.restore_key import Key, get_restore_key
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +19,8 @@ class Block:
     """Samples with media handles, or finished batches."""
     states: list[State] = field(default_factory=list)
     """State of the part before the hand-over after each element; as many as elements."""
+    keys: dict[int, Key] = field(default_factory=dict)
+    """By place, the restore keys of those elements that have no place for one themselves."""
     end_state: State | None = None
     """Set where the stream's epoch ends behind the last element: the state from which the next epoch starts."""
 
@@ -111,6 +114,9 @@ class LocalBlocks:
             except StopIteration:
                 block.end_state = self._iterator.state_dict()
                 break
+            key = self._iterator.last_key(element)
+            if key and get_restore_key(element) is not key:
+                block.keys[len(block.elements)] = key
             block.elements.append(element)
             block.states.append(self._iterator.state_dict())
         return block

@@ -53,6 +53,8 @@ class HookRunner:
         """Outputs that the running generator has given."""
         self.skip_outputs = 0
         """Outputs of the next generator that were given before the state was saved."""
+        self.key: Key = ()
+        """Restore key of the last output."""
         self._argument: Any = None
         self._keys: tuple[Any, ...] = ()
         self._outputs: Iterator[Any] | None = None
@@ -101,12 +103,14 @@ class HookRunner:
             keys = self._keys
             self._guard.succeeded()
             self._finish()
-            return set_restore_key(result, (self._name, index, *keys))
+            self.key = (self._name, index, *keys)
+            return set_restore_key(result, self.key)
         self.offset += 1
         if self.skip_outputs:
             self.skip_outputs -= 1
             return NOTHING
-        return set_restore_key(result, (self._name, index, self.offset - 1, *self._keys))
+        self.key = (self._name, index, self.offset - 1, *self._keys)
+        return set_restore_key(result, self.key)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         error.__cause__ = cause or error.__cause__
@@ -133,9 +137,10 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
         StateError: The key is not of this dataset, or the hook gives fewer outputs than it did.
     """
     name = type(owner).__name__
-    expect_name(key, name)
+    is_generator = inspect.isgeneratorfunction(function)
+    expect_name(key, name, 2 if is_generator else 1)
     index, rest = key[1], key[2:]
-    if not inspect.isgeneratorfunction(function):
+    if not is_generator:
         argument = remake(rest)
         with sample_context(index, owner.worker_config.seed_offset):
             return set_restore_key(function(argument), key)

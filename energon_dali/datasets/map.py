@@ -8,7 +8,7 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
-from energon_dali.datasets.restore_key import Key, get_restore_key
+from energon_dali.datasets.restore_key import Key
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -79,10 +79,13 @@ class _MapIterator(StreamIterator[Any]):
                 if runner.is_generator:
                     self._inner_before = self._inner.state_dict()
                 element = next(self._inner)
-                runner.load(element, get_restore_key(element))
+                runner.load(element, self._inner.last_key(element))
             result = runner.step()
             if result is not NOTHING:
                 return result
+
+    def last_key(self, element: Any) -> Key:
+        return self._runner.key
 
     def state_dict(self) -> State:
         runner = self._runner

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.decode_stage import decode_elements
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
-from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, thaw_key
+from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, restored, thaw_key
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DecodeError, FatalSampleError
 from energon_dali.task_encoder.context import sample_context
@@ -18,6 +18,11 @@ from energon_dali.worker_config import WorkerConfig
 
 EMPTY_ROUNDS = 100
 """Rounds in a row in which the packer may choose nothing."""
+
+_GROUPS_WANTED = (
+    "Return a list of groups, each a list of samples of the buffer (the very objects, or copies with their "
+    "__restore_key__); a sample in no group is dropped."
+)
 
 
 class PackingDataset(WrapperDataset[Any]):
@@ -135,7 +140,7 @@ class _PackingIterator(StreamIterator[Any]):
         while True:
             if not runner.running:
                 if not self._packs:
-                    self._select(self._fill())
+                    self._select(*self._fill())
                     continue
                 encoded, self._current = self._encode(self._packs.popleft())
                 if not encoded:
@@ -147,37 +152,40 @@ class _PackingIterator(StreamIterator[Any]):
             if pack is not NOTHING:
                 return pack
 
-    def _fill(self) -> list[Any]:
-        """Returns the samples of one buffer; raises StopIteration where an epoch ends."""
+    def _fill(self) -> tuple[list[Any], list[Key]]:
+        """Returns the samples of one buffer and their keys; raises StopIteration where an epoch ends."""
         if self._ended:
             self._ended = False
             raise StopIteration
         buffer: list[Any] = []
+        keys: list[Key] = []
         while len(buffer) < self._dataset.buffer_size:
             try:
-                buffer.append(next(self._inner))
+                sample = next(self._inner)
             except StopIteration:
                 if not buffer:
                     raise
                 self._ended = True
                 break
-        return buffer
+            buffer.append(sample)
+            keys.append(self._inner.last_key(sample))
+        return buffer, keys
 
-    def _select(self, buffer: list[Any]) -> None:
+    def _select(self, buffer: list[Any], buffer_keys: list[Key]) -> None:
         """Lets the packer choose groups of the buffer."""
-        keys = {id(sample): get_restore_key(sample) for sample in buffer}
+        keys = dict(zip(map(id, buffer), buffer_keys, strict=True))
         index = self._rounds * self._num_streams + self._stream
         self._rounds += 1
         try:
             with sample_context(index, self._seed):
-                groups = self._dataset.pre_packer(buffer)
+                packs = _packs(self._dataset.pre_packer(list(buffer)), keys)
+        except ConfigError:
+            raise
         except Exception as error:
             self._select_guard.failed(error, buffer)
             return
         self._select_guard.succeeded()
-        self._packs.extend(
-            [(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group] for group in groups if group
-        )
+        self._packs.extend(packs)
         self._empty_rounds = 0 if self._packs else self._empty_rounds + 1
         if self._empty_rounds >= EMPTY_ROUNDS:
             raise FatalSampleError(
@@ -210,6 +218,9 @@ class _PackingIterator(StreamIterator[Any]):
             keys.append(("encode", index, *key))
         return encoded, keys
 
+    def last_key(self, element: Any) -> Key:
+        return self._runner.key
+
     def state_dict(self) -> State:
         if self._saved is not None:
             return self._saved
@@ -231,14 +242,46 @@ class _PackingIterator(StreamIterator[Any]):
 
     def _refill(self, state: State) -> None:
         restore = self._dataset.dataset.restore_sample
-        self._packs.extend([(key, restore(key)) for key in map(thaw_key, group)] for group in state["packs"])
+        handler = self._dataset.worker_config.restore_error_handler
+        packs = [list(restored(restore, map(thaw_key, group), handler)) for group in state["packs"]]
+        self._packs.extend(pack for pack in packs if pack)
         self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
         self._ended = state["ended"]
         if state["current"]:
-            self._current = [thaw_key(key) for key in state["current"]]
-            self._runner.load([self._dataset._encode(key) for key in self._current], tuple(self._current))
-            self._runner.skip_outputs = state["offset"]
+            pairs = list(restored(self._dataset._encode, map(thaw_key, state["current"]), handler))
+            self._current = [key for key, _ in pairs]
+            if pairs:
+                self._runner.load([sample for _, sample in pairs], tuple(self._current))
+                self._runner.skip_outputs = state["offset"]
 
     def close(self) -> None:
         self._packs.clear()
         self._inner.close()
+
+
+def _packs(groups: Any, keys: Mapping[int, Key]) -> list[list[tuple[Key, Any]]]:
+    """Returns the groups that a packer chose, without empty ones, each sample with its key.
+
+    Args:
+        groups: What the packer returned, or a generator of it.
+        keys: Key by id of a sample of the buffer.
+
+    Raises:
+        ConfigError: It is no list of lists of samples, or has a sample that cannot be found again after a restore.
+    """
+    packs: list[list[tuple[Key, Any]]] = []
+    if not isinstance(groups, Iterable):
+        raise ConfigError(f"select_samples_to_pack returned {type(groups).__name__}. {_GROUPS_WANTED}")
+    for group in groups:
+        if id(group) in keys or not isinstance(group, Iterable):
+            raise ConfigError(f"select_samples_to_pack returned {type(group).__name__} as a group. {_GROUPS_WANTED}")
+        pack = [(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group]
+        strange = next((sample for key, sample in pack if not key), None)
+        if strange is not None:
+            raise ConfigError(
+                f"select_samples_to_pack returned {type(strange).__name__}, which is none of the samples it was given. "
+                f"{_GROUPS_WANTED}"
+            )
+        if pack:
+            packs.append(pack)
+    return packs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from energon_dali.errors import StateError
@@ -17,11 +18,15 @@ def get_restore_key(element: Any) -> Key:
 
 
 def set_restore_key(element: Any, key: Key) -> Any:
-    """Gives an element its key, where it can carry one, and returns it."""
+    """Gives an element its key, where it has a place for one, and returns it.
+
+    A dict of the user's gets no field that it did not have: whoever walks over its values expects none.
+    """
     if isinstance(element, dict):
-        element["__restore_key__"] = key
+        if "__restore_key__" in element:
+            element["__restore_key__"] = key
     elif hasattr(element, "__restore_key__"):
-        element.__restore_key__ = key
+        object.__setattr__(element, "__restore_key__", key)  # frozen dataclasses as well
     return element
 
 
@@ -35,11 +40,37 @@ def freeze_key(key: Any) -> list[Any]:
     return [freeze_key(part) if isinstance(part, (list, tuple)) else part for part in key]
 
 
-def expect_name(key: Key, name: str) -> None:
-    """Raises StateError unless a key was made by the dataset called `name`."""
-    if not key or key[0] != name:
+def expect_name(key: Key, name: str, numbers: int = 1) -> None:
+    """Raises StateError unless a key was made by the dataset called `name`, with `numbers` numbers behind its name."""
+    own = isinstance(key, (tuple, list)) and len(key) > numbers and key[0] == name
+    if not own or not all(isinstance(part, int) for part in key[1 : 1 + numbers]):
         raise StateError(
             f"The restore key {key!r} was not made by {name}. Give a __restore_key__ of an element of this very "
             f"dataset; keys "
             "of another dataset, or of one built with other hooks, cannot be restored here."
         )
+
+
+def restored(
+    restore: Callable[[Key], Any], keys: Iterable[Key], handler: Callable[[Exception, Any, list[Any] | None], None]
+) -> Iterator[tuple[Key, Any]]:
+    """Yields (key, element made anew) of what a buffer held when the state was saved.
+
+    Args:
+        restore: Makes an element of its key.
+        keys: Of the buffer.
+        handler: Called with what cannot be made any more, which is left out if the handler returns.
+
+    Raises:
+        StateError: A key is not of this dataset.
+        Exception: Whatever the handler raises.
+    """
+    for key in keys:
+        try:
+            element = restore(key)
+        except StateError:
+            raise
+        except Exception as error:
+            handler(error, None, None)
+            continue
+        yield key, element

@@ -97,8 +97,8 @@ class SourceDataset(SavableDataset[Any]):
             StateError: The key is not of this dataset.
             DatasetError: The sample cannot be read.
         """
-        expect_name(restore_key, NAME)
-        _, index, epoch = restore_key
+        expect_name(restore_key, NAME, 2)
+        index, epoch = restore_key[1:3]
         shard, inside = self.reader.locate(index)
         (raw,) = self.reader.read([shard], [inside])
         if isinstance(raw, DatasetError):

@@ -66,9 +66,9 @@ class FedStream:
         message, payload = self.blocks.popleft()
         self._taken = True
         source = payload if message.arena < 0 else views.view(message.arena)
-        elements, states, end_state = unpack(source, message.extents)
+        elements, states, keys, end_state = unpack(source, message.extents)
         self.paused = end_state is not None
-        return Block(self.stream, elements, states, end_state)
+        return Block(self.stream, elements, states, keys, end_state)
 
     def fail(self, message: StreamFailed, worker: int) -> None:
         """Notes the exception that ended the stream; blocks from before it are still delivered."""

@@ -210,7 +210,7 @@ class WorkerServer:
             stream.produced += 1
             stream.ended = block.end_state is not None
             # Also here: an element that cannot be pickled ends its stream with the reason.
-            parcel = pack((block.elements, block.states, block.end_state))
+            parcel = pack((block.elements, block.states, block.keys, block.end_state))
         except Exception as error:
             self._streams.pop(number)
             self._fail(number, stream.generation, error)
