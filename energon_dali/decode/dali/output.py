@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +68,10 @@ def consumer_stream(device: Device) -> Any:
 def count_bytes(images: Any) -> int:
     """Returns the number of bytes that a TensorList holds."""
     itemsize = {"UINT8": 1, "FLOAT16": 2, "FLOAT": 4}[images.dtype.name]
-    return sum(int(np.prod(shape)) for shape in images.shape()) * itemsize
+    shapes = images.shape()
+    if images.is_dense_tensor():
+        return len(shapes) * math.prod(shapes[0]) * itemsize
+    return sum(map(math.prod, shapes)) * itemsize
 
 
 def _tensors(images: Any, spec: ImageSpec) -> list[Any]:
