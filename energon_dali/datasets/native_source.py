@@ -14,7 +14,7 @@ from energon_dali.datasets.decode_stage import decode_elements
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.restore_key import Key, set_restore_key
-from energon_dali.datasets.source import NAME, RawFailure, SourceDataset
+from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.shards import RawSample, ShardReader
@@ -222,7 +222,8 @@ class _NativeIterator(StreamIterator[Any]):
     def _load(self, planned: _Planned, raw: Any) -> Any:
         """Returns the sample, or None if it was dropped."""
         if isinstance(raw, DatasetError):
-            self._read_guard.failed(raw, None, epoch=planned.epoch)
+            unread = ReadFailure(self._dataset.reader, planned.shard, planned.sample, self._dataset.source.name)
+            self._read_guard.failed(raw, unread, epoch=planned.epoch)
             return None
         failure = next((part for part in raw.parts.values() if isinstance(part, DecodeFailure)), None)
         try:

@@ -33,6 +33,9 @@ class Reader(Protocol):
     def locate(self, index: int) -> tuple[int, int]:
         """Returns (shard index, sample index) of a sample's number in the whole dataset."""
 
+    def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
+        """Returns (name of the shard, key of the sample), "" where they are not known."""
+
     def close(self) -> None:
         """Lets go of all open files."""
 
@@ -127,8 +130,11 @@ class _SourceIterator(StreamIterator[Any]):
             raw, epoch, seed = self._read_ahead.popleft()
             self._position += 1
             if isinstance(raw, DatasetError):
-                self._read_guard.failed(raw, None, epoch=epoch)
+                # There is no seed without a sample: the number of the sample stands in its place.
+                failure = ReadFailure(self._reader, *self._reader.locate(seed), self._dataset.name)
+                self._read_guard.failed(raw, failure, epoch=epoch)
                 continue
+            self._read_guard.succeeded()
             start = time.perf_counter()
             try:
                 sample = self._load(raw, seed)
@@ -137,7 +143,6 @@ class _SourceIterator(StreamIterator[Any]):
                 continue
             finally:
                 self._recorder.spend("load", time.perf_counter() - start)
-            self._read_guard.succeeded()
             self._load_guard.succeeded()
             return set_restore_key(sample, (NAME, raw.index, epoch))
 
@@ -164,8 +169,13 @@ class _SourceIterator(StreamIterator[Any]):
             self._position, min(len(order), self._position + self._dataset.read_size)
         )
         raws = self._reader.read(shards.tolist(), indices.tolist())
-        numbers = np.fromiter((-1 if isinstance(raw, DatasetError) else raw.index for raw in raws), np.int64, len(raws))
-        self._read_ahead.extend(zip(raws, epochs.tolist(), self._load.seeds(epochs, numbers), strict=True))
+        places = zip(shards.tolist(), indices.tolist(), strict=True)
+        numbers = np.fromiter((self._reader.index_of(*place) for place in places), np.int64, len(raws))
+        seeds = [
+            number if isinstance(raw, DatasetError) else seed
+            for raw, number, seed in zip(raws, numbers.tolist(), self._load.seeds(epochs, numbers), strict=True)
+        ]
+        self._read_ahead.extend(zip(raws, epochs.tolist(), seeds, strict=True))
         self._recorder.spend("read", time.perf_counter() - start)
         self._recorder.count("samples.read", len(raws))
         self._recorder.count("bytes.read", sum(_size(raw) for raw in raws))
@@ -180,6 +190,28 @@ class _SourceIterator(StreamIterator[Any]):
     def close(self) -> None:
         self._read_ahead.clear()
         self._reader.close()
+
+
+class ReadFailure:
+    """A sample that could not be read, in the form that error handlers know: by its place.
+
+    Args:
+        reader: Knows the names.
+        shard: Number of its shard.
+        inside: Number of the sample in it.
+        dataset_path: For `__sources__`.
+    """
+
+    def __init__(self, reader: Reader, shard: int, inside: int, dataset_path: str) -> None:
+        from energon_dali.samples import SourceInfo
+
+        shard_name, self.__key__ = reader.name(shard, inside)
+        index = reader.index_of(shard, inside)
+        self.__sources__ = (SourceInfo(dataset_path=dataset_path, index=index, shard_name=shard_name, file_names=()),)
+
+    def __repr__(self) -> str:
+        source = self.__sources__[0]
+        return f"sample {self.__key__!r}, number {source.index} of {source.dataset_path}, not read"
 
 
 class RawFailure:

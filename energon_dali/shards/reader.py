@@ -115,6 +115,18 @@ class ShardReader:
         shard = bisect_right(self._starts, index) - 1
         return shard, index - self._starts[shard]
 
+    def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
+        """Returns (name of the shard, key of the sample) as far as they are known, "" else; never raises."""
+        names = self.folder.shard_names
+        if not 0 <= shard_index < len(names):
+            return "", ""
+        try:
+            extents = self.folder.index.shard(shard_index)
+            key = extents.key(sample_index) if 0 <= sample_index < extents.num_samples else ""
+        except (EnergonDaliError, OSError, ValueError):
+            key = ""
+        return names[shard_index], key
+
     def close(self) -> None:
         """Lets go of all open files; they are opened anew when needed."""
         if self._pid == os.getpid():
