@@ -68,7 +68,7 @@ def consumer_stream(device: Device) -> Any:
 def count_bytes(images: Any) -> int:
     """Returns the number of bytes that a TensorList holds."""
     itemsize = {"UINT8": 1, "FLOAT16": 2, "FLOAT": 4}[images.dtype.name]
-    shapes = images.shape()
+    shapes: list[tuple[int, ...]] = images.shape()
     if images.is_dense_tensor():
         return len(shapes) * math.prod(shapes[0]) * itemsize
     return sum(map(math.prod, shapes)) * itemsize
