@@ -77,7 +77,12 @@ class RankIterator(Iterator[T], Generic[T]):
         while True:
             running = [stream for stream in self._streams if stream not in self._ended]
             if not running:
-                self._end_epoch()
+                if self._limit is None or self._given or not any(self._counts.values()):
+                    self._end_epoch()
+                # The data ended just where the last virtual epoch did: it begins again, and no epoch is empty.
+                self._ended.clear()
+                self._counts = dict.fromkeys(self._streams, 0)
+                continue
             stream = min(running, key=lambda s: (self._counts[s], s))
             start = time.perf_counter()
             try:

@@ -231,3 +231,13 @@ def test_restored_seeds_give_the_same_numbers_when_made_again() -> None:
 def test_a_rank_wide_limit_must_stand_outermost() -> None:
     with pytest.raises(ConfigError, match="outermost"):
         BatchDataset(EpochizeDataset(source(1), 3), 2, list)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_no_virtual_epoch_is_empty_where_finite_data_ends_with_one(streams: int) -> None:
+    def make() -> SavableDataset[Any]:
+        return EpochizeDataset(Counting(10, config(streams)), 5)
+
+    dataset = make()
+    assert [len(list(dataset)) for _ in range(5)] == [5] * 5
+    check_resume(make, count=100, epochs=5)
