@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,6 +47,14 @@ class WorkerConfig:
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world_size", "num_workers", "seed_offset", "num_streams"):
+            value = getattr(self, name)
+            if value is None and name == "num_streams":
+                continue
+            try:
+                setattr(self, name, operator.index(value))
+            except TypeError as error:
+                raise ConfigError(f"{name}={value!r} is no whole number: give an int.") from error
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank={self.rank} of world_size={self.world_size} is no place in a job: world_size must be at least 1 "

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import ConfigError
@@ -21,7 +22,7 @@ from energon_dali.loader.workers.launch import check_start_method
 from energon_dali.loader.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.datasets.base import State
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -64,6 +65,11 @@ class BasicDataLoader(Generic[T]):
         start_method: str = "spawn",
         pin_memory: bool | str = "auto",
     ) -> None:
+        if not isinstance(dataset, SavableDataset):
+            raise ConfigError(
+                f"A loader was given a {type(dataset).__name__}, which is no dataset of energon_dali. Give what "
+                "get_train_dataset or get_val_dataset returns."
+            )
         if worker_config is not None:
             warnings.warn("worker_config is the dataset's: leave it out here.", DeprecationWarning, stacklevel=2)
             if worker_config != dataset.worker_config:
@@ -71,8 +77,10 @@ class BasicDataLoader(Generic[T]):
                     f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
                     "worker_config out to take the dataset's."
                 )
-        if prefetch_factor < 1:
-            raise ConfigError(f"prefetch_factor={prefetch_factor} leaves nothing to deliver: give at least 1.")
+        if not isinstance(prefetch_factor, int) or prefetch_factor < 1:
+            raise ConfigError(
+                f"prefetch_factor={prefetch_factor!r} leaves nothing to deliver: give a whole number of at least 1."
+            )
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._tree: SavableDataset[T] = with_hand_over(dataset)
@@ -196,6 +204,13 @@ class BasicDataLoader(Generic[T]):
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
         return self._clock.statistics(self._recorder.snapshot())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Asked for by copy, deepcopy and pickle, which would else fail somewhere inside with a lock or a process.
+        raise ConfigError(
+            f"A {type(self).__name__} cannot be copied or pickled: it owns processes and a position. Copy its dataset "
+            "and build another loader; to continue at its position restore its state_dict() there."
+        )
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(num_workers={self.worker_config.num_workers})\n{self._tree}"

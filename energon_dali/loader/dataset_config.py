@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from energon_dali import samples
 from energon_dali.errors import DatasetFormatError
 from energon_dali.samples import CrudeSample
+from energon_dali.samples.base import BASE_FIELDS
 from energon_dali.shards import WebdatasetFolder, is_crude, resolve_sample_loader
 
 
@@ -44,6 +45,7 @@ def read_recipe(
         UntrustedCodeError: It names code that the user did not allow to run.
     """
     if sample_type is not None and field_map is not None:
+        _check_fields(sample_type, field_map, "field_map=")
         return SampleRecipe(sample_type, field_map)
     config = folder.dataset_config
     subflavors = dict(config.get("subflavors") or {})
@@ -51,6 +53,10 @@ def read_recipe(
         return SampleRecipe(CrudeSample, subflavors=subflavors)
     chosen = sample_type or _sample_class(config, folder)
     if field_map is not None or "field_map" in config:
+        if field_map is None:
+            _check_fields(chosen, config["field_map"], f"field_map in dataset.yaml of {folder.path}")
+        else:
+            _check_fields(chosen, field_map, "field_map=")
         return SampleRecipe(chosen, field_map or config["field_map"], subflavors=subflavors)
     functions = resolve_sample_loader(folder)
     if functions is None:
@@ -60,6 +66,22 @@ def read_recipe(
             "field_map={field: part}."
         )
     return SampleRecipe(chosen, sample_loader=functions[0], part_filter=functions[1], subflavors=subflavors)
+
+
+def _check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: str) -> None:
+    """Raises DatasetFormatError if a field map has fields that a dataclass has not, or lacks some that it needs."""
+    if not is_dataclass(sample_type):
+        return
+    known = [item for item in fields(sample_type) if item.init]
+    needed = {item.name for item in known if item.default is MISSING and item.default_factory is MISSING}
+    unknown = sorted(field_map.keys() - {item.name for item in known})
+    missing = sorted(needed - field_map.keys() - set(BASE_FIELDS))
+    if unknown or missing:
+        raise DatasetFormatError(
+            f"{where} does not fit {sample_type.__name__}: it gives the unknown fields {unknown} and lacks {missing}. "
+            f"The fields are {sorted({item.name for item in known} - set(BASE_FIELDS))}; correct the map, or take "
+            "another sample type."
+        )
 
 
 def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[Any]:

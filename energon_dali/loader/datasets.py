@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
@@ -14,14 +10,21 @@ from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.decode import DaliDecoder, SampleDecoder
+from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.loader.dataset_config import SampleRecipe, read_recipe
+from energon_dali.loader.options import (
+    AnyEncoder,
+    LeafOptions,
+    check_numbers,
+    check_path,
+    check_worker_config,
+    take_options,
+)
 from energon_dali.loader.pipeline import Stages, block_size, build_stages, cook
 from energon_dali.plan import OrderSpec
 from energon_dali.samples import CrudeSample
 from energon_dali.shards import ShardReader, WebdatasetFolder
-from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_STREAMS = 4
@@ -30,35 +33,7 @@ DEFAULT_STREAMS = 4
 READ_SIZE = 32
 """Samples that a source asks of its reader at once."""
 
-_DECODER_OPTIONS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
-
 PathLike = str | os.PathLike[str]
-AnyEncoder = TaskEncoder[Any, Any, Any, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeafOptions:
-    """What may be said of a single dataset, in the call or in its dataset.yaml."""
-
-    dataset_config: str = "dataset.yaml"
-    """File in .nv-meta that says what a sample is."""
-    split_config: str | None = None
-    """File in .nv-meta that says which shards belong to which split; None is split.yaml or split.json."""
-    parallel_shard_iters: int | None = None
-    """Places of a stream that are read in turn; None is 16 for training and 1 for validation."""
-    window_in_slice: bool = False
-    """Keep the sample shuffle inside slices, so that the order is made of runs; for feed="native" with a shuffle
-    window."""
-    sample_type: type[Any] | None = None
-    """Overrides the sample type of dataset.yaml."""
-    field_map: dict[str, str] | None = None
-    """Overrides the field map of dataset.yaml."""
-    subflavors: dict[str, Any] = field(default_factory=dict)
-    """Added to those of dataset.yaml; these win."""
-    part_filter: Callable[[str], bool] | None = None
-    """Which parts are read; None are those that the fields need."""
-    trust_dataset_code: bool = False
-    """Allow code that the dataset brings (sample_loader.py, classes of other packages) to run."""
 
 
 def get_train_dataset(
@@ -101,8 +76,13 @@ def get_train_dataset(
         ConfigError: An argument cannot work.
         DatasetError: The dataset cannot be read.
     """
-    config = worker_config or default_worker_config()
-    encoder, options = _take_options(task_encoder, kwargs)
+    check_numbers(
+        batch_size=batch_size, packing_buffer_size=packing_buffer_size, shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence, virtual_epoch_length=virtual_epoch_length,
+        shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+    )  # fmt: skip
+    config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
+    encoder, options = take_options(task_encoder, kwargs)
     stages = Stages(batch_size, batch_drop_last, packing_buffer_size, virtual_epoch_length)
     source = _open_leaf(
         path, split_part, config, encoder, options, repeat=repeat, training=True,
@@ -146,10 +126,8 @@ def get_val_dataset(
         ConfigError: An argument cannot work.
         DatasetError: The dataset cannot be read.
     """
-    return get_val_datasets(
-        path, split_part=split_part, worker_config=worker_config, batch_size=batch_size,
-        batch_drop_last=batch_drop_last, packing_buffer_size=packing_buffer_size, limit=limit, task_encoder=task_encoder, **kwargs,
-    )[0][0]  # fmt: skip
+    stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
+    return _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)[0][0]
 
 
 def get_val_datasets(
@@ -171,14 +149,8 @@ def get_val_datasets(
         ConfigError: An argument cannot work.
         DatasetError: A dataset cannot be read.
     """
-    config = worker_config or default_worker_config()
-    encoder, options = _take_options(task_encoder, kwargs)
-    source = _open_leaf(
-        path, split_part, config, encoder, options, repeat=False, training=False,
-        order={"shuffle": False, "parallel_shard_iters": options.parallel_shard_iters or 1},
-    )  # fmt: skip
-    stages = Stages(batch_size, batch_drop_last, packing_buffer_size, limit=limit)
-    return [(build_stages(_feed(source, encoder, stages), encoder, stages), source)]
+    stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
+    return _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
 
 
 def default_worker_config() -> WorkerConfig:
@@ -191,49 +163,23 @@ def default_worker_config() -> WorkerConfig:
     )
 
 
-def _take_options(task_encoder: AnyEncoder | None, kwargs: dict[str, Any]) -> tuple[AnyEncoder, LeafOptions]:
-    """Returns (task encoder, options of the dataset) from the keyword arguments that are left.
-
-    Raises:
-        ConfigError: A keyword is unknown, or sets the decoder twice.
-    """
-    encoder: AnyEncoder = task_encoder or DefaultTaskEncoder()
-    old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
-    if kwargs.pop("handler", None) is not None:
-        warnings.warn(
-            "handler is ignored: set WorkerConfig(global_error_handler=...) instead.", DeprecationWarning, stacklevel=3
-        )
-    if old:
-        encoder = _with_old_decoder(encoder, old)
-    known = {option.name for option in fields(LeafOptions)}
-    unknown = sorted(set(kwargs) - known)
-    if unknown:
-        raise ConfigError(
-            f"Unknown keyword argument {', '.join(unknown)}. Besides the named ones, a dataset takes "
-            f"{', '.join(sorted(known))}."
-        )
-    if kwargs.get("subflavors") is None:
-        kwargs.pop("subflavors", None)
-    return encoder, LeafOptions(**kwargs)
+def _val_stages(batch_size: int | None, drop_last: bool, packing_buffer_size: int | None, limit: int | None) -> Stages:
+    check_numbers(batch_size=batch_size, packing_buffer_size=packing_buffer_size, limit=limit)
+    return Stages(batch_size, drop_last, packing_buffer_size, limit=limit)
 
 
-def _with_old_decoder(encoder: AnyEncoder, old: dict[str, Any]) -> AnyEncoder:
-    """Returns the encoder with the decoder that older keyword arguments describe."""
-    warnings.warn(
-        f"{', '.join(old)} as arguments of the dataset are deprecated: set them on the task encoder, "
-        "as in decoder = SampleDecoder(image_decode=...).",
-        DeprecationWarning,
-        stacklevel=4,
-    )
-    if encoder.decoder is not TaskEncoder.decoder:
-        raise ConfigError(
-            f"{', '.join(old)} would replace the decoder that {type(encoder).__name__} already has. Set the options "
-            f"on that decoder and "
-            "leave the arguments out."
-        )
-    encoder = copy.copy(encoder)
-    encoder.decoder = SampleDecoder(**old) if old.pop("auto_decode", True) else None
-    return encoder
+def _open_val(
+    path: PathLike, split_part: str, worker_config: WorkerConfig | None, stages: Stages,
+    task_encoder: AnyEncoder | None, kwargs: dict[str, Any],
+) -> list[tuple[SavableDataset[Any], SourceDataset]]:  # fmt: skip
+    """Returns what `get_val_datasets` does."""
+    config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
+    encoder, options = take_options(task_encoder, kwargs, stacklevel=4)
+    source = _open_leaf(
+        path, split_part, config, encoder, options, repeat=False, training=False,
+        order={"shuffle": False, "parallel_shard_iters": options.parallel_shard_iters or 1},
+    )  # fmt: skip
+    return [(build_stages(_feed(source, encoder, stages), encoder, stages), source)]
 
 
 def _open_leaf(
@@ -241,7 +187,7 @@ def _open_leaf(
     training: bool, order: dict[str, Any],
 ) -> SourceDataset:  # fmt: skip
     """Returns the source of one dataset folder."""
-    name = os.fspath(path)
+    name = check_path(path)
     if name.endswith((".yaml", ".yml", ".jsonl")):
         raise ConfigError(
             f"{name} is a metadataset or a JSONL file, and only folders of tar shards (with .nv-meta) can be opened "

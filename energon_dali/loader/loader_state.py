@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,16 @@ def check_format(state: Any) -> None:
         )
     if state.get("version") != VERSION:
         raise StateError(f"The state has version {state.get('version')}; this release reads version {VERSION}.")
+    kinds = {"num_streams": int, "world_size": int, "config": str, "given": Mapping, "streams": Mapping}
+    damaged = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
+    if not damaged:
+        damaged = [f"streams[{number}]" for number, value in state["streams"].items() if not _is_stream(value)]
+    if damaged:
+        raise StateError(f"The state is damaged: {', '.join(damaged)} is missing or of no use. Restore another one.")
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"count", "ended", "state"} <= value.keys()
 
 
 def _check_streams(state: State, config: WorkerConfig) -> None:
@@ -121,16 +132,27 @@ def _given(state: State, config: WorkerConfig) -> int:
     return sum(given.values()) // config.world_size
 
 
+def _plain(value: Any) -> Any:
+    """Returns a number of another library as an int, so that np.int64(8) and 8 are the same; all else as text."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return str(value)
+
+
 def _packed(config: dict[str, Any]) -> str:
     """Returns a config small: a hundred similar datasets take a few kilobytes."""
-    return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=str).encode(), 9)).decode()
+    return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=_plain).encode(), 9)).decode()
 
 
 def _check_config(state: State, config: dict[str, Any]) -> None:
     if state["config"] == _packed(config):
         return
-    saved = json.loads(zlib.decompress(base64.b85decode(state["config"])))
-    now = json.loads(json.dumps(config, sort_keys=True, default=str))
+    try:
+        saved = json.loads(zlib.decompress(base64.b85decode(state["config"])))
+    except (ValueError, TypeError, zlib.error) as error:
+        raise StateError(f"The state is damaged: its config cannot be read ({error}). Restore another one.") from error
+    now = json.loads(json.dumps(config, sort_keys=True, default=_plain))
     differences = _differences(saved, now, "")
     if differences:  # else only the compression differs, by the version of its library
         raise StateError(

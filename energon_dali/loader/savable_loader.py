@@ -132,7 +132,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             state = box[0]
         if state is None:
             return
-        whole = state if isinstance(state, dict) else merge_states(state)
+        whole: Any = merge_states(state) if isinstance(state, (list, tuple)) else state
         self.restore_state_rank(whole)
 
     def save_state(self, dst_rank: int) -> State | None:

@@ -40,8 +40,10 @@ class Watchdog:
             ("watchdog_timeout_seconds", timeout_seconds),
             ("watchdog_initial_timeout_seconds", initial_timeout_seconds),
         ):
-            if seconds is not None and seconds <= 0:
-                raise ConfigError(f"{name}={seconds} is no length of time: give a positive number of seconds, or None.")
+            if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+                raise ConfigError(
+                    f"{name}={seconds!r} is no length of time: give a positive number of seconds, or None."
+                )
         self._timeout = timeout_seconds
         self._initial = initial_timeout_seconds if initial_timeout_seconds is not None else timeout_seconds
         self._fail = fail_on_timeout

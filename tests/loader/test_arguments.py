@@ -1,0 +1,148 @@
+"""Wrong arguments are refused where they are given, in words."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_dali import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_dali.errors import ConfigError, DatasetFormatError, StateError
+from energon_dali.samples import CaptioningSample
+from tests.loader.dataset_folder import prepare, write_shards
+
+
+class Bytes(TaskEncoder[Any, Any, Any, Any]):
+    decoder = None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    samples = {f"k{number}": {"txt": b"text", "json": b"{}"} for number in range(12)}
+    return prepare(write_shards(tmp_path_factory.mktemp("arguments"), samples), {"text": "txt"}, "TextSample")
+
+
+def config(**options: Any) -> WorkerConfig:
+    return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, "num_streams": 2, **options})
+
+
+def train(folder: Any, **options: Any) -> Any:
+    return get_train_dataset(
+        folder, **{"batch_size": 2, "worker_config": config(), "task_encoder": Bytes(), **options}
+    )
+
+
+def val(folder: Any, **options: Any) -> Any:
+    return get_val_dataset(folder, **{"batch_size": 2, "worker_config": config(), "task_encoder": Bytes(), **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (train, "batch_size", 0), (train, "batch_size", "8"), (train, "batch_size", 2.0), (train, "batch_size", True),
+        (train, "shuffle_buffer_size", -1), (train, "shuffle_buffer_size", "x"),
+        (train, "max_samples_per_sequence", 1.5), (train, "max_samples_per_sequence", 0),
+        (train, "virtual_epoch_length", -1), (train, "virtual_epoch_length", None),
+        (train, "shuffle_over_epochs_multiplier", 1.5), (train, "parallel_shard_iters", 0),
+        (train, "packing_buffer_size", 0), (val, "batch_size", 0), (val, "limit", 1.5), (val, "limit", 0),
+    ],
+)  # fmt: skip
+def test_sizes_are_whole_numbers_in_their_range(
+    make: Callable[..., Any], name: str, value: object, folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value!r} cannot be: {name} must be a whole number of at least"):
+        make(folder, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_encoder": Bytes}, "write parentheses behind the class"),
+        ({"task_encoder": object()}, "is no instance of energon_dali.TaskEncoder"),
+        ({"worker_config": 4}, "worker_config=4 is no WorkerConfig"),
+        ({"sample_type": "TextSample"}, "sample_type='TextSample' cannot be: give a class"),
+        ({"field_map": "txt"}, "field_map='txt' cannot be: give a dict"),
+        ({"subflavors": 3}, "subflavors=3 cannot be: give a dict"),
+        ({"part_filter": 3}, "part_filter=3 cannot be: give a function"),
+        ({"bogus": 3}, "Unknown keyword argument bogus"),
+    ],
+)
+def test_other_arguments_say_what_they_want(options: dict[str, Any], message: str, folder: Path) -> None:
+    for make in (train, val):
+        with pytest.raises(ConfigError, match=message):
+            make(folder, **options)
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"/tmp"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match="is no path of a dataset"):
+        train(path)
+
+
+def test_a_part_filter_may_be_a_list(folder: Path) -> None:
+    assert next(iter(train(folder, part_filter=["txt"], batch_size=None))).text == b"text"
+
+
+@pytest.mark.parametrize("make", [train, val])
+def test_a_field_map_that_does_not_fit_the_class_is_refused_before_any_sample(make: Any, folder: Path) -> None:
+    with pytest.raises(DatasetFormatError, match=r"unknown fields \['word'\] and lacks \['text'\]"):
+        make(folder, field_map={"word": "txt"})
+    with pytest.raises(DatasetFormatError, match=r"field_map in dataset.yaml of .* does not fit CaptioningSample"):
+        make(folder, sample_type=CaptioningSample)
+
+
+@pytest.mark.parametrize("make", [get_train_dataset, get_val_dataset])
+def test_warnings_of_old_arguments_name_the_users_line(make: Any, folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(folder, batch_size=2, worker_config=config(), image_decode="torchrgb", handler=print)
+    assert [(Path(w.filename).name, w.category) for w in caught] == [(Path(__file__).name, DeprecationWarning)] * 2
+
+
+@pytest.mark.parametrize(
+    "options", [{"rank": "0"}, {"num_workers": 1.0}, {"num_streams": "4"}, {"seed_offset": None}]
+)
+def test_a_worker_config_holds_whole_numbers(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is no whole number: give an int"):
+        config(**options)
+
+
+def test_numbers_of_numpy_are_the_same_numbers(folder: Path) -> None:
+    loader = get_savable_loader(train(folder, batch_size=np.int64(2), worker_config=config(num_streams=np.int32(2))))
+    next(iter(loader))
+    get_savable_loader(train(folder)).restore_state_rank(loader.save_state_rank())
+
+
+def test_a_loader_wants_a_dataset(folder: Path) -> None:
+    loader = get_savable_loader(train(folder))
+    for wrong in ([1, 2], loader):
+        with pytest.raises(ConfigError, match="is no dataset of energon_dali"):
+            get_savable_loader(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_says_that_it_cannot_be_copied(make_copy: Callable[[Any], Any], folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be copied or pickled.*Copy its dataset"):
+        make_copy(get_savable_loader(train(folder)))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"streams": None}, {"given": None}, {"config": None}, {"config": "zzz"}, {"streams": {"0": {}, "1": {}}},
+        {"num_streams": "2"},
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_named_so(damage: dict[str, Any], folder: Path) -> None:
+    state = {**get_savable_loader(train(folder)).save_state_rank(), **damage}
+    for restore in ("restore_state_rank", "restore_state_global", "load_state_dict"):
+        with pytest.raises(StateError, match="The state is damaged"):
+            getattr(get_savable_loader(train(folder)), restore)(state)
+    with pytest.raises(StateError, match=r"no state of a loader .int."):
+        get_savable_loader(train(folder)).restore_state_global(3)  # type: ignore[arg-type]
