@@ -96,18 +96,23 @@ class HookGuard:
         )
         self._handler(error, sample, list(sources) if sources else None)
         if self.tolerance and self._consecutive >= self.tolerance:
+            what = f"{type(error).__name__}: {error}".rstrip(".")
+            cure = (
+                "Correct the data, or the dataset's settings."
+                if self.stage in ("read", "load", "decode")
+                else "Fix the hook or the data, or raise the tolerance with @stateless(failure_tolerance=...) "
+                "(0 is unlimited)."
+            )
             raise FatalSampleError(
                 f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
-                f"sample was "
-                f"{key!r}: {type(error).__name__}: {error}. Fix the hook or the data, or raise the tolerance with "
-                "@stateless(failure_tolerance=...) (0 is unlimited)."
+                f"sample was {key!r}: {what}. {cure}"
             ) from error
 
 
 def key_of(sample: Any) -> str:
     """Returns the `__key__` of a sample (several, comma separated, for a list or a batch); "" if there is none."""
     if isinstance(sample, (list, tuple)):
-        return ", ".join(key_of(inner) for inner in sample[:8])
+        return ", ".join(filter(None, map(key_of, sample[:8])))
     key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
     if key is None:
         key = getattr(sample, "key", "")
