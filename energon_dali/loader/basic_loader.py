@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -97,6 +98,7 @@ class BasicDataLoader(Generic[T]):
         self._end: weakref.finalize[..., Any] | None = None
         self._state: State | None = None
         self._begun = False
+        self._turn = threading.RLock()
 
     # --- iteration -------------------------------------------------------------------------------------------------
 
@@ -109,7 +111,8 @@ class BasicDataLoader(Generic[T]):
 
     def _next(self) -> T:
         started = self._clock.start()
-        with self._ranges.named("energon_dali.next"):
+        # Threads of the user's that share a loader take turns; a signal handler inside a wait may ask as well.
+        with self._turn, self._ranges.named("energon_dali.next"):
             try:
                 delivery = self._delivery or self._open()
                 occupancy = delivery.occupancy

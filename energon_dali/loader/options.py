@@ -121,6 +121,12 @@ def take_options(
     if not isinstance(encoder, TaskEncoder):
         hint = " Give an instance: write parentheses behind the class." if isinstance(encoder, type) else ""
         raise ConfigError(f"task_encoder={encoder!r} is no instance of energon_dali.TaskEncoder.{hint}")
+    decoder = encoder.decoder
+    if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "placement")):
+        raise ConfigError(
+            f"{type(encoder).__name__}.decoder is {decoder!r}, which is no decoder. Give an instance such as "
+            "SampleDecoder() or DaliDecoder(), or None for raw bytes."
+        )
     old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
     if kwargs.pop("handler", None) is not None:
         warnings.warn(

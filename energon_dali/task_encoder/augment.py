@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.encoder import HOOKS, T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
@@ -20,9 +21,17 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     Args:
         task_encoder: The inner encoder.
+
+    Raises:
+        ConfigError: It is no task encoder.
     """
 
     def __init__(self, task_encoder: TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]) -> None:
+        if not isinstance(task_encoder, TaskEncoder):
+            raise ConfigError(
+                f"{type(self).__name__} was put around {task_encoder!r}, which is no instance of TaskEncoder. Give an "
+                "instance of the inner encoder, not its class."
+            )
         self.task_encoder = task_encoder
         # Bound hooks on the instance, not methods that call them: an inner generator function stays one.
         for name in (*HOOKS, *_ATTRIBUTES):

@@ -77,8 +77,13 @@ def choose_cooker(
         dataset: Its path, for the message.
 
     Raises:
-        ConfigError: None matches.
+        ConfigError: None matches, or they are no list of cookers.
     """
+    known: Any = cookers
+    if not isinstance(known, (list, tuple)) or not all(isinstance(candidate, Cooker) for candidate in known):
+        raise ConfigError(
+            f"cookers={cookers!r} cannot be: give a list of Cooker objects, such as cookers = [Cooker(function)]."
+        )
     for candidate in cookers:
         if candidate.is_match(subflavors):
             return candidate

@@ -20,6 +20,9 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         encoded_sample_type: What `encode_sample` makes of a sample: a dataclass, a NamedTuple or dict; None keeps it.
         raw_batch_type: What `batch` makes of samples; None keeps their type.
         batch_type: What `encode_batch` makes of a raw batch; None keeps it.
+
+    Raises:
+        ConfigError: A type is no class with fields.
     """
 
     def __init__(
@@ -29,6 +32,11 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         raw_batch_type: type[T_raw_batch] | None = None,
         batch_type: type[T_batch] | None = None,
     ) -> None:
+        given = {"encoded_sample_type": encoded_sample_type, "raw_batch_type": raw_batch_type, "batch_type": batch_type}
+        for name, target in given.items():
+            if target is not None and not _has_fields(target):
+                known = getattr(target, "__name__", repr(target))
+                raise ConfigError(f"{name}: {known} has no fields. Give a dataclass, a NamedTuple, or dict.")
         self._types: dict[str, type[Any] | None] = {
             "encode_sample": encoded_sample_type, "batch": raw_batch_type, "encode_batch": batch_type,
         }  # fmt: skip
@@ -72,6 +80,10 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         # A subclass may have an __init__ of its own that does not call this one's.
         types: dict[str, type[Any] | None] = getattr(self, "_types", {})
         return types.get(hook)
+
+
+def _has_fields(target: object) -> bool:
+    return isinstance(target, type) and (is_dataclass(target) or issubclass(target, dict) or hasattr(target, "_fields"))
 
 
 def convert(value: Any, target: type[Any] | None) -> Any:

@@ -6,13 +6,22 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from energon_dali import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_dali import (
+    SampleDecoder,
+    TaskEncoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_dali.errors import ConfigError, DatasetFormatError, StateError
 from energon_dali.samples import CaptioningSample
 from tests.loader.dataset_folder import prepare, write_shards
@@ -33,9 +42,7 @@ def config(**options: Any) -> WorkerConfig:
 
 
 def train(folder: Any, **options: Any) -> Any:
-    return get_train_dataset(
-        folder, **{"batch_size": 2, "worker_config": config(), "task_encoder": Bytes(), **options}
-    )
+    return get_train_dataset(folder, **{"batch_size": 2, "worker_config": config(), "task_encoder": Bytes(), **options})
 
 
 def val(folder: Any, **options: Any) -> Any:
@@ -105,9 +112,7 @@ def test_warnings_of_old_arguments_name_the_users_line(make: Any, folder: Path) 
     assert [(Path(w.filename).name, w.category) for w in caught] == [(Path(__file__).name, DeprecationWarning)] * 2
 
 
-@pytest.mark.parametrize(
-    "options", [{"rank": "0"}, {"num_workers": 1.0}, {"num_streams": "4"}, {"seed_offset": None}]
-)
+@pytest.mark.parametrize("options", [{"rank": "0"}, {"num_workers": 1.0}, {"num_streams": "4"}, {"seed_offset": None}])
 def test_a_worker_config_holds_whole_numbers(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="is no whole number: give an int"):
         config(**options)
@@ -146,3 +151,23 @@ def test_a_damaged_state_is_named_so(damage: dict[str, Any], folder: Path) -> No
             getattr(get_savable_loader(train(folder)), restore)(state)
     with pytest.raises(StateError, match=r"no state of a loader .int."):
         get_savable_loader(train(folder)).restore_state_global(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decoder", [SampleDecoder, "pil", False])
+def test_a_decoder_is_an_instance(decoder: Any, folder: Path) -> None:
+    encoder = Bytes()
+    encoder.decoder = decoder
+    with pytest.raises(ConfigError, match=r"Bytes.decoder is .* which is no decoder. Give an instance"):
+        train(folder, task_encoder=encoder)
+
+
+def test_threads_that_share_a_loader_take_turns(folder: Path) -> None:
+    def run(loader: Any) -> list[str]:
+        return [sample.__key__ for sample in islice(loader, 4)]
+
+    with (
+        get_savable_loader(val(folder, batch_size=None, worker_config=config(num_workers=1))) as loader,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        found = [key for keys in threads.map(run, [loader] * 3) for key in keys]
+    assert sorted(found) == sorted(f"k{number}" for number in range(12))

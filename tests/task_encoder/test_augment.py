@@ -6,6 +6,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
+from energon_dali.errors import ConfigError
 from energon_dali.task_encoder import AugmentTaskEncoder, Cooker, TaskEncoder, is_stateless, overridden, stateless
 from energon_dali.task_encoder.encoder import HOOKS
 
@@ -85,3 +88,8 @@ def test_a_subclass_may_bring_its_own_decoder() -> None:
         decoder = TaskEncoder.decoder
 
     assert WithDecoder(Inner()).decoder is TaskEncoder.decoder
+
+
+def test_it_stands_around_an_instance() -> None:
+    with pytest.raises(ConfigError, match="not its class"):
+        AugmentTaskEncoder(TaskEncoder)  # type: ignore[arg-type]

@@ -76,3 +76,9 @@ def test_wishes_are_found() -> None:
     assert (Cooker(with_cache).need_cache, Cooker(with_cache).need_primary) == (True, False)
     assert (Cooker(plain).need_cache, Cooker(plain).need_primary) == (False, False)
     assert not Cooker(cook_text).need_cache
+
+
+@pytest.mark.parametrize("cookers", [Cooker(dict), [dict], None])
+def test_cookers_are_a_list_of_cookers(cookers: Any) -> None:
+    with pytest.raises(ConfigError, match="give a list of Cooker objects"):
+        choose_cooker(cookers, {})

@@ -90,3 +90,10 @@ def test_a_subclass_counts_where_it_overrides_and_need_not_call_init() -> None:
     own = copy.copy(own)
     own.decoder = None
     assert own.encode_batch(one) is one
+
+
+@pytest.mark.parametrize("name", ["encoded_sample_type", "raw_batch_type", "batch_type"])
+@pytest.mark.parametrize("target", [int, "TextSample", {}])
+def test_a_type_without_fields_is_refused_at_once(name: str, target: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: .* has no fields. Give a dataclass"):
+        DefaultTaskEncoder(**{name: target})
