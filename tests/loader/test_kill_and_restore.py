@@ -1,4 +1,4 @@
-"""A run that is killed behind every single batch, and each time restored in a new process, loses and repeats nothing."""
+"""A run that is killed behind every single batch, and each time restored anew, loses and repeats nothing."""
 
 from __future__ import annotations
 
