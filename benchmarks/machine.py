@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "energon-dali", "torch", "torchvision", "numpy", "pillow", "av", "webdataset", "nvidia-dali-cuda120",
-    "nvidia-dali-cuda130", "megatron-energon",
+    "torch", "torchvision", "numpy", "pillow", "av", "webdataset", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
+    "megatron-energon",
 )  # fmt: skip
+"""Whose versions matter; that of energon_dali is the commit."""
 
 
 def describe_machine() -> dict[str, Any]:
