@@ -38,9 +38,10 @@ class WorkerConfig:
     num_streams: int | None = None
     """Logical streams of the job; None is world_size x max(1, num_workers). Fixed for the life of a job."""
     worker_debug_path: str | None = None
-    """File for the debug log; may contain {worker_id} and {pid}."""
+    """File for the debug log, a line of JSON per delivered element; may contain {worker_id} (the rank: elements are
+    logged where they are delivered) and {pid}. None logs to `energon_dali.debug`."""
     worker_log_level: int = 0
-    """0 logs nothing, 1 batches, 2 also validation batches, 3 also samples."""
+    """0 logs nothing, 1 and more which keys each delivered element holds."""
     global_error_handler: ErrorHandler = field(default=log_exception)
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
@@ -105,6 +106,10 @@ class WorkerConfig:
         if self.data_parallel_group is None or not (dist.is_available() and dist.is_initialized()):
             return self.rank
         return dist.get_global_rank(self.data_parallel_group, self.rank)
+
+    def should_log(self, level: int) -> bool:
+        """Returns whether the debug log wants what belongs to a level."""
+        return self.worker_log_level >= level
 
     def config(self) -> dict[str, Any]:
         """Returns what makes two jobs deliver the same order, as plain values."""

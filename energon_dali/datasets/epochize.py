@@ -36,7 +36,8 @@ class EpochizeDataset(WrapperDataset[Any]):
         return f"{type(self).__name__}(length={self.length})"
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "length": self.length}
+        # Without the length: it says where epochs end, not what comes when, and may change from run to run.
+        return super().config()
 
     def rank_limit(self) -> RankLimit:
         return RankLimit(self.length, self.restart)

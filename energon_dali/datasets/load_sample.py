@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from energon_dali.decode import Decoded, Decoder
+from energon_dali.decode import Decoded, Decoder, MediaHandle
+from energon_dali.decode.media_decoder import find_part_kind
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan import sample_seeds
 from energon_dali.plan.rng import Int64Array
@@ -118,6 +119,8 @@ class SampleLoader:
         self.dataset_path = dataset_path
         self.seed = seed
         self.leaf = leaf
+        self.images_decoded = 0
+        """Images that were decoded where they were read, by PIL, since the last reset."""
 
     def part_filter(self) -> PartNames | None:
         """Returns which parts the fields need; None where every part may be wanted."""
@@ -196,4 +199,7 @@ class SampleLoader:
             return content.value
         if self.decoder is None:
             return bytes(content)
-        return self.decoder.stage(name, content, seed=part_seed(seed, name), source=source)
+        value = self.decoder.stage(name, content, seed=part_seed(seed, name), source=source)
+        if not isinstance(value, MediaHandle) and find_part_kind(name)[0] == "image":
+            self.images_decoded += 1
+        return value

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from energon_dali.datasets.debug_log import DebugLog
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import LayoutError, StateError
 
@@ -48,6 +49,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self.recorder = recorder or Recorder()
         self._streams = dataset.worker_config.streams
         self._limit = dataset.rank_limit()
+        self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
         self._iterators: dict[int, StreamIterator[T]] = {}
         self._counts = dict.fromkeys(self._streams, 0)
         self._ended: set[int] = set()
@@ -94,6 +96,8 @@ class RankIterator(Iterator[T], Generic[T]):
                 self.recorder.spend("rank", time.perf_counter() - start)
             self._counts[stream] += 1
             self._given += 1
+            if self._log is not None:
+                self._log.element(stream, self._counts[stream] - 1, element)
             return element
 
     def _start_streams(self) -> None:
@@ -158,6 +162,9 @@ class RankIterator(Iterator[T], Generic[T]):
                 "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
             )
         self._given = state.get("given", 0)
+        if self._limit is not None and self._given > self._limit.length:
+            # The epochs became shorter, or there are fewer ranks: the place in the running epoch is what is left.
+            self._given %= self._limit.length
         for stream in self._streams:
             saved = streams[str(stream)]
             self._counts[stream] = saved["count"]

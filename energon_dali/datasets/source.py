@@ -13,7 +13,7 @@ from energon_dali.datasets.base import SavableDataset, State, StreamContext, Str
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
-from energon_dali.errors import DatasetError
+from energon_dali.errors import DatasetError, DatasetFormatError
 from energon_dali.plan import OrderSpec
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig
@@ -129,6 +129,8 @@ class _SourceIterator(StreamIterator[Any]):
                 self._read()
             raw, epoch, seed = self._read_ahead.popleft()
             self._position += 1
+            if isinstance(raw, DatasetFormatError):
+                raise raw  # an index that cannot be understood: every sample of it would fail
             if isinstance(raw, DatasetError):
                 # There is no seed without a sample: the number of the sample stands in its place.
                 failure = ReadFailure(self._reader, *self._reader.locate(seed), self._dataset.name)
@@ -144,6 +146,9 @@ class _SourceIterator(StreamIterator[Any]):
             finally:
                 self._recorder.spend("load", time.perf_counter() - start)
             self._load_guard.succeeded()
+            if self._load.images_decoded:
+                self._recorder.count("route.pil", self._load.images_decoded)
+                self._load.images_decoded = 0
             return set_restore_key(sample, (NAME, raw.index, epoch))
 
     def _read(self) -> None:

@@ -191,9 +191,10 @@ def _open_leaf(
     if name.endswith((".yaml", ".yml", ".jsonl")):
         raise ConfigError(
             f"{name} is a metadataset or a JSONL file, and only folders of tar shards (with .nv-meta) can be opened "
-            f"so far. Give the path "
-            "of one dataset folder."
+            "so far. Give the path of one dataset folder."
         )
+    if name.endswith(".tar"):
+        raise ConfigError(f"{name} is a single shard. Give the folder that holds the shards and their .nv-meta.")
     folder = WebdatasetFolder(
         name,
         dataset_config=options.dataset_config,
@@ -229,8 +230,7 @@ def _feed(source: SourceDataset, encoder: AnyEncoder, stages: Stages) -> Savable
         if crude:
             raise ConfigError(
                 f'{source.name} is a crude dataset, whose cookers see media before they are decoded; feed="native" '
-                f"gives them decoded. "
-                'Use feed="block".'
+                'gives them decoded. Use feed="block".'
             )
         return NativeSourceDataset(source, decoder, batch_size=block_size(stages.batch_size))
     return cook(source, encoder, load.subflavors, source.name) if crude else source

@@ -107,7 +107,9 @@ class OrderSpec:
 
     def _make_line(self, epoch: int) -> Line:
         count = len(self.slices)
-        if not self.shuffle or self.shuffle_over_epochs is None or count == 0:
+        if not self.shuffle:  # validation: each epoch is the first, so that random operations do the same in all
+            return Line.of(self.slices, np.zeros(count, np.int64))
+        if self.shuffle_over_epochs is None or count == 0:
             return Line.of(self.slices, np.full(count, epoch, np.int64))
         if self.shuffle_over_epochs == -1:
             words = raw_words(0, count, SLICE_DRAWS, self.seed, self.leaf, epoch)

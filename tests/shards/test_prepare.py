@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import sqlite3
 import struct
 import subprocess
+import tarfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -279,3 +281,13 @@ def test_only_one_way_to_find_media() -> None:
         MediaFilter.parse("*.jpg", True, False)
     with pytest.raises(ConfigError, match="GLOB needs patterns"):
         MediaFilter("GLOB")
+
+
+def test_a_part_that_a_sample_has_twice_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for text in (b"one", b"two"):
+            member = tarfile.TarInfo("k.txt")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    with pytest.raises(ShardError, match="the part 'txt' of the sample 'k' twice"):
+        prepare_dataset(str(tmp_path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from energon_dali.errors import DatasetError, DecodeError, StorageError
+from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
 from energon_dali.shards.index.extent_file import pack_names
 from energon_dali.shards.index.extent_index import missing_shard
 from energon_dali.shards.index.extents import ExtentsBuilder, PartFacts, ShardExtents
@@ -100,6 +100,7 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
         raise missing_shard(job.root, shard) from error
     builder = ExtentsBuilder(shard)
     scan = ShardScan(shard, shard_bytes=reader.size)
+    parts_seen: set[str] = set()
     try:
         read_at = reader.read_at if job.root.is_local else WindowReader(reader).read_at
         for part in group_members(scan_tar(read_at, reader.size, shard)):
@@ -110,6 +111,15 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
             if part.new_sample:
                 builder.add_sample(part.key)
                 scan.starts.append(member.offset)
+                parts_seen.clear()
+            if part.part in parts_seen:
+                raise ShardError(
+                    f"{job.root / shard} holds the part {part.part!r} of the sample {part.key!r} twice. A sample has "
+                    f"one "
+                    "part of each name: write the shard anew, with another name for one of them.",
+                    shard,
+                )
+            parts_seen.add(part.part)
             facts = None
             if job.check_part is not None or job.describe_media is not None:
                 facts = _look_at(job, scan, part, _Content(read_at, member.content_offset, member.size))

@@ -1,0 +1,59 @@
+"""Writes which batch held which samples, a line of JSON each, where `WorkerConfig.worker_log_level` asks for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.worker_config import WorkerConfig
+
+_LOG = logging.getLogger("energon_dali.debug")
+
+
+class DebugLog:
+    """The debug log of one rank.
+
+    Args:
+        config: Names the file; without one, lines go to the logger `energon_dali.debug`.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._rank = config.rank
+        self._path = None
+        if config.worker_debug_path is not None:
+            self._path = str(config.worker_debug_path).format(worker_id=config.rank, pid=os.getpid())
+            try:
+                os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
+                with open(self._path, "a", encoding="utf-8"):
+                    pass
+            except OSError as error:
+                raise ConfigError(
+                    f"worker_debug_path={config.worker_debug_path!r} cannot be written: {error}. Give a path in a "
+                    f"folder that this "
+                    "process may write, or set worker_log_level=0."
+                ) from error
+
+    def element(self, stream: int, count: int, element: Any) -> None:
+        """Writes one line about an element that is delivered.
+
+        Args:
+            stream: Its stream.
+            count: Number of the element in its stream's epoch.
+            element: A batch or sample; its `__key__` is written, null if it has none.
+        """
+        keys = element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)
+        line = json.dumps({"rank": self._rank, "stream": stream, "count": count, "keys": keys}, default=str)
+        if self._path is None:
+            _LOG.info("%s", line)
+            return
+        # Opened for each line: the log is for hunting errors, and must be whole when the process dies.
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from energon_dali.errors import ConfigError
+from tests.datasets.oracle import Counting, config, take
+
+
+def test_a_line_for_each_delivered_element(tmp_path: Path) -> None:
+    job = config(2, worker_log_level=1, worker_debug_path=str(tmp_path / "log" / "rank_{worker_id}.jsonl"))
+    take(Counting(5, job), 10)
+    lines = [json.loads(line) for line in (tmp_path / "log" / "rank_0.jsonl").read_text().splitlines()]
+    assert [(line["stream"], line["count"], line["keys"]) for line in lines] == [
+        (number % 2, number // 2, f"sample{number}") for number in range(5)
+    ]
+
+
+def test_without_a_file_the_lines_go_to_a_logger(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "energon_dali.debug"):
+        take(Counting(2, config(1, worker_log_level=1)), 10)
+    assert [json.loads(record.message)["keys"] for record in caplog.records] == ["sample0", "sample1"]
+
+
+def test_nothing_is_logged_unless_asked_for(tmp_path: Path) -> None:
+    take(Counting(2, config(1, worker_debug_path=str(tmp_path / "log"))), 10)
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="worker_debug_path"):
+        take(Counting(2, config(1, worker_log_level=1, worker_debug_path=str(tmp_path / "file" / "log"))), 1)
