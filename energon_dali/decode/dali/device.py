@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -55,6 +56,7 @@ def check_device_option(name: str, option: object) -> None:
     )
 
 
+@functools.cache  # asked for every image that is read, and looking costs more than reading
 def has_dali() -> bool:
     """Returns whether DALI is installed; does not import it."""
     try:
@@ -72,7 +74,12 @@ def sees_gpu() -> bool:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return False
-    return any(glob(pattern) for pattern in _GPU_FILES)
+    return _any_file(_GPU_FILES)
+
+
+@functools.cache
+def _any_file(patterns: tuple[str, ...]) -> bool:
+    return any(glob(pattern) for pattern in patterns)
 
 
 def uses_dali(option: DeviceOption) -> bool:

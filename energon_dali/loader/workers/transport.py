@@ -109,6 +109,8 @@ class _BlockPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
     def reducer_override(self, obj: Any) -> Any:
         reduce = _REDUCERS.get(type(obj))
+        if reduce is None and isinstance(obj, MediaHandle):  # a decoder's own kind of handle
+            reduce = _REDUCERS[type(obj)] = _reduce_handle
         if reduce is not None:
             return reduce(obj)
         if isinstance(obj, type):
@@ -121,7 +123,7 @@ class _BlockPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 def _reduce_handle(handle: MediaHandle) -> Reduced:
     values = list(_handle_values(handle))
     values[_DATA_AT] = pickle.PickleBuffer(values[_DATA_AT])
-    return MediaHandle, tuple(values)
+    return type(handle), tuple(values)
 
 
 def _reduce_view(view: memoryview) -> Reduced:
