@@ -19,7 +19,7 @@ from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.shards import RawSample, ShardReader
 
-ROWS_PER_READER = 16384
+ROWS_PER_READER = 8192
 """Rows that a reader of DALI is built for: building costs it some 3 us per row and holds the interpreter lock."""
 
 
@@ -141,7 +141,7 @@ class _NativeIterator(StreamIterator[Any]):
             if planned is None:
                 self._samples = None
                 continue
-            self._position += 1
+            self._step()
             sample = self._load(planned, raw)
             if sample is not None:
                 return sample
@@ -149,32 +149,47 @@ class _NativeIterator(StreamIterator[Any]):
     def _read_rows(self) -> Iterator[tuple[_Planned, Any]]:
         """Returns an iterator over the next rows; raises StopIteration at the end of an epoch that is not repeated."""
         source = self._dataset.source
-        for _ in range(source.worker_config.layout.num_streams + 2):
-            order = self._order.epoch(self._epoch)
-            if self._position < len(order):
-                break
-            self._epoch += 1
-            self._position = 0
-            if not source.repeat:
-                raise StopIteration
-        else:
-            raise DatasetError(f"{source.name} has no sample to repeat: its split is empty. Choose another split_part.")
-        stop = min(len(order), self._position + ROWS_PER_READER)
-        shards, indices, epochs = order.samples(self._position, stop)
-        numbers = np.fromiter(
-            (self._dataset.reader.index_of(s, i) for s, i in zip(shards.tolist(), indices.tolist(), strict=True)),
-            np.int64,
-            len(shards),
-        )
+        if not source.repeat and self._position >= self._order.num_samples(self._epoch):
+            self._epoch, self._position = self._epoch + 1, 0
+            raise StopIteration
+        shards, indices, epochs = (np.concatenate(columns) for columns in zip(*self._next_places(), strict=True))
+        places = list(zip(shards.tolist(), indices.tolist(), strict=True))
+        numbers = np.fromiter((self._dataset.reader.index_of(*place) for place in places), np.int64, len(places))
         seeds = source.load.seeds(epochs, numbers)
         planner = RowPlanner(self._dataset.reader.folder.index, self._dataset.wanted, self._dataset.decoder.spec)
         plan = [
             _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed))
-            for shard, sample, epoch, seed in zip(
-                shards.tolist(), indices.tolist(), epochs.tolist(), seeds, strict=True
-            )
+            for (shard, sample), epoch, seed in zip(places, epochs.tolist(), seeds, strict=True)
         ]
         return self._run(plan, planner)
+
+    def _next_places(self) -> list[tuple[Any, Any, Any]]:
+        """Returns (shards, indices, passes) of the next rows, over several epochs where they are short."""
+        source = self._dataset.source
+        epoch, position, wanted = self._epoch, self._position, ROWS_PER_READER
+        pieces = []
+        empty_epochs = 0
+        while wanted:
+            order = self._order.epoch(epoch)
+            taken = min(wanted, len(order) - position)
+            if taken:
+                pieces.append(order.samples(position, position + taken))
+                wanted -= taken
+            if not source.repeat:
+                break
+            empty_epochs = 0 if len(order) else empty_epochs + 1
+            if empty_epochs > source.worker_config.layout.num_streams:
+                raise DatasetError(
+                    f"{source.name} has no sample to repeat: its split is empty. Choose another split_part."
+                )
+            epoch, position = epoch + 1, 0
+        return pieces
+
+    def _step(self) -> None:
+        """Moves behind one sample, and into the next epoch where it was the last and the data repeats."""
+        self._position += 1
+        while self._dataset.source.repeat and self._position >= self._order.num_samples(self._epoch):
+            self._epoch, self._position = self._epoch + 1, 0
 
     def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
         """Gives what was read for each planned sample, in order."""
