@@ -25,7 +25,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
         pipeline.build()
     permute = task.options.get("permute", False)
     while True:
-        (pixels,) = pipeline.run()
+        pixels, _ = pipeline.run()
         keys = [_key(pixels[i]) for i in range(len(pixels))] if with_keys else None
         if task.output == "float224":
             yield Delivered(from_dlpack(pixels.as_tensor()), keys)
@@ -45,21 +45,23 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
     threads = int(task.options.get("threads", 2))
 
     def native() -> Any:
-        encoded = fn.readers.webdataset(
-            paths=task.shards, index_paths=indexes, ext=["jpg"], missing_component_behavior="error", name="reader"
+        # The captions too: what is compared with it delivers both.
+        encoded, caption = fn.readers.webdataset(
+            paths=task.shards, index_paths=indexes, ext=["jpg", "txt"], missing_component_behavior="error", name="reader"
         )
         if task.output == "float224":
             seed = 42
             pixels = fn.decoders.image_random_crop(encoded, device="cpu", random_area=[0.08, 1.0], seed=seed)
             pixels = fn.resize(pixels, size=[CROP_PIXELS, CROP_PIXELS])
-            return fn.crop_mirror_normalize(
+            pixels = fn.crop_mirror_normalize(
                 pixels, mirror=fn.random.coin_flip(seed=seed), dtype=types.FLOAT, output_layout="CHW",
                 mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
             )
+            return pixels, caption
         pixels = fn.decoders.image(encoded, device="cpu", adjust_orientation=False)
         if task.layout == "CHW" and not task.options.get("permute", False):
             pixels = fn.transpose(pixels, perm=[2, 0, 1])
-        return pixels
+        return pixels, caption
 
     options = {"batch_size": task.batch_size, "num_threads": threads, "device_id": None, "prefetch_queue_depth": 2}
     return dali.pipeline_def(native)(**options)
@@ -72,8 +74,11 @@ def _write_indexes(shards: list[str], folder: Path) -> list[str]:
     paths = []
     for number, shard in enumerate(shards):
         with tarfile.open(shard, "r:") as tar:
-            members = [member for member in tar if member.name.endswith(".jpg")]
-        lines = [f"jpg {member.offset_data} {member.size} {member.name}" for member in members]
+            members = {member.name: member for member in tar}
+        lines = []
+        for key in sorted(name.removesuffix(".jpg") for name in members if name.endswith(".jpg")):
+            parts = [(part, members[f"{key}.{part}"]) for part in ("jpg", "txt")]
+            lines.append(" ".join(f"{part} {member.offset_data} {member.size} {member.name}" for part, member in parts))
         path = folder / f"{number}.idx"
         path.write_text("\n".join([f"v1.2 {len(lines)}", *lines]) + "\n")
         paths.append(str(path))

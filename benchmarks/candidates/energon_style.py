@@ -64,7 +64,7 @@ def task_encoder(library: Any, task: Task) -> Any:
             # A dictionary crosses processes everywhere; a class made inside a function does not.
             images = [sample.image for sample in samples]
             keys = [sample.__key__ for sample in samples]
-            return {"__key__": keys, "image": torch.stack(images) if fused else images}
+            return {"__key__": keys, "image": library.batch_stack(images) if fused else images}
 
         def encode_batch(self, batch: Any) -> Any:
             return batch
