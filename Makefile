@@ -9,6 +9,7 @@ ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
 JOBS ?= 2
 DATA ?=
 BENCH_JSON ?= benchmarks/results/cpu.json
+BENCH_REPETITIONS ?=
 BENCH_PLOT ?= docs/images/cpu.png
 
 .PHONY: help setup test check demo bench clean
@@ -51,7 +52,7 @@ demo: $(STAMP)
 
 bench: $(STAMP) $(ENERGON_STAMP)
 	mkdir -p $(dir $(BENCH_JSON)) $(dir $(BENCH_PLOT))
-	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON)
+	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(BENCH_JSON) $(BENCH_PLOT)
 
 clean:
