@@ -47,8 +47,9 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
     def native() -> Any:
         # The captions too: what is compared with it delivers both.
         encoded, caption = fn.readers.webdataset(
-            paths=task.shards, index_paths=indexes, ext=["jpg", "txt"], missing_component_behavior="error", name="reader"
-        )
+            paths=task.shards, index_paths=indexes, ext=["jpg", "txt"], name="reader",
+            missing_component_behavior="error",
+        )  # fmt: skip
         if task.output == "float224":
             seed = 42
             pixels = fn.decoders.image_random_crop(encoded, device="cpu", random_area=[0.08, 1.0], seed=seed)
