@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
             f"{row['median']:.3g}" if row["median"] < 100 else f"{row['median']:.0f}", (row["high"], position),
             xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=INK,
         )  # fmt: skip
-    title = f"{panel['title']} ({panel['unit']}, {panel['better']} is better)"
+    title = textwrap.fill(f"{panel['title']} ({panel['unit']}, {panel['better']} is better)", 110)
     axis.set_title(title, fontsize=9, loc="left", color=INK)
     axis.margins(x=0.12)
     axis.tick_params(labelsize=8)
