@@ -121,7 +121,9 @@ def test_a_worker_config_holds_whole_numbers(options: dict[str, Any]) -> None:
 def test_numbers_of_numpy_are_the_same_numbers(folder: Path) -> None:
     loader = get_savable_loader(train(folder, batch_size=np.int64(2), worker_config=config(num_streams=np.int32(2))))
     next(iter(loader))
-    get_savable_loader(train(folder)).restore_state_rank(loader.save_state_rank())
+    restored = get_savable_loader(train(folder))
+    restored.restore_state_rank(loader.save_state_rank())
+    assert next(iter(restored)).__key__ == next(iter(loader)).__key__
 
 
 def test_a_loader_wants_a_dataset(folder: Path) -> None:
