@@ -79,6 +79,7 @@ def _die_with(lifeline: int, rank_pid: int) -> None:
 
     signal.signal(signal.SIGUSR2, look)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)
+    look()  # it may have ended before the signal was asked for
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
