@@ -148,9 +148,6 @@ class BasicDataLoader(Generic[T]):
                 pool.launch()
             if self._state is not None:
                 rank.load_state_dict(self._state)
-            elif pool is not None:
-                for stream in self.worker_config.streams:
-                    pool.start(stream, None)  # all at once: the first batch of one must not wait for another's
             change = pin if self._pins else None
             # The native feed has no workers; num_workers > 0 then says that reading shall run ahead of the trainer.
             ahead = pool is not None or self.worker_config.num_workers > 0
