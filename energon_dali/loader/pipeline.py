@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.batch import BatchDataset
 from energon_dali.datasets.decode_stage import DecodeDataset
-from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
-from energon_dali.datasets.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.hand_over import HandOverDataset
-from energon_dali.datasets.map import MapDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
-from energon_dali.datasets.packing import PackingDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder import TaskEncoder, choose_cooker, failure_tolerance, is_stateless, overridden

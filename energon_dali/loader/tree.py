@@ -7,8 +7,8 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.decode_stage import DecodeDataset
-from energon_dali.datasets.epochize import EpochizeDataset
 from energon_dali.datasets.hand_over import HandOverDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 
 
 def find_hand_over(dataset: SavableDataset[Any]) -> HandOverDataset | None:

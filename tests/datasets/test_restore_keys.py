@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.batch import BatchDataset
 from energon_dali.datasets.decode_stage import DecodeDataset
-from energon_dali.datasets.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.hand_over import HandOverDataset
-from energon_dali.datasets.map import MapDataset
-from energon_dali.datasets.packing import PackingDataset
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, StateError
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.batch import BatchDataset
 from energon_dali.datasets.decode_stage import DecodeDataset
-from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
-from energon_dali.datasets.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.hand_over import HandOverDataset
-from energon_dali.datasets.map import MapDataset
-from energon_dali.datasets.packing import PackingDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
 from energon_dali.task_encoder import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take

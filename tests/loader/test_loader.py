@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_dali.datasets.epochize import EpochizeDataset, LimitDataset
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError
 from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
 from energon_dali.loader.loader_state import merge_states

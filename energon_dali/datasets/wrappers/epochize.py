@@ -50,14 +50,3 @@ class EpochizeDataset(WrapperDataset[Any]):
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         return self.dataset.restore_sample(restore_key)
-
-
-class LimitDataset(EpochizeDataset):
-    """Ends an epoch after at most `length` elements of each rank; the next begins at the very beginning. The outermost
-    dataset.
-    """
-
-    restart = True
-
-    def len_rank(self) -> int:
-        return min(self.length, self.dataset.len_rank())

@@ -1,0 +1,1 @@
+"""Datasets that make one element of several: batches, groups, packs."""

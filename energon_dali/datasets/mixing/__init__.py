@@ -1,0 +1,1 @@
+"""Datasets over several others: blends, concatenations, mixed batches."""

@@ -1,0 +1,1 @@
+"""Datasets around one other: functions on its elements, repetitions, ends of epochs, shuffles, logs."""
