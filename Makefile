@@ -11,8 +11,10 @@ DATA ?=
 BENCH_JSON ?= benchmarks/results/cpu.json
 BENCH_REPETITIONS ?=
 BENCH_PLOT ?= docs/images/cpu.png
+VIDEO_JSON ?= benchmarks/results/video.json
+VIDEO_PLOT ?= docs/images/video.png
 
-.PHONY: help setup test check demo bench clean
+.PHONY: help setup test check demo bench bench-video clean
 
 help:
 	@echo "make setup              the environment in $(VENV)"
@@ -20,6 +22,7 @@ help:
 	@echo "make test               the tests"
 	@echo "make check              lint and types"
 	@echo "make bench              the CPU benchmarks, beside bare DALI, PIL, webdataset and megatron-energon"
+	@echo "make bench-video        the benchmarks on videos, beside megatron-energon, torchcodec and PyAV"
 
 setup: $(STAMP)
 
@@ -54,6 +57,14 @@ bench: $(STAMP) $(ENERGON_STAMP)
 	mkdir -p $(dir $(BENCH_JSON)) $(dir $(BENCH_PLOT))
 	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(BENCH_JSON) $(BENCH_PLOT)
+
+# torchcodec loads the FFmpeg libraries of the system; without them it is left out.
+bench-video: $(STAMP) $(ENERGON_STAMP)
+	command -v ffmpeg >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q ffmpeg; } || \
+		echo "No FFmpeg on this system: install Debian's package ffmpeg to compare with torchcodec."
+	mkdir -p $(dir $(VIDEO_JSON)) $(dir $(VIDEO_PLOT))
+	$(BIN)/python -m benchmarks.run video --json $(VIDEO_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(VIDEO_JSON) $(VIDEO_PLOT)
 
 clean:
 	rm -rf $(VENV) $(ENERGON_VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo

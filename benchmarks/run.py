@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import cpu
+from benchmarks import cpu, video
 from benchmarks.candidates.preparing import prepare
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe, make_dataset
@@ -23,7 +23,7 @@ from benchmarks.machine import commit, describe_machine
 from benchmarks.results import as_text, judge_bar, judge_limit, summarise
 from benchmarks.workload import Candidate, Workload
 
-SUITES: dict[str, tuple[Workload, ...]] = {"cpu": cpu.WORKLOADS}
+SUITES: dict[str, tuple[Workload, ...]] = {"cpu": cpu.WORKLOADS, "video": video.WORKLOADS}
 CACHE = ROOT / ".cache" / "benchmarks"
 
 
@@ -70,7 +70,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def quick(workload: Workload) -> Workload:
     """Returns a small version of a workload, to see whether it runs."""
-    recipe = dataclasses.replace(workload.recipe, name=f"{workload.recipe.name}-quick", samples=64)
+    whole = workload.recipe
+    name = f"{whole.name}-quick"
+    recipe = dataclasses.replace(whole, name=name, samples=64)
+    if whole.style == "video":
+        recipe = dataclasses.replace(whole, name=name, samples=min(whole.samples, 4), seconds=4)
+        return dataclasses.replace(workload, recipe=recipe, samples=4, warmup_samples=2, repetitions=1)
     return dataclasses.replace(workload, recipe=recipe, samples=96, warmup_samples=32, batch_size=16, repetitions=1)
 
 

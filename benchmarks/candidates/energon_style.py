@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.candidates.stream import CROP_PIXELS, MEAN, STD, Delivered, measure_stream
 from benchmarks.candidates.task import Task
+from benchmarks.candidates.torchvision_import import import_torchvision_transforms
 
 
 def measure(task: Task) -> dict[str, float]:
@@ -93,13 +94,7 @@ def make_decoder(library: Any, task: Task) -> Any:
 
 def torchvision_transform() -> Any:
     """Returns torchvision's transforms, on the uint8 tensors that they are fastest on."""
-    # Where torch is built without CUDA, the wheel of torchvision cannot load its native operators, and importing it
-    # fails on the two that it describes to torch. The transforms use none of them, so that naming both is enough.
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    transforms = importlib.import_module("torchvision.transforms.v2")
+    transforms = import_torchvision_transforms()
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(CROP_PIXELS, antialias=True),

@@ -56,7 +56,8 @@ class Crop:
 
 
 @functools.cache
-def _open(photograph: Photograph) -> Image.Image:
+def open_photograph(photograph: Photograph) -> Image.Image:
+    """Returns the whole photograph, RGB; one shared object."""
     data = files(photograph.package).joinpath(photograph.path).read_bytes()
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     picture.info.clear()  # a colour profile that came with the photograph would be written into every crop
@@ -72,7 +73,7 @@ def cut(rng: np.random.Generator, *, width: int, height: int) -> Crop:
         height: Height of the result in pixels.
     """
     photograph = PHOTOGRAPHS[int(rng.integers(len(PHOTOGRAPHS)))]
-    picture = _open(photograph)
+    picture = open_photograph(photograph)
     share = rng.uniform(0.35, 1.0)
     scale = min(picture.width / width, picture.height / height) * share**0.5
     box_width, box_height = max(1, int(width * scale)), max(1, int(height * scale))

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from benchmarks.data.photographs import Crop, cut, encode, encode_to_size
 
 FACTS = "facts.json"
-"""File beside the shards: {key: [height, width, sum of all RGB values]}."""
+"""File beside the shards: {key: [height, width, sum of all RGB values]}; of a video [360, 640, frames]."""
 
 RECIPE = "recipe.json"
 """File beside the shards, written last: a folder without it is not finished."""
@@ -38,9 +38,12 @@ class Recipe:
     seed: int = 0
     """Seed of every crop, with the number of the sample."""
     style: str = "mixed"
-    """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and 400 x 500."""
+    """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and 400 x 500. "video": H.264
+    in mp4, 640 x 360 pixels, 30 frames per second."""
     target_bytes: int = 104_000
     """Size of a JPEG of style "jpeg", in bytes."""
+    seconds: int = 10
+    """Length of a video of style "video", in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Made:
     caption: str
     """What goes into the .txt part."""
     fact: tuple[int, int, int]
-    """Height, width, sum of the decoded RGB values."""
+    """Height, width, sum of the decoded RGB values; of a video 360, 640 and the number of its frames."""
 
 
 def make_dataset(
@@ -103,17 +106,28 @@ def _made(recipe: Recipe, processes: int | None) -> Iterator[Made]:
         yield from (make(recipe, index) for index in range(recipe.samples))
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(make, [recipe] * recipe.samples, range(recipe.samples), chunksize=16)
+        at_once = 1 if recipe.style == "video" else 16
+        yield from pool.map(make, [recipe] * recipe.samples, range(recipe.samples), chunksize=at_once)
 
 
 def _make_one(recipe: Recipe, index: int) -> Made:
     rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
+    if recipe.style == "video":
+        return _video(recipe, rng)
     suffix, crop, data = _jpeg(recipe, rng) if recipe.style == "jpeg" else _mixed(rng)
     pixels = _decoded(data)
     facts = {"photograph": crop.photograph, "box": list(crop.box), "mirrored": crop.mirrored,
              "width": crop.image.width, "height": crop.image.height}  # fmt: skip
     height, width = pixels.shape[:2]
     return Made(suffix, data, facts, crop.caption, (height, width, int(pixels.sum(dtype=np.int64))))
+
+
+def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
+    from benchmarks.data.videos import film
+
+    frames = recipe.seconds * 30
+    data, caption = film(rng, frames=frames)
+    return Made("mp4", data, {"frames": frames, "fps": 30}, caption, (360, 640, frames))
 
 
 def _jpeg(recipe: Recipe, rng: np.random.Generator) -> tuple[str, Crop, bytes]:

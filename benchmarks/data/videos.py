@@ -1,0 +1,67 @@
+"""Videos of real photographs: a camera that pans and zooms over one, with grain, encoded with PyAV."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+
+import av
+import numpy as np
+from PIL import Image
+
+from benchmarks.data.photographs import PHOTOGRAPHS, open_photograph
+
+
+def film(
+    rng: np.random.Generator,
+    *,
+    width: int = 640,
+    height: int = 360,
+    frames: int = 300,
+    fps: int = 30,
+    photograph: int | None = None,
+    codec: str = "libx264",
+    container: str = "mp4",
+) -> tuple[bytes, str]:
+    """Returns (an encoded video, what it shows).
+
+    Without options of its own the encoder makes what users have: B-frames, and keyframes up to 250 frames apart.
+
+    Args:
+        rng: Source of every choice.
+        width: Of the frames, in pixels.
+        height: Of the frames, in pixels.
+        frames: How many.
+        fps: Frames per second, constant.
+        photograph: Number of the photograph; None draws one.
+        codec: Name of an encoder of FFmpeg.
+        container: Name of a muxer of FFmpeg.
+    """
+    number = int(rng.integers(len(PHOTOGRAPHS))) if photograph is None else photograph
+    picture = open_photograph(PHOTOGRAPHS[number])
+    grain = rng.normal(0, 2, (height, width, 1)).astype(np.float32)
+    (x0, x1), (y0, y1) = rng.uniform(0.0, 1.0, (2, 2))
+    z0, z1 = rng.uniform(0.35, 0.95, 2)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=fps)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, fps)
+        stream.codec_context.thread_count = 1  # the same bytes on every machine
+        for place in range(frames):
+            share = place / max(1, frames - 1)
+            zoom = z0 + (z1 - z0) * share
+            scale = min(picture.width / width, picture.height / height) * zoom
+            box_width, box_height = width * scale, height * scale
+            left = (picture.width - box_width) * (x0 + (x1 - x0) * share)
+            top = (picture.height - box_height) * (y0 + (y1 - y0) * share)
+            view = picture.resize(
+                (width, height), Image.Resampling.BILINEAR, box=(left, top, left + box_width, top + box_height)
+            )
+            pixels = np.asarray(view, np.float32) + np.roll(grain, 37 * place, (0, 1)[place % 2])
+            frame = av.VideoFrame.from_ndarray(np.clip(pixels, 0, 255).astype(np.uint8), format="rgb24")
+            frame.pts = place
+            frame.time_base = Fraction(1, fps)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return buffer.getvalue(), PHOTOGRAPHS[number].description
