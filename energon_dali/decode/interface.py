@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from energon_dali.samples import SourceInfo
 
 Placement = Literal["worker", "rank"]
-Route = Literal["dali-gpu-hardware", "dali-gpu", "dali-cpu", "pil", "fallback", "failed"]
+Route = Literal["dali-gpu-hardware", "dali-gpu", "dali-cpu", "pil", "pyav", "fallback", "failed"]
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from energon_dali.samples.base import CrudeSample, Sample, SourceInfo, edataclass
 from energon_dali.samples.batch import Batch
+from energon_dali.samples.clips import Clips
 from energon_dali.samples.kinds import (
     CaptioningSample,
     ImageClassificationSample,
@@ -21,6 +22,7 @@ from energon_dali.samples.kinds import (
 __all__ = [
     "Batch",
     "CaptioningSample",
+    "Clips",
     "CrudeSample",
     "ImageClassificationSample",
     "ImageSample",

@@ -1,0 +1,9 @@
+"""Clips of videos as declared on a decoder: the declaration, the choice of frames, and the handle on its way."""
+
+from __future__ import annotations
+
+from energon_dali.decode.clips.choice import choose_frames, choose_starts
+from energon_dali.decode.clips.handle import ClipsHandle
+from energon_dali.decode.clips.video_clips import ClipAudio, VideoClips
+
+__all__ = ["ClipAudio", "ClipsHandle", "VideoClips", "choose_frames", "choose_starts"]

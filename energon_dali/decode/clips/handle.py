@@ -1,0 +1,77 @@
+"""An encoded video on its way to the decode stage, with the frames that were chosen of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.decode.clips.choice import Float64Array
+from energon_dali.decode.interface import MediaHandle
+from energon_dali.plan.rng import Int64Array
+
+if TYPE_CHECKING:
+    from energon_dali.av import AVLimits
+    from energon_dali.av.colour import ColourFacts
+    from energon_dali.decode.clips.video_clips import VideoClips
+
+
+def _no_frames() -> Int64Array:
+    return np.zeros((0, 0), np.int64)
+
+
+def _no_times() -> Float64Array:
+    return np.zeros((0, 0), np.float64)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ClipsHandle(MediaHandle):
+    """An encoded video whose clips are chosen, by a demux, and not decoded; `format` is its container's ("mp4").
+
+    `width` and `height` are those of the stored frames. Handles are made by `make_clips_handle` alone, so that every
+    backend decodes the same frames.
+    """
+
+    spec: VideoClips  # type: ignore[assignment]
+    """What to make of it; one shared object for all handles of a decoder."""
+    frames: Int64Array = field(default_factory=_no_frames)
+    """int64[clips, frames], numbers of the wanted frames in presentation order; [0, 0] for a file without video."""
+    timestamps: Float64Array = field(default_factory=_no_times)
+    """float64[clips, frames], their presentation times in seconds."""
+    starts: Float64Array = field(default_factory=lambda: np.zeros(0, np.float64))
+    """float64[clips], where the sound of each clip starts, in seconds."""
+    codec: str = ""
+    """FFmpeg's name of the video codec ("h264", "hevc", "vp9", ...), "" for a file without video."""
+    profile: str = ""
+    """The codec's profile ("High 10"), "" where it is not known."""
+    pixel_format: str = ""
+    """FFmpeg's name of the stored pixel format ("yuv420p10le")."""
+    bit_depth: int = 8
+    """Bits per component."""
+    colour: ColourFacts | None = None
+    """How the stored frames become RGB."""
+    frame_count: int = 0
+    """Frames of the whole video."""
+    frames_to_decode: int = 0
+    """Frames that a decoder must decode to have the wanted ones: all from the keyframe before each on."""
+    audio_codec: str = ""
+    """FFmpeg's name of the audio codec, where sound is wanted; else ""."""
+    limits: AVLimits | None = None
+    """What decoding may cost; None for the defaults."""
+
+    def decode(self) -> Any:
+        """Returns the `Clips` at once, decoded with PyAV in the calling thread.
+
+        Raises:
+            DecodeError: The data cannot be decoded.
+        """
+        from energon_dali.decode.pyav import decode_clips
+
+        return decode_clips(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"ClipsHandle({self.name}: {self.format} {self.codec or self.audio_codec} {self.width}x{self.height}, "
+            f"frames {self.frames.shape}, {len(self.data)} bytes)"
+        )

@@ -1,0 +1,192 @@
+"""What to take out of a video: how many clips, which frames, at which size, with which sound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from energon_dali.errors import ConfigError
+
+ClipSampling = Literal["uniform", "random", "at"]
+ClipDtype = Literal["uint8", "float32", "float16", "bfloat16"]
+ClipLayout = Literal["FCHW", "FHWC"]
+ShortClip = Literal["repeat", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipAudio:
+    """The sound of clips: float32 in [-1, 1], as many samples for each clip, so that clips and batches stack.
+
+    Raises:
+        ConfigError: A value that cannot work.
+    """
+
+    sample_rate: int | None = None
+    """Samples per second to resample to; None keeps the file's."""
+    channels: int | None = None
+    """Channels to mix to; None keeps the file's."""
+    duration_seconds: float | None = None
+    """Seconds of sound per clip, from the clip's start; None takes the clip's own duration."""
+    missing: Literal["error", "silence"] = "error"
+    """What a file without an audio stream gives: a DecodeError, or silence (which needs `sample_rate` and `channels`).
+    A stream that ends inside a clip is always followed by silence; `Clips.audio_timestamps` says where it ends."""
+
+    def __post_init__(self) -> None:
+        for name in ("sample_rate", "channels"):
+            value = getattr(self, name)
+            if value is not None and (not _is_whole(value) or value < 1):
+                raise ConfigError(
+                    f"ClipAudio({name}={value!r}) cannot work. It is a whole number of at least 1, or None for what "
+                    "the file has."
+                )
+        _check_seconds("ClipAudio", "duration_seconds", self.duration_seconds)
+        if self.missing not in ("error", "silence"):
+            raise ConfigError(f'ClipAudio(missing={self.missing!r}) is unknown. Give "error" or "silence".')
+        if self.missing == "silence" and (self.sample_rate is None or self.channels is None):
+            raise ConfigError(
+                'ClipAudio(missing="silence") does not know how much silence: a file without sound has no sample rate '
+                "and no channels. Give sample_rate and channels too."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class VideoClips:
+    """Clips of a video as one tensor, chosen by presentation time: the same frames from every decoder and device.
+
+    With `clip_duration_seconds` the frames of a clip are those shown at its start and at every
+    clip_duration_seconds / frames_per_clip seconds after it (also where the frame rate varies). Otherwise a clip is
+    every `stride`-th frame.
+
+        av_decode=VideoClips(num_clips=2, frames_per_clip=16, clip_duration_seconds=2.0, size=(224, 224))
+
+    gives `Clips` with frames uint8[2, 16, 3, 224, 224] and timestamps float64[2, 16].
+
+    Raises:
+        ConfigError: A value, or a combination of values, cannot work.
+    """
+
+    num_clips: int = 1
+    """Clips per video."""
+    frames_per_clip: int = 16
+    """Frames per clip."""
+    clip_duration_seconds: float | None = None
+    """Seconds that a clip spans; None goes by `stride`."""
+    stride: int | None = None
+    """Distance of a clip's frames, in frames; None is 1."""
+    sampling: ClipSampling = "uniform"
+    """Where clips start. "uniform": at equal distances, the first at the start of the video, the last so that it ends
+    with it; a single clip is the first. "random": anywhere where they fit, in the order of time, drawn from (seed,
+    sample, epoch). "at": at the seconds of `at`."""
+    at: tuple[float, ...] = ()
+    """With sampling="at", where each clip starts: presentation times in seconds. A clip that starts outside the video
+    is a DecodeError."""
+    size: tuple[int, int] | int | None = None
+    """(width, height) of the result; a single number for its shorter side; None keeps the video's. Bilinear."""
+    dtype: ClipDtype = "uint8"
+    """Type of the frames; floats are level / 255."""
+    layout: ClipLayout = "FCHW"
+    """Order of a clip's axes: frames, channels, height, width; or channels last."""
+    audio: bool | ClipAudio = False
+    """Whether clips bring their sound, and how."""
+    short: ShortClip = "repeat"
+    """What a clip gives that reaches behind the end of its video: "repeat" repeats the last frame, which its
+    timestamps show; "error" is a DecodeError."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_clips", "frames_per_clip", "stride"):
+            value = getattr(self, name)
+            if (value is not None or name != "stride") and (not _is_whole(value) or value < 1):
+                raise ConfigError(f"VideoClips({name}={value!r}) cannot work. It is a whole number of at least 1.")
+        _check_seconds("VideoClips", "clip_duration_seconds", self.clip_duration_seconds)
+        if self.clip_duration_seconds is not None and self.stride is not None:
+            raise ConfigError(
+                f"VideoClips was given clip_duration_seconds={self.clip_duration_seconds} and stride={self.stride}. "
+                "Each of them alone says how far apart a clip's frames are. Give one of the two."
+            )
+        for name, allowed in (
+            ("sampling", get_args(ClipSampling)), ("dtype", get_args(ClipDtype)),
+            ("layout", get_args(ClipLayout)), ("short", get_args(ShortClip)),
+        ):  # fmt: skip
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"VideoClips({name}={getattr(self, name)!r}) is unknown. Give one of {', '.join(allowed)}."
+                )
+        self._take_starts()
+        self._take_size()
+        self._check_audio()
+
+    @property
+    def clip_audio(self) -> ClipAudio | None:
+        """How clips bring their sound; None if they do not."""
+        return self.audio if isinstance(self.audio, ClipAudio) else ClipAudio() if self.audio else None
+
+    @property
+    def audio_seconds(self) -> float:
+        """Seconds of sound per clip; 0.0 without sound."""
+        audio = self.clip_audio
+        return 0.0 if audio is None else audio.duration_seconds or self.clip_duration_seconds or 0.0
+
+    def output_size(self, width: int, height: int) -> tuple[int, int]:
+        """Returns (width, height) of the frames made of a video of this width and height, in pixels."""
+        if self.size is None:
+            return width, height
+        if isinstance(self.size, tuple):
+            return self.size
+        if width <= height:
+            return self.size, max(1, self.size * height // width)
+        return max(1, self.size * width // height), self.size
+
+    def _take_starts(self) -> None:
+        if isinstance(self.at, Sequence):
+            object.__setattr__(self, "at", tuple(self.at))
+        valid = isinstance(self.at, tuple) and all(
+            isinstance(start, (int, float)) and math.isfinite(start) for start in self.at
+        )
+        if not valid or (self.sampling == "at") != bool(self.at):
+            raise ConfigError(
+                f"VideoClips was given sampling={self.sampling!r} and at={self.at!r}. at= holds the start of each clip "
+                'in seconds, as finite numbers, and goes with sampling="at" alone. Give both or none.'
+            )
+        if self.at:
+            if self.num_clips not in (1, len(self.at)):
+                raise ConfigError(
+                    f"VideoClips was given num_clips={self.num_clips} and {len(self.at)} starts in at=. Each start "
+                    "makes one clip. Leave num_clips out."
+                )
+            object.__setattr__(self, "num_clips", len(self.at))
+
+    def _take_size(self) -> None:
+        size: Any = self.size
+        if size is None:
+            return
+        if isinstance(size, list):
+            object.__setattr__(self, "size", tuple(size))
+        sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+        if len(sides) != 2 or not all(_is_whole(side) and side > 0 for side in sides):
+            raise ConfigError(
+                f"VideoClips(size={self.size!r}) cannot work. It is (width, height) in pixels, or a whole number for "
+                "the shorter side, or None for the video's own size."
+            )
+
+    def _check_audio(self) -> None:
+        if not isinstance(self.audio, (bool, ClipAudio)):
+            raise ConfigError(f"VideoClips(audio={self.audio!r}) cannot work. Give True, False or a ClipAudio.")
+        if self.audio and not self.audio_seconds:
+            raise ConfigError(
+                "VideoClips was asked for audio without a duration. Clips by stride span different times in different "
+                "files, so their sound would not stack. Give clip_duration_seconds, or "
+                "audio=ClipAudio(duration_seconds=...)."
+            )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_seconds(owner: str, name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{owner}({name}={value!r}) cannot work. It is a number of seconds greater than 0.")
