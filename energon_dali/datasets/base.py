@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from typing_extensions import Self
 
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.datasets.restore_key import Key, get_restore_key
@@ -31,6 +34,8 @@ class StreamContext:
     """Takes counts, times and failures."""
     feed: BlockFeed | None = None
     """Delivers the blocks of worker processes; None runs the part before the hand-over in this process."""
+    in_worker: bool = False
+    """Whether this process is a worker, which does nothing else."""
 
 
 class StreamIterator(Iterator[T], ABC, Generic[T]):
@@ -71,8 +76,8 @@ class SavableDataset(ABC, Generic[T]):
     the live iteration; a loader does the same with worker processes.
     """
 
-    reads_in_rank = False
-    """Whether this dataset itself has to run in the rank's process, because it uses the device."""
+    runs_in_rank = False
+    """Whether this dataset itself has to run in the rank's process, because it uses the device or ends its epochs."""
 
     def __init__(self, *, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
@@ -90,8 +95,32 @@ class SavableDataset(ABC, Generic[T]):
     def len_stream(self, stream: int) -> int:
         """Returns the number of elements of one epoch of a stream, as far as it is known before hooks run."""
 
+    def with_children(self, *children: SavableDataset[Any]) -> Self:
+        """Returns a copy that reads from other datasets; itself where it reads from none.
+
+        Args:
+            *children: As many as `children`.
+
+        Raises:
+            TypeError: This class has children and does not say how to replace them.
+        """
+        if self.children:
+            raise TypeError(f"{type(self).__name__} must override with_children, since it has children.")
+        return self
+
+    def placed(self, number: int) -> Self:
+        """Returns a copy for a place of its own among several datasets: the same data has another order there.
+
+        Args:
+            number: Number of the place; a copy at place 2 of place 1 differs from one at place 1 of place 2.
+        """
+        return self.with_children(*(child.placed(number) for child in self.children))
+
     def rank_limit(self) -> RankLimit | None:
-        """Returns after how many elements an epoch of a rank ends; None where the streams themselves end it."""
+        """Returns after how many elements an epoch of a rank ends; None where the streams themselves end it.
+
+        The rank then runs the dataset below in its place, and counts the elements of all its streams together.
+        """
         return None
 
     def describe(self) -> str:
@@ -100,8 +129,12 @@ class SavableDataset(ABC, Generic[T]):
 
     def config(self) -> dict[str, Any]:
         """Returns what this dataset does, as plain values; two datasets with equal configs give equal orders."""
-        inner = [child.config() for child in self.children]
+        inner = [child.inner_config() for child in self.children]
         return {"type": type(self).__name__, **({"inner": inner[0] if len(inner) == 1 else inner} if inner else {})}
+
+    def inner_config(self) -> dict[str, Any]:
+        """Returns `config` for a dataset that stands inside another."""
+        return self.config()
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         """Returns the number of elements per epoch in one worker (default 0) of this rank."""
@@ -186,12 +219,6 @@ class WrapperDataset(SavableDataset[T]):
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(worker_config=worker_config or dataset.worker_config)
-        if dataset.rank_limit() is not None:
-            raise ConfigError(
-                f"{type(self).__name__} was put around {dataset.describe()}, which ends the epochs of a whole rank "
-                f"and so has to be "
-                "the outermost dataset. Wrap them the other way round."
-            )
         if worker_config is not None and worker_config != dataset.worker_config:
             raise ConfigError(
                 f"{type(self).__name__} was given {worker_config}, but the dataset below has {dataset.worker_config}. "
@@ -202,6 +229,11 @@ class WrapperDataset(SavableDataset[T]):
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return (self.dataset,)
+
+    def with_children(self, *children: SavableDataset[Any]) -> Self:
+        twin = copy.copy(self)
+        (twin.dataset,) = children
+        return twin
 
     def len_stream(self, stream: int) -> int:
         return self.dataset.len_stream(stream)

@@ -41,6 +41,11 @@ class DecodeDataset(WrapperDataset[Any]):
         self.decoder = decoder
         self.failure_tolerance = failure_tolerance
 
+    @property
+    def runs_in_rank(self) -> bool:  # type: ignore[override]
+        """Whether there is something to decode."""
+        return self.decoder is not None
+
     def describe(self) -> str:
         return f"DecodeDataset({type(self.decoder).__name__})" if self.decoder else "DeliverDataset"
 

@@ -14,7 +14,7 @@ class Block:
     """A run of consecutive elements of one stream, with the state of the stream after each of them."""
 
     stream: int
-    """The stream they belong to."""
+    """The stream they belong to, as the feed knows it."""
     elements: list[Any] = field(default_factory=list)
     """Samples with media handles, or finished batches."""
     states: list[State] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Block:
 
 
 class BlockFeed(Protocol):
-    """Delivers blocks of streams that are run elsewhere."""
+    """Delivers blocks of streams that are run elsewhere; streams have the numbers of `HandOverDataset.feed_stream`."""
 
     def start(self, stream: int, state: State | None) -> None:
         """Starts a stream at a state, or at its beginning; returns at once."""
@@ -53,11 +53,21 @@ class HandOverDataset(WrapperDataset[Any]):
     Args:
         dataset: What the workers run.
         block_size: Elements per block, at least 1.
+        number: Tells the hand-overs of one tree apart.
     """
 
-    def __init__(self, dataset: SavableDataset[Any], *, block_size: int) -> None:
+    def __init__(self, dataset: SavableDataset[Any], *, block_size: int, number: int = 0) -> None:
         super().__init__(dataset)
         self.block_size = block_size
+        self.number = number
+
+    def feed_stream(self, stream: int) -> int:
+        """Returns the number under which a feed knows a stream of this hand-over.
+
+        Args:
+            stream: Number of the stream, the same for all hand-overs of a tree.
+        """
+        return self.number * self.worker_config.layout.num_streams + stream
 
     def describe(self) -> str:
         return f"HandOverDataset(block_size={self.block_size})"
@@ -68,7 +78,7 @@ class HandOverDataset(WrapperDataset[Any]):
     def open_blocks(self, context: StreamContext) -> BlockIterator:
         """Returns an iterator over blocks of one stream."""
         if context.feed is not None:
-            return _FedBlocks(context.feed, context.stream)
+            return _FedBlocks(context.feed, self.feed_stream(context.stream))
         return LocalBlocks(self.dataset.open(context), context.stream, self.block_size)
 
     def can_restore_sample(self) -> bool:
@@ -76,6 +86,13 @@ class HandOverDataset(WrapperDataset[Any]):
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         return self.dataset.restore_sample(restore_key)
+
+
+def find_hand_overs(dataset: SavableDataset[Any]) -> list[HandOverDataset]:
+    """Returns the hand-overs of a tree, in order; those inside another are not looked for."""
+    if isinstance(dataset, HandOverDataset):
+        return [dataset]
+    return [found for child in dataset.children for found in find_hand_overs(child)]
 
 
 class BlockIterator(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         ConfigError: The dataset or its order does not suit the native feed; the message says what to change.
     """
 
-    reads_in_rank = True
+    runs_in_rank = True
 
     def __init__(self, source: SourceDataset, decoder: DaliDecoder, *, batch_size: int) -> None:
         super().__init__(worker_config=source.worker_config)
@@ -99,6 +100,11 @@ class NativeSourceDataset(SavableDataset[Any]):
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "source": self.source.config()}
+
+    def placed(self, number: int) -> NativeSourceDataset:
+        twin = copy.copy(self)
+        twin.source = self.source.placed(number)
+        return twin
 
     def len_stream(self, stream: int) -> int:
         return self.source.len_stream(stream)

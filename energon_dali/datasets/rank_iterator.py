@@ -44,11 +44,12 @@ class RankIterator(Iterator[T], Generic[T]):
     def __init__(
         self, dataset: SavableDataset[T], feed: BlockFeed | None = None, recorder: Recorder | None = None
     ) -> None:
-        self._dataset = dataset
+        self._limit = dataset.rank_limit()
+        # A limit of the rank is counted here, over all streams together.
+        self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
         self._feed = feed
         self.recorder = recorder or Recorder()
         self._streams = dataset.worker_config.streams
-        self._limit = dataset.rank_limit()
         self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
         self._iterators: dict[int, StreamIterator[T]] = {}
         self._counts = dict.fromkeys(self._streams, 0)
@@ -104,9 +105,12 @@ class RankIterator(Iterator[T], Generic[T]):
         """Lets all workers begin at once, and not each when its stream's turn comes for the first time."""
         self._warm = True
         if self._feed is not None:
-            for stream in self._streams:
-                if stream not in self._restored:
-                    self._feed.start(stream, None)
+            from energon_dali.datasets.hand_over import find_hand_overs
+
+            for hand_over in find_hand_overs(self._dataset):
+                for stream in self._streams:
+                    if stream not in self._restored:
+                        self._feed.start(hand_over.feed_stream(stream), None)
 
     def _end_epoch(self) -> None:
         self._given = 0

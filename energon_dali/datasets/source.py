@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import DatasetError, DatasetFormatError
-from energon_dali.plan import OrderSpec
+from energon_dali.plan import OrderSpec, mix
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig
 
@@ -86,6 +88,14 @@ class SourceDataset(SavableDataset[Any]):
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "repeat": self.repeat, **self.source_config}
+
+    def placed(self, number: int) -> SourceDataset:
+        twin = copy.copy(self)
+        leaf = mix(self.order.leaf, number)
+        twin.order = dataclasses.replace(self.order, leaf=leaf)
+        twin.load = copy.copy(self.load)
+        twin.load.leaf = leaf
+        return twin
 
     def len_stream(self, stream: int) -> int:
         return self.order.stream(stream).num_samples(0)

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.hand_over import find_hand_overs
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import ConfigError
 from energon_dali.loader.delivery import Delivery, DirectDelivery, ThreadedDelivery
 from energon_dali.loader.pinning import pin, wants_pinning
 from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
-from energon_dali.loader.tree import find_hand_over, rank_has_work, reads_in_rank, with_hand_over
+from energon_dali.loader.tree import cut_tree, rank_has_work
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.loader.workers.launch import check_start_method
 from energon_dali.loader.workers.pool import WorkerPool
@@ -84,7 +85,7 @@ class BasicDataLoader(Generic[T]):
             )
         self.dataset = dataset
         self.worker_config = dataset.worker_config
-        self._tree: SavableDataset[T] = with_hand_over(dataset)
+        self._tree: SavableDataset[T] = cut_tree(dataset)
         self._prefetch = prefetch_factor
         self._start_method = check_start_method(start_method)
         self._pins = wants_pinning(pin_memory)
@@ -129,11 +130,10 @@ class BasicDataLoader(Generic[T]):
         """Starts workers and threads, at the beginning or at the last delivered state."""
         self._begun = True
         pool = None
-        if self.worker_config.num_workers > 0 and not reads_in_rank(self._tree):
-            hand_over = find_hand_over(self._tree)
-            assert hand_over is not None
+        hand_overs = find_hand_overs(self._tree)
+        if self.worker_config.num_workers > 0 and hand_overs:
             pool = WorkerPool(
-                hand_over, self._recorder, prefetch_factor=self._prefetch, start_method=self._start_method
+                hand_overs, self._recorder, prefetch_factor=self._prefetch, start_method=self._start_method
             )
             self._watchdog.show_workers = pool.show_stacks
         delivery = self._build_delivery(pool)

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.hand_over import HandOverDataset
-from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 
 
-def find_hand_over(dataset: SavableDataset[Any]) -> HandOverDataset | None:
-    """Returns the hand-over of a tree; None if it has none."""
+def cut_tree(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns a tree whose parts that need not run in the rank run in workers, each below a hand-over with a number.
+
+    What uses the device runs in the rank (`runs_in_rank`), and so does everything above it; so do the ends of the
+    rank's epochs. The largest parts without any of that run in workers: a blend of datasets whose decoders work in the
+    workers is drawn there, a blend of others in the rank, from several hand-overs.
+
+    Args:
+        dataset: The outermost dataset; it is left as it is.
+    """
+    return _cut(dataset, itertools.count(), outermost=True)
+
+
+def _cut(dataset: SavableDataset[Any], numbers: Iterator[int], *, outermost: bool = False) -> SavableDataset[Any]:
     if isinstance(dataset, HandOverDataset):
-        return dataset
-    for child in dataset.children:
-        found = find_hand_over(child)
-        if found is not None:
-            return found
-    return None
+        return HandOverDataset(_strip(dataset.dataset), block_size=dataset.block_size, number=next(numbers))
+    ends_epochs = outermost and dataset.rank_limit() is not None
+    if not ends_epochs and not _needs_rank(dataset):
+        block_size = dataset.dataset.block_size if isinstance(dataset, DecodeDataset) else 1
+        return DecodeDataset(HandOverDataset(_strip(dataset), block_size=block_size, number=next(numbers)), None)
+    return dataset.with_children(*(_cut(child, numbers) for child in dataset.children))
 
 
-def reads_in_rank(dataset: SavableDataset[Any]) -> bool:
-    """Returns whether a tree reads its shards in the rank's process, so that no workers are needed."""
-    return dataset.reads_in_rank or any(reads_in_rank(child) for child in dataset.children)
+def _needs_rank(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a dataset, or one above the hand-overs inside it, has to run in the rank."""
+    if isinstance(dataset, HandOverDataset):
+        return False
+    return dataset.runs_in_rank or any(_needs_rank(child) for child in dataset.children)
 
 
-def with_hand_over(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
-    """Returns a tree with a hand-over: itself, or one whose workers run everything but the ends of epochs."""
-    if find_hand_over(dataset) is not None or reads_in_rank(dataset):
-        return dataset
-    if isinstance(dataset, EpochizeDataset):
-        outer = copy.copy(dataset)
-        outer.dataset = with_hand_over(dataset.dataset)
-        return outer
-    return DecodeDataset(HandOverDataset(dataset, block_size=1), None)
+def _strip(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns a tree without hand-overs, for a worker."""
+    if isinstance(dataset, DecodeDataset):
+        return _strip(dataset.dataset.dataset)
+    return dataset.with_children(*(_strip(child) for child in dataset.children))
 
 
 def rank_has_work(dataset: SavableDataset[Any]) -> bool:
     """Returns whether the rank does more with the elements that workers hand over than to give them to the trainer."""
-    if isinstance(dataset, HandOverDataset):
-        return False
-    if isinstance(dataset, EpochizeDataset):
-        return rank_has_work(dataset.dataset)
-    return not (isinstance(dataset, DecodeDataset) and dataset.decoder is None)
+    if isinstance(dataset, DecodeDataset):
+        return dataset.decoder is not None
+    return dataset.rank_limit() is None or rank_has_work(dataset.children[0])

@@ -13,7 +13,7 @@ from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
-from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
+from energon_dali.errors import FatalSampleError, LayoutError, SkipSample, StateError
 from energon_dali.task_encoder import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
@@ -88,6 +88,8 @@ TREES = {
     "packing behind the hand-over": lambda s: PackingDataset(handed_over(MapDataset(s, square)), 6, pairs, as_batch),
     "virtual epochs": lambda s: EpochizeDataset(MapDataset(s, square), 5),
     "limit": lambda s: LimitDataset(BatchDataset(s, 2, as_batch), 3),
+    "virtual epochs, batched": lambda s: BatchDataset(EpochizeDataset(MapDataset(s, square), 7), 2, as_batch),
+    "limit, batched": lambda s: BatchDataset(LimitDataset(MapDataset(s, as_many_as_number_mod_3), 7), 2, as_batch),
 }
 
 
@@ -227,11 +229,6 @@ def test_restored_seeds_give_the_same_numbers_when_made_again() -> None:
     for sample in reversed(samples):
         assert tree.restore_sample(sample["__restore_key__"]) == sample
     assert random.getstate() == before
-
-
-def test_a_rank_wide_limit_must_stand_outermost() -> None:
-    with pytest.raises(ConfigError, match="outermost"):
-        BatchDataset(EpochizeDataset(source(1), 3), 2, list)
 
 
 @pytest.mark.parametrize("streams", [1, 3])

@@ -107,6 +107,8 @@ def happen(kind: str) -> None:
 class RankWorkDataset(WrapperDataset[Any]):
     """A stage that the rank runs: marks every element."""
 
+    runs_in_rank = True
+
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _Marked(self.dataset.open(context))
 

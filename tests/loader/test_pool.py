@@ -35,7 +35,7 @@ def make_pool(
 ) -> WorkerPool:  # fmt: skip
     dataset = NumbersDataset(lengths, config(workers, len(lengths)), **options)
     return WorkerPool(
-        HandOverDataset(dataset, block_size=block_size), Recorder(), prefetch_factor=prefetch, start_method=method
+        [HandOverDataset(dataset, block_size=block_size)], Recorder(), prefetch_factor=prefetch, start_method=method
     )
 
 
@@ -112,7 +112,7 @@ def test_a_stream_started_ahead_of_time_is_not_started_twice() -> None:
 def test_workers_make_no_more_than_the_prefetch_ahead_and_stop_at_the_end_of_an_epoch() -> None:
     recorder = Recorder()
     dataset = NumbersDataset([8], config())
-    pool = WorkerPool(HandOverDataset(dataset, block_size=2), recorder, prefetch_factor=3, start_method="fork")
+    pool = WorkerPool([HandOverDataset(dataset, block_size=2)], recorder, prefetch_factor=3, start_method="fork")
     assert not pool.ready(0)
     pool.next_block(0)
     time.sleep(0.3)

@@ -79,6 +79,11 @@ class PackingDataset(WrapperDataset[Any]):
         self.packer_config = packer_config
         self.failure_tolerance = failure_tolerance
 
+    @property
+    def runs_in_rank(self) -> bool:  # type: ignore[override]
+        """Whether it decodes the samples that it chose."""
+        return self.decoder is not None
+
     def describe(self) -> str:
         return f"PackingDataset(buffer_size={self.buffer_size})"
 

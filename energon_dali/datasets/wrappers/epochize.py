@@ -1,17 +1,23 @@
-"""Ends the epochs of a rank after a number of elements: virtual epochs for training, a limit for validation."""
+"""Ends epochs after a number of elements: virtual epochs for training."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.rank_iterator import RankLimit
+from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError
 from energon_dali.worker_config import WorkerConfig
 
 
 class EpochizeDataset(WrapperDataset[Any]):
-    """Ends an epoch after `length` elements of each rank; the next goes on where it ended. The outermost dataset.
+    """Ends an epoch after `length` elements of each rank; the next goes on where it ended.
+
+    Where the data below ends in the middle of an epoch, that epoch is shorter; the next begins the data again. As the
+    outermost dataset it counts the elements of all streams of the rank together. Inside another dataset each stream
+    gives its share of `length`, the first streams of a rank one more where it does not divide: the same elements, as
+    long as no stream ends early.
 
     Args:
         dataset: The dataset below; usually endless.
@@ -24,7 +30,7 @@ class EpochizeDataset(WrapperDataset[Any]):
 
     restart = False
 
-    def __init__(self, dataset: SavableDataset[Any], length: int, *, worker_config: WorkerConfig | None = None) -> None:
+    def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
         if length < 1:
             raise ConfigError(
@@ -39,14 +45,72 @@ class EpochizeDataset(WrapperDataset[Any]):
         # Without the length: it says where epochs end, not what comes when, and may change from run to run.
         return super().config()
 
+    def inner_config(self) -> dict[str, Any]:
+        """Returns the config with the length, on which the order around it depends."""
+        return {**self.config(), "length": self.length}
+
     def rank_limit(self) -> RankLimit:
         return RankLimit(self.length, self.restart)
+
+    def stream_length(self, stream: int) -> int:
+        """Returns the share of the length that one stream gives, where this dataset stands inside another."""
+        layout = self.worker_config.layout
+        streams_per_rank = layout.num_streams // layout.world_size
+        place_in_rank = stream // layout.world_size
+        return self.length // streams_per_rank + (place_in_rank < self.length % streams_per_rank)
+
+    def len_stream(self, stream: int) -> int:
+        return self.stream_length(stream) if self.dataset.len_stream(stream) else 0
 
     def len_rank(self) -> int:
         return self.length
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
-        return self.dataset.open(context)
+        return _EpochizeIterator(self, context)
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         return self.dataset.restore_sample(restore_key)
+
+
+class _EpochizeIterator(StreamIterator[Any]):
+    """The share of one stream."""
+
+    def __init__(self, dataset: EpochizeDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._context = context
+        self._length = dataset.stream_length(context.stream)
+        self._inner = dataset.dataset.open(context)
+        self._given = 0
+
+    def __next__(self) -> Any:
+        if self._given >= self._length:
+            self._end()
+        try:
+            element = next(self._inner)
+        except StopIteration:
+            if self._given or self._dataset.restart:
+                self._end()
+            # The data ended just where the last epoch did: it begins again, and only empty data gives an empty epoch.
+            element = next(self._inner)
+        self._given += 1
+        return element
+
+    def _end(self) -> None:
+        self._given = 0
+        if self._dataset.restart and self._length:
+            self._inner.close()
+            self._inner = self._dataset.dataset.open(self._context)
+        raise StopIteration
+
+    def last_key(self, element: Any) -> Key:
+        return self._inner.last_key(element)
+
+    def state_dict(self) -> State:
+        return {"given": self._given, "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._given = state["given"]
+        self._inner.load_state_dict(state["inner"])
+
+    def close(self) -> None:
+        self._inner.close()

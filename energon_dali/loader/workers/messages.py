@@ -16,8 +16,8 @@ Extents = list[tuple[int, int]]
 class WorkerTask:
     """The first thing a worker gets, by cloudpickle: what it runs."""
 
-    hand_over: HandOverDataset
-    """The hand-over with everything below it."""
+    hand_overs: list[HandOverDataset]
+    """The hand-overs by number, each with everything below it."""
     rank: int
     """Rank it works for."""
     worker: int

@@ -7,7 +7,7 @@ import select
 import signal
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
@@ -33,7 +33,7 @@ class WorkerPool:
     Only one thread at a time may ask for blocks; `close` may be called from any thread.
 
     Args:
-        hand_over: The hand-over whose inner part the workers run.
+        hand_overs: The hand-overs of a tree, by number; workers run what is below them.
         recorder: Takes what the workers' recorders counted.
         prefetch_factor: Blocks per stream that a worker makes ahead, at least 1.
         start_method: How processes start, see `launch.StartMethod`.
@@ -44,7 +44,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        hand_over: HandOverDataset,
+        hand_overs: Sequence[HandOverDataset],
         recorder: Recorder,
         *,
         prefetch_factor: int = 2,
@@ -53,7 +53,7 @@ class WorkerPool:
         if prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor={prefetch_factor} leaves the workers nothing to do: give at least 1.")
         self._method: StartMethod = check_start_method(start_method)
-        self._hand_over = hand_over
+        self._hand_overs = list(hand_overs)
         self._recorder = recorder
         self._prefetch = prefetch_factor
         self.on_wait: Callable[[float], None] | None = None
@@ -61,9 +61,10 @@ class WorkerPool:
         self._streams: dict[int, FedStream] = {}
         self._workers: list[WorkerHandle] = []
         self._interrupted = False
-        config = hand_over.worker_config
+        self._config = config = hand_overs[0].worker_config
         self._worker_of = {
-            stream: worker
+            hand_over.feed_stream(stream): worker
+            for hand_over in hand_overs
             for worker in range(max(1, config.num_workers))
             for stream in config.layout.worker_streams(config.rank, worker)
         }
@@ -90,9 +91,9 @@ class WorkerPool:
         self._check_open()
         if self._workers:
             return
-        config = self._hand_over.worker_config
+        config = self._config
         tasks = [
-            WorkerTask(self._hand_over, config.rank, number, config.seed_offset, self._spare_arenas(number))
+            WorkerTask(self._hand_overs, config.rank, number, config.seed_offset, self._spare_arenas(number))
             for number in range(max(1, config.num_workers))
         ]
         pickled = [self._pickled(task) for task in tasks]
@@ -236,7 +237,7 @@ class WorkerPool:
             return
         end = worker.bury(self._poll)
         worker.failure = worker.failure or WorkerDiedError(
-            f"Worker {worker.number} of rank {self._hand_over.worker_config.rank} (process {worker.process.pid}) ended "
+            f"Worker {worker.number} of rank {self._config.rank} (process {worker.process.pid}) ended "
             f"unasked: {end}. What it printed last stands on its standard error. Restore the last state to continue."
         )
 

@@ -146,6 +146,7 @@ class WorkerServer:
 
         self._channel = channel
         self._task = task
+        self._num_streams = task.hand_overs[0].worker_config.layout.num_streams
         self._recorder: Recorder = Recorder()
         self._arenas = ArenaStore(task.spare_arenas)
         self._streams: dict[int, _Stream] = {}
@@ -191,7 +192,9 @@ class WorkerServer:
 
         self._stop(message.stream)
         try:
-            iterator = self._task.hand_over.open_blocks(StreamContext(message.stream, self._recorder))
+            number, stream = divmod(message.stream, self._num_streams)
+            context = StreamContext(stream, self._recorder, in_worker=True)
+            iterator = self._task.hand_overs[number].open_blocks(context)
             iterator.load_state_dict(message.state)
         except Exception as error:
             self._fail(message.stream, message.generation, error)

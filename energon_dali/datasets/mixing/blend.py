@@ -1,0 +1,123 @@
+"""Gives the elements of several datasets in random turns, by weight."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+from typing_extensions import Self
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
+from energon_dali.errors import ConfigError
+from energon_dali.plan import blend_draws, mix
+from energon_dali.worker_config import WorkerConfig
+
+_DRAWS_AT_ONCE = 256
+
+
+class BlendDataset(CombinedDataset):
+    """Gives the next element of a dataset that is drawn by weight, anew for each element.
+
+    A draw depends on the weights, the seed of the job, the stream, its number and the place of this blend in the tree
+    alone. A dataset whose epoch ends is not drawn again; when all have ended, the epoch of the blend ends.
+
+    Args:
+        *dataset_weights: Pairs (dataset, weight). Weights are relative: they need not sum to 1. One of weight 0 is
+            never drawn.
+        worker_config: Left out, that of the datasets.
+
+    Raises:
+        ConfigError: What is given are no pairs of a dataset and a weight, no weight is positive, or the worker
+            configurations differ.
+    """
+
+    def __init__(
+        self, *dataset_weights: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
+    ) -> None:
+        pairs = [_checked_pair(type(self).__name__, pair) for pair in dataset_weights]
+        super().__init__([dataset for dataset, _ in pairs], worker_config=worker_config)
+        self.weights = tuple(weight for _, weight in pairs)
+        if not any(self.weights):
+            raise ConfigError(
+                f"{type(self).__name__} was given the weights {list(self.weights)}: at least one must be positive."
+            )
+        self.place = 0
+
+    def placed(self, number: int) -> Self:
+        twin = copy.copy(super().placed(number))
+        twin.place = mix(self.place, number)
+        return twin
+
+    def describe(self) -> str:
+        weights = ", ".join(f"{weight:g}" for weight in self.weights)
+        return f"{type(self).__name__}(weights={weights})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "weights": list(self.weights)}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _BlendIterator(self, context)
+
+
+def _checked_pair(name: str, pair: Any) -> tuple[SavableDataset[Any], float]:
+    """Returns a pair (dataset, weight)."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        what = f"a {type(pair).__name__} without a weight" if isinstance(pair, SavableDataset) else repr(pair)
+        raise ConfigError(f"{name} was given {what}: give pairs, as in {name}((dataset_a, 0.6), (dataset_b, 0.4)).")
+    dataset, weight = pair
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0:
+        raise ConfigError(f"{name} was given the weight {weight!r}: give a finite number of at least 0.")
+    return dataset, number
+
+
+class _BlendIterator(CombinedIterator):
+    def __init__(self, dataset: BlendDataset, context: StreamContext) -> None:
+        super().__init__(dataset, context)
+        self._weights = dataset.weights
+        self._seed = mix(dataset.worker_config.seed_offset, dataset.place)
+        self._stream = context.stream
+        self._recorder = context.recorder
+        self._draws = 0
+        self._running = [weight > 0 for weight in self._weights]
+        self._drawn: list[int] = []
+        """The next draws, the very next at the end."""
+
+    def __next__(self) -> Any:
+        while True:
+            if not self._drawn:
+                self._draw()
+            number = self._drawn.pop()
+            self._draws += 1
+            try:
+                return self._take(number)
+            except StopIteration:
+                self._running[number] = False
+                self._drawn.clear()
+                if not any(self._running):
+                    self._running = [weight > 0 for weight in self._weights]
+                    raise
+
+    def _draw(self) -> None:
+        weights = [weight if running else 0.0 for weight, running in zip(self._weights, self._running, strict=True)]
+        draws = blend_draws(weights, self._seed, self._stream, self._draws, _DRAWS_AT_ONCE)
+        self._drawn = draws[::-1].tolist()
+
+    def state_dict(self) -> State:
+        ended = [
+            number
+            for number, (weight, running) in enumerate(zip(self._weights, self._running, strict=True))
+            if weight > 0 and not running
+        ]
+        return {"draws": self._draws, "ended": ended, "members": self._member_states()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._load_member_states(state["members"])
+        self._draws = state["draws"]
+        for number in state["ended"]:
+            self._running[number] = False
