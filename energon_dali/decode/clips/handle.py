@@ -35,7 +35,7 @@ class ClipsHandle(MediaHandle):
 
     spec: VideoClips  # type: ignore[assignment]
     """What to make of it; one shared object for all handles of a decoder."""
-    frames: Int64Array = field(default_factory=_no_frames)
+    frame_indices: Int64Array = field(default_factory=_no_frames)
     """int64[clips, frames], numbers of the wanted frames in presentation order; [0, 0] for a file without video."""
     timestamps: Float64Array = field(default_factory=_no_times)
     """float64[clips, frames], their presentation times in seconds."""
@@ -73,5 +73,5 @@ class ClipsHandle(MediaHandle):
     def __repr__(self) -> str:
         return (
             f"ClipsHandle({self.name}: {self.format} {self.codec or self.audio_codec} {self.width}x{self.height}, "
-            f"frames {self.frames.shape}, {len(self.data)} bytes)"
+            f"frames {self.frame_indices.shape}, {len(self.data)} bytes)"
         )
