@@ -1,0 +1,101 @@
+"""The file of a join index: which samples of which shards belong together, row by row.
+
+After the magic bytes and the number of columns as int64 follow rows of int64: per column the place of the shard in the
+split file, the offset of the sample in it, and its size in bytes; three times -1 where a dataset has no match.
+Little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.plan.rng import Int64Array
+from energon_dali.shards import StoragePath
+
+MAGIC = b"JIDX0001"
+_HEADER_BYTES = 16
+FIELDS = 3
+"""Numbers per column: place of the shard, offset, size."""
+
+
+def write_join_index(path: Path, num_columns: int, blocks: Iterable[Int64Array]) -> int:
+    """Writes a join index, and returns the number of its rows.
+
+    Args:
+        path: Local file.
+        num_columns: Number of datasets.
+        blocks: int64[rows, num_columns, 3], one after the other.
+    """
+    rows = 0
+    with path.open("wb") as file:
+        file.write(MAGIC + np.array([num_columns], "<i8").tobytes())
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, "<i8").tobytes())
+            rows += len(block)
+    return rows
+
+
+class JoinIndexFile:
+    """A join index, open for reading. A local file is mapped into memory, any other is read whole when first used.
+
+    Picklable; each process opens the file anew.
+
+    Args:
+        path: The file.
+        num_columns: Number of datasets that it should join.
+    """
+
+    def __init__(self, path: StoragePath, num_columns: int) -> None:
+        self.path = path
+        self.num_columns = num_columns
+        self._table: Int64Array | None = None
+
+    @property
+    def table(self) -> Int64Array:
+        """int64[rows, num_columns, 3]: place of the shard, offset and size in bytes; read-only.
+
+        Raises:
+            DatasetFormatError: The file is damaged, or joins another number of datasets.
+            StorageError: It cannot be read.
+        """
+        if self._table is None:
+            self._table = self._read()
+        return self._table
+
+    def _read(self) -> Int64Array:
+        size = self.path.size()
+        if size == 0:  # Energon writes no header where there are no rows
+            return np.zeros((0, self.num_columns, FIELDS), np.int64)
+        content: Any
+        if self.path.is_local:
+            content = np.memmap(self.path.local, np.uint8, "r")
+        else:
+            content = np.frombuffer(self.path.read_bytes(), np.uint8)
+        row_bytes = 8 * FIELDS * self.num_columns
+        if size < _HEADER_BYTES or content[: len(MAGIC)].tobytes() != MAGIC:
+            raise self._error("is no join index")
+        columns = int(content[len(MAGIC) : _HEADER_BYTES].view("<i8")[0])
+        if columns != self.num_columns:
+            raise self._error(f"joins {columns} datasets, and {self.num_columns} are named")
+        if (size - _HEADER_BYTES) % row_bytes:
+            raise self._error(f"has {size} bytes, which is no whole number of rows")
+        table: Int64Array = content[_HEADER_BYTES:].view("<i8").reshape(-1, columns, FIELDS)
+        return table
+
+    def close(self) -> None:
+        """Lets go of the file; it is opened anew when needed."""
+        self._table = None
+
+    def _error(self, what: str) -> DatasetFormatError:
+        return DatasetFormatError(f"{self.path} {what}. Make it anew with `energon-dali prepare` on the metadataset.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "num_columns": self.num_columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"], state["num_columns"])  # type: ignore[misc]

@@ -1,0 +1,219 @@
+"""Reads the samples of several datasets that belong together."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.errors import DatasetError, ShardError
+from energon_dali.metadataset.join.index_file import JoinIndexFile
+from energon_dali.metadataset.subset import Subset
+from energon_dali.plan import Slices
+from energon_dali.plan.rng import Int64Array
+from energon_dali.shards import RawSample, ShardReader
+from energon_dali.shards.index.tar_index import read_tar_index
+
+CACHED_SHARDS = 128
+"""Shards per dataset whose offsets are kept."""
+
+
+@dataclass(slots=True, eq=False)
+class JoinedRaw:
+    """Samples of several datasets that belong together, as they were read."""
+
+    key: str
+    """Their common key."""
+    shard: str
+    """Shard of the primary one."""
+    index: int
+    """Row of the join index."""
+    shard_index: int
+    """Place of the primary one's shard in its split."""
+    sample_index: int
+    """Row of the join index."""
+    columns: tuple[RawSample | None, ...]
+    """One per dataset, the primary one first; None where there is no match."""
+
+    @property
+    def parts(self) -> dict[str, bytes | memoryview]:
+        """The parts of all; those behind the primary one with the number of their dataset before their names."""
+        found: dict[str, bytes | memoryview] = {}
+        for number, raw in enumerate(self.columns):
+            for name, content in () if raw is None else raw.parts.items():
+                found[f"{number}/{name}" if number else name] = content
+        return found
+
+
+class JoinedReader:
+    """Reads joined samples by row of a join index; a `Reader` in which the shards are those of the primary dataset.
+
+    Picklable; files are opened when first needed, in each process anew. For one thread.
+
+    Args:
+        index: The join index.
+        readers: One per dataset, the primary one first.
+        shards: For each dataset the numbers of the shards that its split part names, in that order.
+    """
+
+    def __init__(self, index: JoinIndexFile, readers: Sequence[ShardReader], shards: Sequence[Sequence[int]]) -> None:
+        self.index = index
+        self.readers = tuple(readers)
+        self.shards = tuple(np.asarray(numbers, np.int64) for numbers in shards)
+        self._offsets: list[OrderedDict[int, npt.NDArray[np.uint64]]] = [OrderedDict() for _ in self.readers]
+        self._starts: list[int] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Number of rows."""
+        return len(self.index.table)
+
+    def ranges(self, subset: Subset | None = None) -> Slices:
+        """Returns the rows of each shard of the primary dataset, in order.
+
+        Args:
+            subset: Range of rows; None takes all.
+
+        Raises:
+            DatasetError: The index cannot be read.
+            ConfigError: The subset reaches beyond the rows.
+        """
+        starts = np.array(self._shard_starts(), np.int64)
+        first, last = (0, self.num_samples) if subset is None else subset.bounds(self.num_samples)
+        begins, ends = np.clip(starts[:-1], first, last), np.clip(starts[1:], first, last)
+        kept = np.flatnonzero(ends > begins)
+        return Slices(kept.astype(np.int32), begins[kept], ends[kept])
+
+    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[JoinedRaw | DatasetError]:
+        """Returns one entry per asked row, in order: the samples that belong together, or the error in the way.
+
+        Args:
+            shard_indices: Places of the primary samples' shards.
+            sample_indices: Rows.
+        """
+        table = self.index.table
+        outside = [row for row in sample_indices if not 0 <= row < len(table)]
+        if outside:
+            error = DatasetError(f"{self.index.path} has {len(table)} rows, and {outside[0]} was asked for.")
+            return [error] * len(sample_indices)
+        rows: Int64Array = np.array(table[np.asarray(sample_indices, np.int64)])  # [n, columns, 3]
+        columns = [self._read_column(column, rows[:, column]) for column in range(len(self.readers))]
+        return [
+            self._join(shard, row, found)
+            for shard, row, found in zip(shard_indices, sample_indices, zip(*columns, strict=True), strict=True)
+        ]
+
+    def _read_column(self, column: int, rows: Int64Array) -> list[RawSample | DatasetError | None]:
+        """Returns the samples of one dataset; rows is int64[n, 3]."""
+        results: list[RawSample | DatasetError | None] = [None] * len(rows)
+        places, shards, samples = [], [], []
+        for place, (split_place, offset, _) in enumerate(rows.tolist()):
+            if split_place < 0:
+                continue
+            try:
+                shard, sample = self._find(column, split_place, offset)
+            except DatasetError as error:
+                results[place] = error
+                continue
+            places.append(place)
+            shards.append(shard)
+            samples.append(sample)
+        for place, raw in zip(places, self.readers[column].read(shards, samples), strict=True):
+            results[place] = raw
+        return results
+
+    def _find(self, column: int, split_place: int, offset: int) -> tuple[int, int]:
+        """Returns (number of the shard, number of the sample in it)."""
+        if split_place >= len(self.shards[column]):
+            raise self._changed(column, f"shard {split_place} of the split")
+        shard = int(self.shards[column][split_place])
+        folder = self.readers[column].folder
+        cache = self._offsets[column]
+        offsets = cache.get(shard)
+        if offsets is None:
+            offsets = cache[shard] = read_tar_index(folder.root, folder.shard_names[shard])
+            if len(cache) > CACHED_SHARDS:
+                cache.popitem(last=False)
+        cache.move_to_end(shard)
+        # What stands before the first sample belongs to it.
+        sample = int(np.searchsorted(offsets[1:-1], np.uint64(offset), side="right"))
+        if sample and int(offsets[sample]) != offset:
+            raise self._changed(column, f"a sample at byte {offset} of {folder.shard_names[shard]}")
+        return shard, sample
+
+    def _join(
+        self, shard: int, row: int, found: tuple[RawSample | DatasetError | None, ...]
+    ) -> JoinedRaw | DatasetError:
+        for raw in found:
+            if isinstance(raw, DatasetError):
+                return raw
+        primary, *others = found
+        assert isinstance(primary, RawSample), "every row has a primary sample"
+        for column, other in enumerate(others, 1):
+            if isinstance(other, RawSample) and other.key != primary.key:
+                return self._changed(column, f"sample {other.key!r} beside {primary.key!r}")
+        samples = tuple(raw if isinstance(raw, RawSample) else None for raw in found)
+        return JoinedRaw(primary.key, primary.shard, row, shard, row, samples)
+
+    def index_of(self, shard_index: int, sample_index: int) -> int:
+        """Returns the row, which numbers joined samples."""
+        return sample_index
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Returns (place of the primary sample's shard, row).
+
+        Raises:
+            DatasetError: There is no such row.
+        """
+        if not 0 <= index < self.num_samples:
+            raise DatasetError(
+                f"{self.index.path} joins {self.num_samples} samples, and {index} was asked for. The key is of other "
+                "data."
+            )
+        return bisect_right(self._shard_starts(), index) - 1, index
+
+    def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
+        """Returns (name of the primary sample's shard, its key) as far as they are known, "" else; never raises."""
+        try:
+            split_place, offset, _ = self.index.table[sample_index, 0].tolist()
+            return self.readers[0].name(*self._find(0, split_place, offset))
+        except (DatasetError, IndexError, OSError):
+            return "", ""
+
+    def close(self) -> None:
+        """Lets go of all open files; they are opened anew when needed."""
+        for reader in self.readers:
+            reader.close()
+        self.index.close()
+
+    def _shard_starts(self) -> list[int]:
+        """Returns the first row of each shard of the primary dataset, and the number of rows at the end."""
+        if self._starts is None:
+            first_column = self.index.table[:, 0, 0]
+            rows = range(len(first_column))
+            shards = range(len(self.shards[0]))
+            self._starts = [bisect_left(rows, shard, key=lambda row: int(first_column[row])) for shard in shards]
+            self._starts.append(len(rows))
+            self._starts[0] = 0
+        return self._starts
+
+    def _changed(self, column: int, what: str) -> ShardError:
+        folder = self.readers[column].folder
+        return ShardError(
+            f"{self.index.path} names {what} in {folder.path}, which is not there any more: the dataset changed since "
+            "it was joined. Run `energon-dali prepare` on the metadataset."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"index": self.index, "readers": self.readers, "shards": self.shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["index"], state["readers"], state["shards"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"JoinedReader({self.index.path}, {self.readers!r})"
