@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.grouping.gathering import GatheringDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig
 
 
-class BatchDataset(WrapperDataset[Any]):
+class BatchDataset(GatheringDataset):
     """Gives `batcher(list of batch_size elements)`; the last batch of an epoch may be smaller.
 
     Args:
@@ -43,28 +44,24 @@ class BatchDataset(WrapperDataset[Any]):
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset, worker_config=worker_config)
+        super().__init__(
+            dataset, batcher, gather_stateless=batcher_stateless, failure_tolerance=failure_tolerance,
+            worker_config=worker_config,
+        )  # fmt: skip
         if batch_size < 1:
             raise ConfigError(
                 f"batch_size={batch_size} must be at least 1; give batch_size=None to get single samples."
             )
         self.batch_size = batch_size
-        self.batcher = batcher
-        self.batcher_stateless = batcher_stateless
         self.batcher_config = batcher_config
         self.drop_last = drop_last
-        self.failure_tolerance = failure_tolerance
 
     def describe(self) -> str:
-        return f"BatchDataset(batch_size={self.batch_size}, drop_last={self.drop_last})"
+        return f"{type(self).__name__}(batch_size={self.batch_size}, drop_last={self.drop_last})"
 
-    def config(self) -> dict[str, Any]:
-        return {
-            **super().config(),
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "batcher": self.batcher_config,
-        }
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
 
     def len_stream(self, stream: int) -> int:
         elements = self.dataset.len_stream(stream)
@@ -73,17 +70,6 @@ class BatchDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _BatchIterator(self, context)
 
-    def can_restore_sample(self) -> bool:
-        return self.batcher_stateless and super().can_restore_sample()
-
-    def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the batch of a key of this dataset, made anew.
-
-        Raises:
-            StateError: The key is not of this dataset, or the batcher gives no such batch any more.
-        """
-        return rerun(self, self.batcher, restore_key, lambda keys: [self.dataset.restore_sample(key) for key in keys])
-
 
 class _BatchIterator(StreamIterator[Any]):
     def __init__(self, dataset: BatchDataset, context: StreamContext) -> None:
@@ -91,7 +77,7 @@ class _BatchIterator(StreamIterator[Any]):
         self._size = dataset.batch_size
         self._drop_last = dataset.drop_last
         self._seed = dataset.worker_config.seed_offset
-        self._runner = HookRunner(dataset, dataset.batcher, "batch", dataset.failure_tolerance, context)
+        self._runner = HookRunner(dataset, dataset.gather, "batch", dataset.failure_tolerance, context)
         self._ended = False
         self._before: State = {}
 

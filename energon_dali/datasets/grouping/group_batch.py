@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.grouping.gathering import GatheringDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key, freeze_key, restored, thaw_key
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.context import sample_context
@@ -16,7 +17,7 @@ from energon_dali.worker_config import WorkerConfig
 Criterion = Callable[[Any], "tuple[Hashable, int | None]"]
 
 
-class GroupBatchDataset(WrapperDataset[Any]):
+class GroupBatchDataset(GatheringDataset):
     """Gives `batcher(elements)` for elements that share a group key, as soon as a group is full.
 
     A sample whose criterion raises is dropped and counted (`SkipSample`: silently); it joins no group.
@@ -46,25 +47,25 @@ class GroupBatchDataset(WrapperDataset[Any]):
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset, worker_config=worker_config)
+        super().__init__(
+            dataset, batcher, gather_stateless=batcher_stateless, failure_tolerance=failure_tolerance,
+            worker_config=worker_config,
+        )  # fmt: skip
         if fixed_batch_size is not None and fixed_batch_size < 1:
             raise ConfigError(
                 f"fixed_batch_size={fixed_batch_size} must be at least 1, or None to let the criterion give the size."
             )
         self.fixed_batch_size = fixed_batch_size
         self.sample_group_key = sample_group_key
-        self.batcher = batcher
-        self.batcher_stateless = batcher_stateless
         self.batcher_config = batcher_config
         self.drop_last = drop_last
-        self.failure_tolerance = failure_tolerance
 
     def describe(self) -> str:
         return f"GroupBatchDataset(fixed_batch_size={self.fixed_batch_size}, drop_last={self.drop_last})"
 
-    def config(self) -> dict[str, Any]:
-        own = {"fixed_batch_size": self.fixed_batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
-        return {**super().config(), **own}
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"fixed_batch_size": self.fixed_batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
 
     def len_stream(self, stream: int) -> int:
         """Returns a bound: groups are only known once the elements are; a batch holds at least one element."""
@@ -74,23 +75,12 @@ class GroupBatchDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _GroupIterator(self, context)
 
-    def can_restore_sample(self) -> bool:
-        return self.batcher_stateless and super().can_restore_sample()
-
-    def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the batch of a key of this dataset, made anew.
-
-        Raises:
-            StateError: The key is not of this dataset, or the batcher gives no such batch any more.
-        """
-        return rerun(self, self.batcher, restore_key, lambda keys: [self.dataset.restore_sample(key) for key in keys])
-
 
 class _GroupIterator(StreamIterator[Any]):
     def __init__(self, dataset: GroupBatchDataset, context: StreamContext) -> None:
         self._dataset = dataset
         self._inner = dataset.dataset.open(context)
-        self._runner = HookRunner(dataset, dataset.batcher, "batch", dataset.failure_tolerance, context)
+        self._runner = HookRunner(dataset, dataset.gather, "batch", dataset.failure_tolerance, context)
         self._guard = HookGuard("batch_group_criterion", dataset.failure_tolerance, context, dataset.worker_config)
         self._stream = context.stream
         self._num_streams = dataset.worker_config.layout.num_streams

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.decode_stage import decode_elements
+from energon_dali.datasets.grouping.gathering import GatheringDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, restored, thaw_key
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DecodeError, FatalSampleError
@@ -25,7 +26,7 @@ _GROUPS_WANTED = (
 )
 
 
-class PackingDataset(WrapperDataset[Any]):
+class PackingDataset(GatheringDataset):
     """Fills a buffer, lets `pre_packer` choose groups of it, and gives `final_packer(group)` for each.
 
     Samples that are in no group are dropped. With a sample encoder (and a decoder) only the chosen samples are decoded
@@ -64,20 +65,20 @@ class PackingDataset(WrapperDataset[Any]):
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
-        super().__init__(dataset, worker_config=worker_config)
+        super().__init__(
+            dataset, final_packer, gather_stateless=final_packer_stateless, failure_tolerance=failure_tolerance,
+            worker_config=worker_config,
+        )  # fmt: skip
         if buffer_size < 1:
             raise ConfigError(
                 f"packing_buffer_size={buffer_size} must be at least 1; leave it out to turn packing off."
             )
         self.buffer_size = buffer_size
         self.pre_packer = pre_packer
-        self.final_packer = final_packer
-        self.final_packer_stateless = final_packer_stateless
         self.sample_encoder = sample_encoder
         self.sample_encoder_stateless = sample_encoder_stateless or sample_encoder is None
         self.decoder = decoder
         self.packer_config = packer_config
-        self.failure_tolerance = failure_tolerance
 
     @property
     def runs_in_rank(self) -> bool:  # type: ignore[override]
@@ -87,26 +88,23 @@ class PackingDataset(WrapperDataset[Any]):
     def describe(self) -> str:
         return f"PackingDataset(buffer_size={self.buffer_size})"
 
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "buffer_size": self.buffer_size, "packer": self.packer_config}
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"buffer_size": self.buffer_size, "packer": self.packer_config}
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _PackingIterator(self, context)
 
     def can_restore_sample(self) -> bool:
-        return self.final_packer_stateless and self.sample_encoder_stateless and super().can_restore_sample()
+        return self.sample_encoder_stateless and super().can_restore_sample()
 
-    def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the pack of a key of this dataset, made anew.
+    def restore_part(self, key: Key) -> Any:
+        """Returns the encoded sample of a key ("encode", index, *inner key).
 
         Raises:
-            StateError: The key is not of this dataset, or the packer gives no such pack any more.
-            DecodeError: A sample cannot be decoded.
+            StateError: The key is not of the dataset below.
+            DecodeError: The sample cannot be decoded.
         """
-        return rerun(self, self.final_packer, restore_key, lambda keys: [self._encode(key) for key in keys])
-
-    def _encode(self, key: Key) -> Any:
-        """Returns the encoded sample of a key ("encode", index, *inner key)."""
         _, index, *inner = key
         sample = self.dataset.restore_sample(tuple(inner))
         if self.decoder is not None:
@@ -125,7 +123,7 @@ class _PackingIterator(StreamIterator[Any]):
         self._select_guard = HookGuard("select_samples_to_pack", tolerance, context, config)
         self._encode_guard = HookGuard("postencode_sample", tolerance, context, config)
         self._decode_guard = HookGuard("decode", tolerance, context, config)
-        self._runner = HookRunner(dataset, dataset.final_packer, "pack_selected_samples", tolerance, context)
+        self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", tolerance, context)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
         self._seed = config.seed_offset
@@ -253,7 +251,7 @@ class _PackingIterator(StreamIterator[Any]):
         self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
         self._ended = state["ended"]
         if state["current"]:
-            pairs = list(restored(self._dataset._encode, map(thaw_key, state["current"]), handler))
+            pairs = list(restored(self._dataset.restore_part, map(thaw_key, state["current"]), handler))
             self._current = [key for key, _ in pairs]
             if pairs:
                 self._runner.load([sample for _, sample in pairs], tuple(self._current))
