@@ -119,8 +119,16 @@ class SampleLoader:
         self.dataset_path = dataset_path
         self.seed = seed
         self.leaf = leaf
-        self.images_decoded = 0
-        """Images that were decoded where they were read, by PIL, since the last reset."""
+        self._routes: dict[str, int] = {}
+
+    def count_route(self, route: str, count: int = 1) -> None:
+        """Counts media that were decoded where they were read."""
+        self._routes[route] = self._routes.get(route, 0) + count
+
+    def take_routes(self) -> dict[str, int]:
+        """Returns how many media were decoded where they were read, by route, since the last call."""
+        routes, self._routes = self._routes, {}
+        return routes
 
     def part_filter(self) -> PartNames | None:
         """Returns which parts the fields need; None where every part may be wanted."""
@@ -200,6 +208,16 @@ class SampleLoader:
         if self.decoder is None:
             return bytes(content)
         value = self.decoder.stage(name, content, seed=part_seed(seed, name), source=source)
-        if not isinstance(value, MediaHandle) and find_part_kind(name)[0] == "image":
-            self.images_decoded += 1
+        route = _route_of(name, value)
+        if route is not None:
+            self.count_route(route)
         return value
+
+
+def _route_of(name: str, value: Any) -> str | None:
+    """Returns by what a part was decoded; None for what is no medium, or is not decoded yet."""
+    if isinstance(value, MediaHandle):
+        return None
+    if type(value).__name__ in ("AVData", "Clips"):
+        return "pyav"
+    return "pil" if find_part_kind(name)[0] == "image" else None

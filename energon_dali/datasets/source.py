@@ -156,9 +156,8 @@ class _SourceIterator(StreamIterator[Any]):
             finally:
                 self._recorder.spend("load", time.perf_counter() - start)
             self._load_guard.succeeded()
-            if self._load.images_decoded:
-                self._recorder.count("route.pil", self._load.images_decoded)
-                self._load.images_decoded = 0
+            for route, count in self._load.take_routes().items():
+                self._recorder.count(f"route.{route}", count)
             return set_restore_key(sample, (NAME, raw.index, epoch))
 
     def _read(self) -> None:
