@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError
-from energon_dali.loader.dataset_config import SampleRecipe, read_recipe
-from energon_dali.loader.options import (
-    AnyEncoder,
-    LeafOptions,
-    check_numbers,
-    check_path,
-    check_worker_config,
-    take_options,
-)
+from energon_dali.loader.leaf import LeafSetting, named_at, open_leaf
+from energon_dali.loader.leaves import blend_leaves, chain_leaves, is_epochized, resolve_path
+from energon_dali.loader.options import AnyEncoder, check_numbers, check_worker_config, take_options
 from energon_dali.loader.pipeline import Stages, block_size, build_stages, cook
-from energon_dali.plan import OrderSpec
+from energon_dali.metadataset.reference import LeafReference, ResolvedBlend
 from energon_dali.samples import CrudeSample
-from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_STREAMS = 4
 """Streams per rank where no worker_config is given; fixed, so that the order does not depend on the machine."""
 
-READ_SIZE = 32
-"""Samples that a source asks of its reader at once."""
-
-PathLike = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str] | Mapping[str, Any]
+"""A folder, a metadataset or JSONL file, each as a path or URL; or a metadataset as a dict."""
 
 
 def get_train_dataset(
-    path: PathLike,
+    path: AnyPath,
     *,
     split_part: str = "train",
     worker_config: WorkerConfig | None = None,
@@ -55,7 +45,8 @@ def get_train_dataset(
     """Returns the training dataset of a path: shuffled, repeated, through the task encoder, in batches.
 
     Args:
-        path: A prepared dataset: a folder or URL with a `.nv-meta` folder.
+        path: A prepared dataset (a folder or URL with a `.nv-meta` folder), a metadataset (.yaml, or a dict), or a
+            .jsonl file.
         split_part: Part of the split.
         worker_config: The place of this process in the job; None takes it from torchrun's environment, with 4 streams
             per rank.
@@ -84,21 +75,17 @@ def get_train_dataset(
     config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
     encoder, options = take_options(task_encoder, kwargs)
     stages = Stages(batch_size, batch_drop_last, packing_buffer_size, virtual_epoch_length)
-    source = _open_leaf(
-        path, split_part, config, encoder, options, repeat=repeat, training=True,
-        order={
-            "shuffle": True, "max_samples_per_sequence": max_samples_per_sequence,
-            "parallel_shard_iters": options.parallel_shard_iters
-            or (1 if shuffle_over_epochs_multiplier is None else 16),
-            "shuffle_buffer_size": shuffle_buffer_size or 1, "shuffle_over_epochs": shuffle_over_epochs_multiplier,
-            "window_in_slice": options.window_in_slice,
-        },
+    blend = resolve_path(path, split_part, options, shuffle_over_epochs_multiplier)
+    setting = LeafSetting(
+        encoder, options, config, training=True, repeat=repeat and not is_epochized(blend),
+        max_samples_per_sequence=max_samples_per_sequence, shuffle_buffer_size=shuffle_buffer_size,
     )  # fmt: skip
-    return build_stages(_feed(source, encoder, stages), encoder, stages)
+    feeds = [feed for feed, _ in _open_leaves(blend, setting, stages)]
+    return build_stages(blend_leaves(blend, feeds, setting, repeat=repeat), encoder, stages)
 
 
 def get_val_dataset(
-    path: PathLike,
+    path: AnyPath,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
@@ -112,7 +99,8 @@ def get_val_dataset(
     """Returns the validation dataset of a path: in file order, each sample once per epoch.
 
     Args:
-        path: A prepared dataset: a folder or URL with a `.nv-meta` folder.
+        path: A prepared dataset (a folder or URL with a `.nv-meta` folder), a metadataset (.yaml, or a dict), or a
+            .jsonl file.
         split_part: Part of the split.
         worker_config: As in `get_train_dataset`.
         batch_size: Samples per batch; None gives single samples.
@@ -127,11 +115,12 @@ def get_val_dataset(
         DatasetError: The dataset cannot be read.
     """
     stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
-    return _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)[0][0]
+    leaves, setting = _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
+    return build_stages(chain_leaves([feed for feed, _ in leaves], setting), setting.encoder, stages)
 
 
 def get_val_datasets(
-    path: PathLike,
+    path: AnyPath,
     *,
     split_part: str = "val",
     worker_config: WorkerConfig | None = None,
@@ -150,7 +139,8 @@ def get_val_datasets(
         DatasetError: A dataset cannot be read.
     """
     stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
-    return _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
+    leaves, setting = _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
+    return [(build_stages(feed, setting.encoder, stages), source) for feed, source in leaves]
 
 
 def default_worker_config() -> WorkerConfig:
@@ -169,82 +159,46 @@ def _val_stages(batch_size: int | None, drop_last: bool, packing_buffer_size: in
 
 
 def _open_val(
-    path: PathLike, split_part: str, worker_config: WorkerConfig | None, stages: Stages,
+    path: AnyPath, split_part: str, worker_config: WorkerConfig | None, stages: Stages,
     task_encoder: AnyEncoder | None, kwargs: dict[str, Any],
-) -> list[tuple[SavableDataset[Any], SourceDataset]]:  # fmt: skip
-    """Returns what `get_val_datasets` does."""
+) -> tuple[list[tuple[SavableDataset[Any], SourceDataset]], LeafSetting]:  # fmt: skip
+    """Returns (what is fed to the stages and its source, of each leaf; what they share)."""
     config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
     encoder, options = take_options(task_encoder, kwargs, stacklevel=4)
-    source = _open_leaf(
-        path, split_part, config, encoder, options, repeat=False, training=False,
-        order={"shuffle": False, "parallel_shard_iters": options.parallel_shard_iters or 1},
-    )  # fmt: skip
-    return [(build_stages(_feed(source, encoder, stages), encoder, stages), source)]
+    setting = LeafSetting(encoder, options, config, training=False, repeat=False)
+    return _open_leaves(resolve_path(path, split_part, options, 1), setting, stages), setting
 
 
-def _open_leaf(
-    path: PathLike, split_part: str, config: WorkerConfig, encoder: AnyEncoder, options: LeafOptions, *, repeat: bool,
-    training: bool, order: dict[str, Any],
-) -> SourceDataset:  # fmt: skip
-    """Returns the source of one dataset folder."""
-    name = check_path(path)
-    if name.endswith((".yaml", ".yml", ".jsonl")):
-        raise ConfigError(
-            f"{name} is a metadataset or a JSONL file, and only folders of tar shards (with .nv-meta) can be opened "
-            "so far. Give the path of one dataset folder."
-        )
-    if name.endswith(".tar"):
-        raise ConfigError(f"{name} is a single shard. Give the folder that holds the shards and their .nv-meta.")
-    folder = WebdatasetFolder(
-        name,
-        dataset_config=options.dataset_config,
-        split_config=options.split_config,
-        trust_dataset_code=options.trust_dataset_code,
-    )
-    recipe = read_recipe(folder, options.sample_type, options.field_map)
-    spec = OrderSpec(
-        base=folder.split_ranges(split_part), num_streams=config.layout.num_streams, seed=config.seed_offset, **order
-    )
-    load = _loader(recipe, encoder, options, folder, config)
-    return SourceDataset(
-        spec,
-        ShardReader(folder, options.part_filter or recipe.part_filter or load.part_filter()),
-        load,
-        repeat=repeat,
-        read_size=READ_SIZE,
-        failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
-        name=folder.path,
-        source_config={
-            "uuid": folder.uuid, "split_part": split_part, "training": training, "seed": config.seed_offset,
-            "order": order, "sample_type": recipe.sample_type.__name__,
-        },
-        worker_config=config,
-    )  # fmt: skip
+def _open_leaves(
+    blend: ResolvedBlend, setting: LeafSetting, stages: Stages
+) -> list[tuple[SavableDataset[Any], SourceDataset]]:
+    """Returns (what is fed to the stages, its source) of each leaf."""
+    several = len(blend.leaves) > 1
+    sources = [open_leaf(leaf, number, setting) for number, leaf in enumerate(blend.leaves)]
+    feeds = []
+    for leaf, source in zip(blend.leaves, sources, strict=True):
+        with named_at(leaf):
+            feeds.append(_feed(source, leaf, setting.encoder, stages, several))
+    return list(zip(feeds, sources, strict=True))
 
 
-def _feed(source: SourceDataset, encoder: AnyEncoder, stages: Stages) -> SavableDataset[Any]:
+def _feed(
+    source: SourceDataset, leaf: LeafReference, encoder: AnyEncoder, stages: Stages, several: bool
+) -> SavableDataset[Any]:
     """Returns the source, with a cook stage where its samples are crude, or read by DALI where the decoder says so."""
     load, decoder = source.load, encoder.decoder
     crude = load.sample_type is CrudeSample
     if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
-        if crude:
+        if crude or several:
+            what = "a crude dataset, whose cookers see media before they are decoded" if crude else "one of several"
             raise ConfigError(
-                f'{source.name} is a crude dataset, whose cookers see media before they are decoded; feed="native" '
-                'gives them decoded. Use feed="block".'
+                f'{source.name} is {what}; feed="native" reads one dataset and gives its media decoded. Use '
+                'feed="block".'
             )
         return NativeSourceDataset(source, decoder, batch_size=block_size(stages.batch_size))
+    if not crude and leaf.aux:
+        raise ConfigError(
+            f"{source.name} has the auxiliary stores {', '.join(leaf.aux)}, which cookers read from, and its samples "
+            "are not crude. Make it a CrudeWebdataset in dataset.yaml, or leave aux out."
+        )
     return cook(source, encoder, load.subflavors, source.name) if crude else source
-
-
-def _loader(
-    recipe: SampleRecipe, encoder: AnyEncoder, options: LeafOptions, folder: WebdatasetFolder, config: WorkerConfig
-) -> SampleLoader:
-    return SampleLoader(
-        decoder=encoder.decoder,
-        sample_type=recipe.sample_type,
-        field_map=recipe.field_map,
-        sample_loader=recipe.sample_loader,
-        subflavors={**recipe.subflavors, **options.subflavors},
-        dataset_path=folder.path,
-        seed=config.seed_offset,
-    )

@@ -31,8 +31,8 @@ _NEVER_NONE = ("virtual_epoch_length",)
 class LeafOptions:
     """What may be said of a single dataset, in the call or in its dataset.yaml."""
 
-    dataset_config: str = "dataset.yaml"
-    """File in .nv-meta that says what a sample is."""
+    dataset_config: str | None = None
+    """File in .nv-meta that says what a sample is; None is dataset.yaml."""
     split_config: str | None = None
     """File in .nv-meta that says which shards belong to which split; None is split.yaml or split.json."""
     parallel_shard_iters: int | None = None
@@ -45,7 +45,9 @@ class LeafOptions:
     field_map: dict[str, str] | None = None
     """Overrides the field map of dataset.yaml."""
     subflavors: dict[str, Any] = field(default_factory=dict)
-    """Added to those of dataset.yaml; these win."""
+    """Added to those of dataset.yaml and of a metadataset; these win."""
+    subset: Any = None
+    """Range of the samples of the split, such as ["0%", "25%"] or [100, 200]; of each dataset of a metadataset."""
     part_filter: Callable[[str], bool] | None = None
     """Which parts are read; None are those that the fields need."""
     trust_dataset_code: bool = False
@@ -77,15 +79,20 @@ def check_numbers(**values: object) -> None:
             )
 
 
-def check_path(path: object) -> str:
-    """Returns the path of a dataset as a string.
+def check_path(path: object) -> str | Mapping[str, Any]:
+    """Returns a path as text, or a metadataset as the dict that it is.
 
     Raises:
-        ConfigError: It is no path.
+        ConfigError: It is neither.
     """
+    if isinstance(path, Mapping):
+        return path
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{path!r} is no path of a dataset. Give the folder that was prepared, as a path or URL.")
+        raise ConfigError(
+            f"{path!r} is no path of a dataset. Give the folder that was prepared, or a metadataset (.yaml), as a path "
+            "or URL."
+        )
     return name
 
 

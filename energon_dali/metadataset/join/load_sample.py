@@ -7,12 +7,11 @@ from typing import Any
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
 from energon_dali.metadataset.join.reader import JoinedRaw
-from energon_dali.plan import sample_seeds
-from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import Sample
+from energon_dali.shards import RawSample
 
 
-class JoinedSampleLoader:
+class JoinedSampleLoader(SampleLoader):
     """Makes the samples of a join: each dataset's own first, then one of them all.
 
     Args:
@@ -24,9 +23,6 @@ class JoinedSampleLoader:
         leaf: Number of this leaf in the job.
     """
 
-    sample_type: type[Any] = Sample
-    """What a joiner makes is a finished sample, never one to be cooked."""
-
     def __init__(
         self,
         loaders: Sequence[SampleLoader],
@@ -37,21 +33,16 @@ class JoinedSampleLoader:
         seed: int = 0,
         leaf: int = 0,
     ) -> None:
+        # What a joiner makes is a finished sample, never one to be cooked.
+        super().__init__(
+            decoder=None, sample_type=Sample, subflavors=subflavors, dataset_path=loaders[0].dataset_path, seed=seed,
+            leaf=leaf,
+        )  # fmt: skip
         self.loaders = tuple(loaders)
         self.joiner = joiner
         self.names = None if names is None else tuple(names)
-        self.subflavors = dict(subflavors or {})
-        self.seed = seed
-        self.leaf = leaf
-        self.images_decoded = 0
-        """Images that were decoded where they were read, by PIL, since the last reset."""
 
-    def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
-        """Returns the seeds of samples, by pass over the data and row of the join."""
-        seeds: list[int] = sample_seeds(self.seed, self.leaf, epochs, indices).tolist()
-        return seeds
-
-    def __call__(self, raw: JoinedRaw, seed: int) -> Any:
+    def __call__(self, raw: RawSample, seed: int) -> Any:
         """Returns the sample.
 
         Args:
@@ -63,13 +54,14 @@ class JoinedSampleLoader:
             DatasetFormatError: A field's part is missing.
             Exception: Whatever the joiner raises.
         """
+        assert isinstance(raw, JoinedRaw), "a JoinedReader gives them"
         samples: list[Any] = []
         for number, (load, part) in enumerate(zip(self.loaders, raw.columns, strict=True)):
             # Two datasets may have parts of one name, which want random operations of their own.
             own_seed = part_seed(seed, f"join/{number}") if number else seed
             samples.append(None if part is None else load(part, own_seed))
-            self.images_decoded += load.images_decoded
-            load.images_decoded = 0
+            for route, count in load.take_routes().items():
+                self.count_route(route, count)
         if self.names is None:
             return self.joiner(*samples)
         return self.joiner(**dict(zip(self.names, samples, strict=True)))

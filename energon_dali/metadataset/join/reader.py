@@ -24,30 +24,15 @@ CACHED_SHARDS = 128
 
 
 @dataclass(slots=True, eq=False)
-class JoinedRaw:
-    """Samples of several datasets that belong together, as they were read."""
+class JoinedRaw(RawSample):
+    """Samples of several datasets that belong together, as they were read.
 
-    key: str
-    """Their common key."""
-    shard: str
-    """Shard of the primary one."""
-    index: int
-    """Row of the join index."""
-    shard_index: int
-    """Place of the primary one's shard in its split."""
-    sample_index: int
-    """Row of the join index."""
-    columns: tuple[RawSample | None, ...]
+    Key and shard are the primary one's, `index` and `sample_index` are the row of the join index. Parts of the datasets
+    behind the primary one have the dataset's number before their names.
+    """
+
+    columns: tuple[RawSample | None, ...] = ()
     """One per dataset, the primary one first; None where there is no match."""
-
-    @property
-    def parts(self) -> dict[str, bytes | memoryview]:
-        """The parts of all; those behind the primary one with the number of their dataset before their names."""
-        found: dict[str, bytes | memoryview] = {}
-        for number, raw in enumerate(self.columns):
-            for name, content in () if raw is None else raw.parts.items():
-                found[f"{number}/{name}" if number else name] = content
-        return found
 
 
 class JoinedReader:
@@ -89,7 +74,7 @@ class JoinedReader:
         kept = np.flatnonzero(ends > begins)
         return Slices(kept.astype(np.int32), begins[kept], ends[kept])
 
-    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[JoinedRaw | DatasetError]:
+    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         """Returns one entry per asked row, in order: the samples that belong together, or the error in the way.
 
         Args:
@@ -158,7 +143,10 @@ class JoinedReader:
             if isinstance(other, RawSample) and other.key != primary.key:
                 return self._changed(column, f"sample {other.key!r} beside {primary.key!r}")
         samples = tuple(raw if isinstance(raw, RawSample) else None for raw in found)
-        return JoinedRaw(primary.key, primary.shard, row, shard, row, samples)
+        parts = dict(primary.parts)
+        for column, raw in enumerate(samples[1:], 1):
+            parts.update({f"{column}/{name}": content for name, content in raw.parts.items()} if raw else {})
+        return JoinedRaw(primary.key, primary.shard, row, shard, row, parts, samples)
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the row, which numbers joined samples."""
