@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from energon_dali.plan.blend import blend_draws
 from energon_dali.plan.epoch import EpochOrder
+from energon_dali.plan.interleave import Interleave
 from energon_dali.plan.order import OrderSpec, StreamOrder
+from energon_dali.plan.repeated import RepeatedOrder
 from energon_dali.plan.rng import mix, mix_arrays, permutation, raw_words, uniform
 from energon_dali.plan.seeds import leaf_seed, sample_seed, sample_seeds, stream_seed
 from energon_dali.plan.slices import Slices, cut_slices
@@ -17,8 +19,10 @@ from energon_dali.plan.window import WindowShuffle
 
 __all__ = [
     "EpochOrder",
+    "Interleave",
     "Layout",
     "OrderSpec",
+    "RepeatedOrder",
     "Slices",
     "StreamOrder",
     "WindowShuffle",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,9 @@ class OrderSpec:
     replacement, as many per epoch as there are; None keeps the slices in file order."""
     window_in_slice: bool = False
     """Shuffle samples inside each slice alone, so that an order with one lane is made of runs."""
+    share_offset: int = 0
+    """Stream s takes the share that stream s + share_offset would take else: the remainders of many datasets then do
+    not all fall to the same streams."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_streams", 1), ("parallel_shard_iters", 1), ("shuffle_buffer_size", 0)):
@@ -67,6 +70,10 @@ class OrderSpec:
     def slices(self) -> Slices:
         """The slices that are shuffled."""
         return cut_slices(self.base, self.max_samples_per_sequence if self.shuffle else None)
+
+    def placed(self, leaf: int) -> OrderSpec:
+        """Returns the same order for a dataset of another number."""
+        return replace(self, leaf=leaf)
 
     def stream(self, stream: int) -> StreamOrder:
         """Returns the order of one stream.
@@ -153,19 +160,23 @@ class StreamOrder:
 
     def num_samples(self, epoch: int) -> int:
         """Returns the number of samples of this stream in an epoch, without building the order."""
-        begin, end = self._share(epoch)
+        begin, end = self.share(epoch)
         return end - begin
 
-    def _share(self, epoch: int) -> tuple[int, int]:
-        """Returns [begin, end) of this stream's share of the line."""
+    def share_number(self, epoch: int) -> int:
+        """Returns which of the equal shares of an epoch this stream takes, 0 <= number < num_streams."""
         spec = self.spec
-        share = (self.stream + epoch) % spec.num_streams if spec.shuffle else self.stream
+        return (self.stream + spec.share_offset + (epoch if spec.shuffle else 0)) % spec.num_streams
+
+    def share(self, epoch: int) -> tuple[int, int]:
+        """Returns [begin, end) of this stream's share of the line of an epoch."""
+        spec, share = self.spec, self.share_number(epoch)
         total = spec.total_samples(epoch)
         return total * share // spec.num_streams, total * (share + 1) // spec.num_streams
 
     def _make_epoch(self, epoch: int) -> EpochOrder:
         spec = self.spec
-        line = spec._line(epoch).cut(*self._share(epoch))
+        line = spec._line(epoch).cut(*self.share(epoch))
         key = (WINDOW, spec.seed, spec.leaf, self.stream, epoch)
         if not spec.shuffle:
             return EpochOrder(line, 1, 1, False, key)

@@ -14,6 +14,8 @@ SAMPLE = 4
 STREAM = 5
 LEAF = 6
 BLEND = 7
+INTERLEAVE = 8
+BUFFER = 20
 
 
 def sample_seed(seed: int, leaf: int, epoch: int, index: int) -> int:

@@ -11,7 +11,7 @@ from energon_dali.plan import blend_draws
 
 def test_draws_never_change() -> None:
     assert blend_draws([1, 2, 0, 3], 5, 1, 0, 20).tolist() == [
-        1, 0, 1, 1, 1, 1, 0, 3, 1, 3, 3, 0, 1, 3, 1, 3, 3, 1, 1, 1,
+        1, 1, 1, 3, 3, 1, 1, 0, 3, 1, 1, 3, 3, 1, 1, 3, 1, 3, 1, 3,
     ]  # fmt: skip
 
 
@@ -26,6 +26,23 @@ def test_shares_follow_the_weights() -> None:
     counts = np.bincount(blend_draws(weights.tolist(), 3, 0, 0, 80_000), minlength=6)
     assert counts[[0, 3, 5]].tolist() == [0, 0, 0]
     assert np.allclose(counts / 80_000, weights / weights.sum(), atol=0.01)
+
+
+def test_every_share_holds_in_every_stream() -> None:
+    """Over 100,000 draws, each of 200 datasets comes within three standard deviations of independent draws."""
+    weights = np.random.default_rng(5).pareto(1.0, 200) + 0.01
+    shares = weights / weights.sum()
+    deviation = np.sqrt(100_000 * shares * (1 - shares))
+    for stream in range(8):
+        counts = np.bincount(blend_draws(weights.tolist(), 1, stream, 0, 100_000), minlength=200)
+        assert np.all(np.abs(counts - 100_000 * shares) < 3 * deviation)
+
+
+def test_a_block_holds_the_shares_to_the_draw() -> None:
+    weights = [1.0, 2.0, 3.5, 0.25, 0.0]
+    for block in range(20):
+        counts = np.bincount(blend_draws(weights, 9, 3, 1024 * block, 1024), minlength=5)
+        assert np.all(np.abs(counts - 1024 * np.array(weights) / sum(weights)) < 2)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e300])

@@ -1,0 +1,184 @@
+"""The order of a dataset whose samples come a given number of times per epoch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from energon_dali.errors import ConfigError
+from energon_dali.plan.epoch import EpochOrder
+from energon_dali.plan.order import OrderSpec, StreamOrder
+from energon_dali.plan.rng import Int64Array
+from energon_dali.plan.slices import Int32Array, Slices
+
+
+@dataclass(frozen=True)
+class RepeatedOrder:
+    """An order whose epochs hold every sample `repetitions` times, over all streams together.
+
+    With 2.25 repetitions an epoch has two whole passes and a quarter of a third; the next epoch goes on with the second
+    quarter, so that in four epochs every sample comes nine times. Where slices are shuffled over several epochs, or
+    drawn with replacement, there are no whole passes, and the epochs are cut one behind the other.
+
+    Raises:
+        ConfigError: The number of repetitions is negative, infinite or not a number.
+    """
+
+    spec: OrderSpec
+    """The order of the passes."""
+    repetitions: float
+    """How often each sample comes per epoch."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.repetitions) or self.repetitions < 0:
+            raise ConfigError(
+                f"repetitions={self.repetitions} cannot work: give how often the samples of a dataset come per epoch, "
+                "a finite number of at least 0 such as 2 or 0.5."
+            )
+
+    @property
+    def base(self) -> Slices:
+        """The ranges of the split."""
+        return self.spec.base
+
+    @property
+    def leaf(self) -> int:
+        """Number of the dataset."""
+        return self.spec.leaf
+
+    def placed(self, leaf: int) -> RepeatedOrder:
+        """Returns the same order for a dataset of another number."""
+        return replace(self, spec=self.spec.placed(leaf))
+
+    def stream(self, stream: int) -> RepeatedStream:
+        """Returns the order of one stream.
+
+        Raises:
+            ConfigError: There is no such stream.
+        """
+        return RepeatedStream(self, self.spec.stream(stream))
+
+    def total_samples(self, epoch: int) -> int:
+        """Returns the number of samples of an epoch over all streams."""
+        return sum(high - low for _, low, high in self.passes(epoch))
+
+    @cached_property
+    def _rate(self) -> Fraction:
+        # By way of the shortest decimal: 0.1 is meant to be a tenth, and ten epochs one pass.
+        return Fraction(repr(float(self.repetitions)))
+
+    def passes(self, epoch: int) -> list[tuple[int, int, int]]:
+        """Returns (epoch of the spec, first, behind the last) of what an epoch takes, counted over all streams."""
+        spec, rate = self.spec, self._rate
+        if spec.shuffle and spec.shuffle_over_epochs not in (None, 1):
+            rate /= max(1, spec.shuffle_over_epochs or 1)
+            whole, share = 0, rate
+        else:
+            whole, share = int(rate), rate - int(rate)
+        begun = epoch * whole + math.ceil(epoch * share)  # passes that begin in earlier epochs
+        taken = [(begun + number, 0, spec.total_samples(begun + number)) for number in range(whole)]
+        low, high = epoch * share, (epoch + 1) * share
+        for partial in range(math.floor(low), math.ceil(high)):
+            # Whole and partial passes are numbered together, in the order in which they begin, without a gap.
+            number = (math.floor(partial / share) + 1) * whole + partial
+            total = spec.total_samples(number)
+            first, last = (math.floor(min(1, max(0, bound - partial)) * total) for bound in (low, high))
+            if first < last:
+                taken.append((number, first, last))
+        return taken
+
+
+class RepeatedStream:
+    """The order of one stream over all epochs of a `RepeatedOrder`.
+
+    Args:
+        order: The order that all streams share.
+        stream: The stream's order of whole passes.
+    """
+
+    def __init__(self, order: RepeatedOrder, stream: StreamOrder) -> None:
+        self._order = order
+        self._stream = stream
+        self._last: tuple[int, RepeatedEpoch] | None = None
+
+    def epoch(self, epoch: int) -> RepeatedEpoch:
+        """Returns the order of this stream in an epoch, at least 0; the last one is kept."""
+        last = self._last
+        if last is None or last[0] != epoch:
+            last = self._last = (epoch, RepeatedEpoch(self._stream, self._parts(epoch)))
+        return last[1]
+
+    def num_samples(self, epoch: int) -> int:
+        """Returns the number of samples of this stream in an epoch, without building the order."""
+        return sum(last - first for _, first, last in self._parts(epoch))
+
+    def _parts(self, epoch: int) -> list[tuple[int, int, int]]:
+        """Returns (epoch of the spec, first position, behind the last) of what this stream takes in an epoch."""
+        parts = [
+            (number, self._position(number, first), self._position(number, last))
+            for number, first, last in self._order.passes(epoch)
+        ]
+        return [part for part in parts if part[1] < part[2]]
+
+    def _position(self, number: int, taken: int) -> int:
+        """Returns how many of the first `taken` samples of a pass are this stream's.
+
+        The streams take turns: what all of them took together is exact, whatever the share.
+        """
+        begin, end = self._stream.share(number)
+        streams = self._order.spec.num_streams
+        total = self._order.spec.total_samples(number)
+        least, surplus = total // streams, end - begin > total // streams
+        place = self._stream.share_number(number)
+        if taken <= least * streams:
+            return taken // streams + (place < taken % streams)
+        before = begin - least * place  # streams before this one that have one sample more than the least
+        return least + (surplus and before < taken - least * streams)
+
+
+class RepeatedEpoch:
+    """Parts of several passes, one behind the other.
+
+    Args:
+        stream: The order of the passes.
+        parts: (epoch, first position, behind the last) of each part, none empty.
+    """
+
+    def __init__(self, stream: StreamOrder, parts: list[tuple[int, int, int]]) -> None:
+        self._stream = stream
+        self._parts = parts
+        self._length = sum(last - first for _, first, last in parts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def samples(self, start: int, stop: int) -> tuple[Int32Array, Int64Array, Int64Array]:
+        """Returns the samples at positions start ... stop - 1, as `EpochOrder.samples` does.
+
+        Raises:
+            IndexError: The range leaves the epoch.
+        """
+        if not 0 <= start <= stop <= self._length:
+            raise IndexError(
+                f"Positions {start} to {stop} leave an epoch of {self._length} samples: "
+                "give 0 <= start <= stop <= length."
+            )
+        pieces = []
+        for number, first, last in self._parts:
+            low, high = max(start, 0), min(stop, last - first)
+            if low < high:
+                order: EpochOrder = self._stream.epoch(number)
+                pieces.append(order.samples(first + low, first + high))
+            start, stop = start - (last - first), stop - (last - first)
+        if not pieces:
+            return np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        shards, indices, passes = zip(*pieces, strict=True)
+        return np.concatenate(shards), np.concatenate(indices), np.concatenate(passes)
+
+    def runs(self) -> None:
+        """Returns None: the parts of passes are no runs that a native reader could follow."""
+        return
