@@ -41,19 +41,25 @@ class DebugLog:
                     "process may write, or set worker_log_level=0."
                 ) from error
 
-    def element(self, stream: int, count: int, element: Any) -> None:
+    def element(self, stream: int, count: int, keys: Any, *, mode: str | None = None) -> None:
         """Writes one line about an element that is delivered.
 
         Args:
             stream: Its stream.
             count: Number of the element in its stream's epoch.
-            element: A batch or sample; its `__key__` is written, null if it has none.
+            keys: What `keys_of` gives for it.
+            mode: "train" or "val" where that is known.
         """
-        keys = element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)
-        line = json.dumps({"rank": self._rank, "stream": stream, "count": count, "keys": keys}, default=str)
+        values = {"rank": self._rank, "stream": stream, "count": count, "keys": keys}
+        line = json.dumps(values if mode is None else {**values, "mode": mode}, default=str)
         if self._path is None:
             _LOG.info("%s", line)
             return
         # Opened for each line: the log is for hunting errors, and must be whole when the process dies.
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def keys_of(element: Any) -> Any:
+    """Returns the `__key__` of a batch, sample or dict; None if it has none."""
+    return element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from energon_dali.datasets.debug_log import DebugLog
+from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import LayoutError, StateError
 
@@ -98,7 +98,7 @@ class RankIterator(Iterator[T], Generic[T]):
             self._counts[stream] += 1
             self._given += 1
             if self._log is not None:
-                self._log.element(stream, self._counts[stream] - 1, element)
+                self._log.element(stream, self._counts[stream] - 1, keys_of(element))
             return element
 
     def _start_streams(self) -> None:

@@ -16,8 +16,8 @@ class EpochizeDataset(WrapperDataset[Any]):
 
     Where the data below ends in the middle of an epoch, that epoch is shorter; the next begins the data again. As the
     outermost dataset it counts the elements of all streams of the rank together. Inside another dataset each stream
-    gives its share of `length`, the first streams of a rank one more where it does not divide: the same elements, as
-    long as no stream ends early.
+    gives its share of `length`, where it does not divide some one more in turn: the same elements, as long as no
+    stream ends early.
 
     Args:
         dataset: The dataset below; usually endless.
@@ -52,12 +52,16 @@ class EpochizeDataset(WrapperDataset[Any]):
     def rank_limit(self) -> RankLimit:
         return RankLimit(self.length, self.restart)
 
-    def stream_length(self, stream: int) -> int:
-        """Returns the share of the length that one stream gives, where this dataset stands inside another."""
+    def stream_length(self, stream: int, epoch: int = 0) -> int:
+        """Returns the share of an epoch that one stream gives, where this dataset stands inside another."""
         layout = self.worker_config.layout
         streams_per_rank = layout.num_streams // layout.world_size
-        place_in_rank = stream // layout.world_size
-        return self.length // streams_per_rank + (place_in_rank < self.length % streams_per_rank)
+        # Element k of the rank comes from its stream k % streams_per_rank; epoch e has those from e * length on.
+        before, behind = (
+            -(-(number * self.length - stream // layout.world_size) // streams_per_rank)
+            for number in ((0, 1) if self.restart else (epoch, epoch + 1))
+        )
+        return behind - before
 
     def len_stream(self, stream: int) -> int:
         return self.stream_length(stream) if self.dataset.len_stream(stream) else 0
@@ -78,12 +82,12 @@ class _EpochizeIterator(StreamIterator[Any]):
     def __init__(self, dataset: EpochizeDataset, context: StreamContext) -> None:
         self._dataset = dataset
         self._context = context
-        self._length = dataset.stream_length(context.stream)
         self._inner = dataset.dataset.open(context)
+        self._epoch = 0
         self._given = 0
 
     def __next__(self) -> Any:
-        if self._given >= self._length:
+        if self._given >= self._dataset.stream_length(self._context.stream, self._epoch):
             self._end()
         try:
             element = next(self._inner)
@@ -97,7 +101,8 @@ class _EpochizeIterator(StreamIterator[Any]):
 
     def _end(self) -> None:
         self._given = 0
-        if self._dataset.restart and self._length:
+        self._epoch += 1
+        if self._dataset.restart:
             self._inner.close()
             self._inner = self._dataset.dataset.open(self._context)
         raise StopIteration
@@ -106,10 +111,10 @@ class _EpochizeIterator(StreamIterator[Any]):
         return self._inner.last_key(element)
 
     def state_dict(self) -> State:
-        return {"given": self._given, "inner": self._inner.state_dict()}
+        return {"epoch": self._epoch, "given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._given = state["given"]
+        self._epoch, self._given = state["epoch"], state["given"]
         self._inner.load_state_dict(state["inner"])
 
     def close(self) -> None:

@@ -1,0 +1,90 @@
+"""Leaves out elements that a function does not want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.restore_key import Key
+from energon_dali.task_encoder import failure_tolerance, sample_context
+from energon_dali.worker_config import WorkerConfig
+
+
+class FilterDataset(WrapperDataset[Any]):
+    """Gives the elements for which `filter_fn(element)` is true; the others are left out silently and not counted.
+
+    An element whose function raises is dropped and counted; `SkipSample` drops it silently.
+
+    Args:
+        dataset: The dataset below.
+        filter_fn: Says whether an element is wanted; picklable where workers run it.
+        filter_fn_config: Plain values that describe the function, for `config()`.
+        worker_config: Left out, the inner dataset's.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        *,
+        filter_fn: Callable[[Any], bool],
+        filter_fn_config: dict[str, Any] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.filter_fn = filter_fn
+        self.filter_fn_config = filter_fn_config
+        self.stage = str(getattr(filter_fn, "__name__", type(filter_fn).__name__))
+
+    def describe(self) -> str:
+        return f"FilterDataset({self.stage})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "filter_fn": self.filter_fn_config or self.stage}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _FilterIterator(self, context)
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        return self.dataset.restore_sample(restore_key)
+
+
+class _FilterIterator(StreamIterator[Any]):
+    def __init__(self, dataset: FilterDataset, context: StreamContext) -> None:
+        config = dataset.worker_config
+        self._inner = dataset.dataset.open(context)
+        self._wanted = dataset.filter_fn
+        tolerance = failure_tolerance(dataset.filter_fn, DEFAULT_FAILURE_TOLERANCE)
+        self._guard = HookGuard(dataset.stage, tolerance, context, config)
+        self._stream, self._num_streams = context.stream, config.layout.num_streams
+        self._seed = config.seed_offset
+        self._seen = 0
+
+    def __next__(self) -> Any:
+        while True:
+            element = next(self._inner)
+            index = self._seen * self._num_streams + self._stream
+            self._seen += 1
+            try:
+                with sample_context(index, self._seed):
+                    wanted = self._wanted(element)
+            except Exception as error:
+                self._guard.failed(error, element)
+                continue
+            self._guard.succeeded()
+            if wanted:
+                return element
+
+    def last_key(self, element: Any) -> Key:
+        return self._inner.last_key(element)
+
+    def state_dict(self) -> State:
+        return {"seen": self._seen, "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._seen = state["seen"]
+        self._inner.load_state_dict(state["inner"])
+
+    def close(self) -> None:
+        self._inner.close()

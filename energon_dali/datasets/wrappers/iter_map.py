@@ -1,0 +1,223 @@
+"""Applies a function to the whole stream of elements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.errors import StateError
+from energon_dali.task_encoder import failure_tolerance, sample_context
+from energon_dali.worker_config import WorkerConfig
+
+IterMap = Callable[[Iterator[Any]], Iterable[Any]]
+
+
+def same_length(length: int) -> int:
+    """Returns the length itself."""
+    return length
+
+
+class IterMapDataset(WrapperDataset[Any]):
+    """Gives what `iter_map_fn(iterator over the elements of an epoch)` gives; it is called anew for each epoch.
+
+    Every state restores exactly. How much is read again depends on the function:
+
+    * `stateless_iter_fn=True` promises that every output depends only on the elements taken since the output before
+      it (or, where it took none, on the same ones). The last such elements are read again.
+    * A function that returns an iterator with `state_dict()` and `load_state_dict(state)` (plain values) saves itself;
+      nothing is read again. What it has taken and not given yet must be in its state.
+    * Any other function is run again from the beginning of the epoch, and what was given already is thrown away. Over
+      endless data that takes longer the later the state is: put an EpochizeDataset below, or use one of the others.
+
+    Where the function raises, what it held is lost and counted, and it is called again on the rest of the epoch.
+
+    Args:
+        dataset: The dataset below.
+        iter_map_fn: Takes an iterator and returns one; picklable where workers run it.
+        len_map_fn: Gives the number of outputs of a number of elements.
+        stateless_iter_fn: See above.
+        iter_map_fn_config: Plain values that describe the function, or a function that gives them.
+        worker_config: Left out, the inner dataset's.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        iter_map_fn: IterMap,
+        *,
+        len_map_fn: Callable[[int], int] = same_length,
+        stateless_iter_fn: bool = False,
+        iter_map_fn_config: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self.iter_map_fn = iter_map_fn
+        self.len_map_fn = len_map_fn
+        self.stateless_iter_fn = stateless_iter_fn
+        self.iter_map_fn_config = iter_map_fn_config
+        self.stage = str(getattr(iter_map_fn, "__name__", type(iter_map_fn).__name__))
+
+    def describe(self) -> str:
+        return f"IterMapDataset({self.stage})"
+
+    def config(self) -> dict[str, Any]:
+        own = self.iter_map_fn_config
+        return {**super().config(), "iter_map_fn": (own() if callable(own) else own) or self.stage}
+
+    def len_stream(self, stream: int) -> int:
+        return self.len_map_fn(self.dataset.len_stream(stream))
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _IterMapIterator(self, context)
+
+    def can_restore_sample(self) -> bool:
+        return self.stateless_iter_fn and super().can_restore_sample()
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the element of a key (name, number of the output, number among those of its elements, *keys of the
+        elements that it was made of), made anew.
+
+        Raises:
+            StateError: The key is not of this dataset, or the function gives no such element any more.
+        """
+        expect_name(restore_key, "IterMapDataset", 2)
+        index, offset, *keys = restore_key[1:]
+        elements = iter([self.dataset.restore_sample(tuple(key)) for key in keys])
+        with sample_context(index, self.worker_config.seed_offset):
+            for number, output in enumerate(self.iter_map_fn(elements)):
+                if number == offset:
+                    return set_restore_key(output, restore_key)
+        raise StateError(
+            f"{self.describe()} gave fewer than {offset + 1} outputs when it was run again for {restore_key!r}. It is "
+            "declared stateless_iter_fn=True, and so must give the same outputs for the same elements."
+        )
+
+
+class _Elements(Iterator[Any]):
+    """The elements of one epoch, as the function sees them; ends for good with the epoch."""
+
+    def __init__(self, inner: StreamIterator[Any], keep_start: bool) -> None:
+        self.inner = inner
+        self._keep_start = keep_start
+        self.ended = False
+        self.last: Any = None
+        """The element taken last."""
+        self.keys: list[Key] = []
+        """Keys of the elements taken since the output before the last."""
+        self.start: State | None = None
+        """State before the first of them."""
+        self.taken = False
+        """Whether one was taken since the last output."""
+
+    def __next__(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        if not self.taken:
+            self.taken = True
+            self.keys = []
+            if self._keep_start:
+                self.start = self.inner.state_dict()
+        try:
+            self.last = next(self.inner)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.keys.append(self.inner.last_key(self.last))
+        return self.last
+
+
+class _IterMapIterator(StreamIterator[Any]):
+    def __init__(self, dataset: IterMapDataset, context: StreamContext) -> None:
+        config = dataset.worker_config
+        self._dataset = dataset
+        self._inner = dataset.dataset.open(context)
+        tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
+        self._guard = HookGuard(dataset.stage, tolerance, context, config)
+        self._recorder = context.recorder
+        self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, config.seed_offset
+        self._index = 0
+        """Outputs so far."""
+        self._offset = 0
+        """Outputs since the last element was taken."""
+        self._elements: _Elements | None = None
+        self._outputs: Iterator[Any] | None = None
+        self._epoch_start: State | None = None
+        self._epoch_outputs = 0
+        """Outputs of this epoch; with a stateless function, those of the elements of the last output."""
+        self._skip = 0
+        self._own: State | None = None
+        self._key: Key = ()
+
+    def __next__(self) -> Any:
+        while True:
+            elements = self._elements or self._begin()
+            index = self._index * self._num_streams + self._stream
+            started = time.perf_counter()
+            try:
+                with sample_context(index, self._seed):
+                    if self._outputs is None:
+                        self._outputs = iter(self._dataset.iter_map_fn(elements))
+                        self._load_own()
+                    output = next(self._outputs)
+            except StopIteration:
+                self._elements = self._outputs = None
+                self._epoch_outputs = self._skip = 0
+                raise
+            except Exception as error:
+                self._outputs = None
+                elements.taken = False  # what failed belongs to no output
+                self._guard.failed(error, elements.last)
+                continue
+            finally:
+                self._recorder.spend(self._dataset.stage, time.perf_counter() - started)
+            self._guard.succeeded()
+            self._offset = 0 if elements.taken else self._offset + 1
+            self._epoch_outputs = self._offset + 1 if self._dataset.stateless_iter_fn else self._epoch_outputs + 1
+            elements.taken = False
+            self._index += 1
+            if self._skip:
+                self._skip -= 1
+                continue
+            self._key = ("IterMapDataset", index, self._offset, *elements.keys)
+            return set_restore_key(output, self._key)
+
+    def _begin(self) -> _Elements:
+        self._epoch_start = self._inner.state_dict()
+        self._elements = _Elements(self._inner, self._dataset.stateless_iter_fn)
+        return self._elements
+
+    def _load_own(self) -> None:
+        if self._own is not None:
+            own, self._own = self._own, None
+            self._outputs.load_state_dict(own)  # type: ignore[union-attr]
+
+    def last_key(self, element: Any) -> Key:
+        return self._key
+
+    def state_dict(self) -> State:
+        state: State = {"index": self._index + self._skip}
+        if self._skip or self._own is not None:  # restored, and not run on yet
+            return {**state, "outputs": self._skip, "own": self._own, "inner": self._epoch_start}
+        if self._elements is None or not self._epoch_outputs:
+            return {**state, "outputs": 0, "own": None, "inner": self._inner.state_dict()}
+        if hasattr(self._outputs, "state_dict"):
+            own = self._outputs.state_dict()  # type: ignore[union-attr]
+            return {**state, "outputs": 0, "own": own, "inner": self._inner.state_dict()}
+        start = self._elements.start if self._dataset.stateless_iter_fn else self._epoch_start
+        return {**state, "outputs": self._epoch_outputs, "own": None, "inner": start}
+
+    def load_state_dict(self, state: State) -> None:
+        self._skip, self._own = state["outputs"], state["own"]
+        self._index = state["index"] - self._skip  # the outputs that are thrown away count again
+        self._epoch_start = state["inner"]
+        self._inner.load_state_dict(state["inner"])
+
+    def close(self) -> None:
+        close = getattr(self._outputs, "close", None)
+        if close is not None:
+            close()
+        self._inner.close()

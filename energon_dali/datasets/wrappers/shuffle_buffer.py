@@ -1,0 +1,197 @@
+"""Shuffles the elements of a dataset through a buffer."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import Any
+
+from typing_extensions import Self
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.restore_key import Key
+from energon_dali.errors import ConfigError
+from energon_dali.plan import mix
+from energon_dali.plan.buffer import BufferOrder
+from energon_dali.plan.seeds import BUFFER
+from energon_dali.worker_config import WorkerConfig
+
+
+class ShuffleBufferDataset(WrapperDataset[Any]):
+    """Holds `size` elements of each stream, and gives one of them at random for each that it reads.
+
+    For samples of a dataset folder use `get_train_dataset(shuffle_buffer_size=...)`, which shuffles numbers: it holds
+    no sample, starts at once and restores without reading. This one is for elements that a hook made.
+
+    The state holds no element, and no key of one: a position, and the state of the data below from which at most
+    2 * size elements are read again (3 * size while the buffer grows), before the next element comes. That is exact
+    for all datasets below.
+
+    Args:
+        dataset: The dataset below.
+        size: Elements that the buffer holds, at least 1.
+        first: Elements that are read before the first one is given, 1 to `size`; the buffer grows by one with each
+            further element until it is full. None waits for the full buffer. A small number starts sooner, with
+            elements that lie close together.
+        worker_config: Left out, the inner dataset's.
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        size: int,
+        *,
+        first: int | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        if size < 1:
+            raise ConfigError(f"size={size} must be at least 1 element; leave the dataset out for no shuffle.")
+        if first is not None and not 1 <= first <= size:
+            raise ConfigError(f"first={first} cannot be: give a number from 1 to size={size}, or None for the size.")
+        self.size = size
+        self.first = size if first is None else first
+        self.place = 0
+
+    def placed(self, number: int) -> Self:
+        twin = copy.copy(super().placed(number))
+        twin.place = mix(self.place, number)
+        return twin
+
+    def describe(self) -> str:
+        return f"ShuffleBufferDataset(size={self.size})"
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "size": self.size, "first": self.first}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _BufferIterator(self, context)
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        return self.dataset.restore_sample(restore_key)
+
+
+class _BufferIterator(StreamIterator[Any]):
+    def __init__(self, dataset: ShuffleBufferDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._inner = dataset.dataset.open(context)
+        self._order_key = (BUFFER, dataset.worker_config.seed_offset, dataset.place, context.stream)
+        self._saved: State | None = None
+        self._key: Key = ()
+        self._begin(0)
+
+    def _begin(self, epoch: int) -> None:
+        """Makes the buffer empty, before an epoch."""
+        self._epoch = epoch
+        self._order = BufferOrder(self._dataset.size, self._dataset.first, *self._order_key, epoch)
+        self._draws = 0
+        self._read = 0
+        self._slots: list[tuple[Any, Key] | None] = []
+        self._starts: dict[int, State] = {}
+        """States of the data below before the elements from which a restore may read."""
+        self._rest: deque[tuple[Any, Key]] | None = None
+        """What is left when the data has ended."""
+        self._drained = 0
+
+    def __next__(self) -> Any:
+        if self._saved is not None:
+            self._refill(self._saved)
+            self._saved = None
+        if self._rest is None and not self._slots:
+            self._fill()
+        if self._rest is None:
+            element, self._key = self._draw()
+            return element
+        if not self._rest:
+            self._begin(self._epoch + 1)
+            raise StopIteration
+        self._drained += 1
+        element, self._key = self._rest.popleft()
+        return element
+
+    def _fill(self) -> None:
+        while len(self._slots) < self._order.first:
+            taken = self._take()
+            if taken is None:
+                self._end()
+                return
+            self._slots.append(taken)
+
+    def _draw(self) -> tuple[Any, Key]:
+        slot = self._order.slot(self._draws)
+        drawn = self._slots[slot]
+        assert drawn is not None
+        grows = self._draws < self._order.growth
+        self._draws += 1
+        taken = self._slots[slot] = self._take()
+        if grows and taken is not None:
+            taken = self._take()
+            self._slots.append(taken)
+        if taken is None:
+            self._end()
+        return drawn
+
+    def _take(self) -> tuple[Any, Key] | None:
+        """Returns the next element of the data below and its key; None at its end."""
+        if self._order.is_oldest(self._read):
+            self._starts[self._read] = self._inner.state_dict()
+            oldest = self._order.oldest(self._draws)
+            self._starts = {number: state for number, state in self._starts.items() if number >= oldest}
+        try:
+            element = next(self._inner)
+        except StopIteration:
+            return None
+        self._read += 1
+        return element, self._inner.last_key(element)
+
+    def _end(self) -> None:
+        """Orders what is left, since the data has ended."""
+        left = [held for held in self._slots if held is not None]
+        self._rest = deque(left[place] for place in self._order.rest(len(left)).tolist())
+        self._slots = []
+
+    def last_key(self, element: Any) -> Key:
+        return self._key
+
+    def state_dict(self) -> State:
+        if self._saved is not None:
+            return self._saved
+        oldest = self._order.oldest(self._draws)
+        start = self._starts[oldest] if self._read or self._rest is not None else self._inner.state_dict()
+        drained = None if self._rest is None else self._drained
+        return {"epoch": self._epoch, "draws": self._draws, "drained": drained, "inner": start}
+
+    def load_state_dict(self, state: State) -> None:
+        # The buffer is filled at the first element, so that restoring itself costs nothing.
+        self._saved = state
+        self._inner.load_state_dict(state["inner"])
+
+    def _refill(self, state: State) -> None:
+        self._begin(state["epoch"])
+        ended = state["drained"] is not None
+        if not state["draws"] and not ended:
+            return  # at the beginning of an epoch
+        self._draws = state["draws"]
+        numbers = self._order.contents(self._draws).tolist()
+        wanted, held = set(numbers), {}
+        self._read = self._order.oldest(self._draws)
+        while ended or self._read < self._order.num_read(self._draws):
+            number, taken = self._read, self._take()
+            if taken is None:
+                break
+            if number in wanted:
+                held[number] = taken
+        self._slots = [held.get(number) for number in numbers]
+        if ended:
+            self._end()
+            assert self._rest is not None
+            self._drained = state["drained"]
+            for _ in range(self._drained):
+                self._rest.popleft()
+
+    def close(self) -> None:
+        self._slots, self._rest = [], None
+        self._inner.close()
