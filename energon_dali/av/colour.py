@@ -1,0 +1,118 @@
+"""Turns decoded frames into RGB by the colours that the stream declares.
+
+The rule for what a stream does not declare:
+
+- Matrix: BT.709 where the picture is at least 1280 wide or more than 576 high, BT.601 otherwise. This is what players do
+  (mpv and libplacebo by this very rule, others by the height alone). Plain swscale, and so PyAV and Energon, take BT.601
+  for every untagged file; for standard definition the outcome is the same.
+- Range: limited (16 to 235), but full where the pixel format says so ("yuvj420p").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+    from energon_dali.av.stream_facts import StreamFacts
+
+Matrix = Literal["rgb", "bt601", "bt709", "bt2020", "fcc", "smpte240m"]
+
+_MATRICES: dict[int, Matrix] = {
+    0: "rgb", 1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020",
+}  # fmt: skip
+"""AVColorSpace (ITU-T H.273, MatrixCoefficients) to matrix."""
+_SWS_MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
+"""SWS_CS_* of swscale."""
+_LUMA_WEIGHTS = {
+    "bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593), "fcc": (0.30, 0.11),
+    "smpte240m": (0.212, 0.087),
+}  # fmt: skip
+"""(Kr, Kb) of ITU-T H.273, table 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColourFacts:
+    """How the numbers of a frame stand for colours."""
+
+    matrix: Matrix
+    """Which matrix makes RGB of YCbCr."""
+    full_range: bool
+    """Whether luma takes 0 to 255 (at 8 bits), not 16 to 235."""
+
+    def to_rgb_matrix(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns (matrix, offset): RGB in 0..255 is `matrix @ (ycbcr - offset)` for 8-bit YCbCr; float64 [3, 3], [3]."""
+        if self.matrix == "rgb":
+            return np.eye(3), np.zeros(3)
+        kr, kb = _LUMA_WEIGHTS[self.matrix]
+        kg = 1 - kr - kb
+        luma, chroma = (1.0, 1.0) if self.full_range else (255 / 219, 255 / 224)
+        red, blue = 2 * (1 - kr) * chroma, 2 * (1 - kb) * chroma
+        matrix = np.array([[luma, 0, red], [luma, -blue * kb / kg, -red * kr / kg], [luma, blue, 0]])
+        return matrix, np.array([0.0 if self.full_range else 16.0, 128.0, 128.0])
+
+
+def find_colours(matrix: int, colour_range: int, pixel_format: str, width: int, height: int) -> ColourFacts:
+    """Returns the colours of a frame by its tags, and by the rule of this module where there are none.
+
+    Args:
+        matrix: AVColorSpace; 2 for unspecified.
+        colour_range: AVColorRange; 0 for unspecified, 1 limited, 2 full.
+        pixel_format: FFmpeg's name.
+        width: In pixels, as stored.
+        height: In pixels, as stored.
+    """
+    if pixel_format.startswith(("rgb", "bgr", "gbr", "argb", "abgr", "pal8", "0rgb", "0bgr")):
+        return ColourFacts("rgb", True)
+    guessed: Matrix = "bt709" if width >= 1280 or height > 576 else "bt601"
+    found = _MATRICES.get(matrix, guessed)
+    full = pixel_format.startswith("yuvj") or colour_range == 2
+    return ColourFacts(guessed if found == "rgb" else found, full)
+
+
+def colours_of_stream(facts: StreamFacts) -> ColourFacts:
+    """Returns the colours of a video stream."""
+    return find_colours(facts.colour_matrix, facts.colour_range, facts.pixel_format, facts.width, facts.height)
+
+
+class FrameConverter:
+    """Writes decoded frames as RGB of one size into arrays; swscale does size, matrix and range in one pass.
+
+    Bilinear, like Energon and PyAV. For exact rounding swscale needs flags that cost four times the time; without them
+    a channel is off by up to 2.
+
+    Args:
+        width: Of what is written, in pixels.
+        height: Of what is written, in pixels.
+    """
+
+    def __init__(self, width: int, height: int) -> None:
+        from av.video.reformatter import VideoReformatter
+
+        self.width = width
+        self.height = height
+        self._reformatter = VideoReformatter()
+
+    def write(self, frame: VideoFrame, target: npt.NDArray[np.uint8]) -> None:
+        """Writes one frame.
+
+        Args:
+            frame: Decoded, of any size and pixel format.
+            target: uint8 [height, width, 3]; every element is written.
+        """
+        tag = int(frame.colorspace)
+        facts = find_colours(tag, int(frame.color_range), frame.format.name, frame.width, frame.height)
+        given: dict[str, Any] = {}
+        if facts.matrix != "rgb":
+            given = {"src_colorspace": _SWS_MATRICES[facts.matrix], "src_color_range": 2 if facts.full_range else 1}
+        picture = self._reformatter.reformat(
+            frame, self.width, self.height, "rgb24", interpolation="BILINEAR", threads=1, **given
+        )
+        plane = picture.planes[0]
+        rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)  # type: ignore[call-overload]
+        target[...] = rows[: self.height, : self.width * 3].reshape(self.height, self.width, 3)

@@ -1,0 +1,259 @@
+"""A media file that is opened once, when it is first needed, and closed with its owner."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.av.limits import AVLimits
+from energon_dali.av.mp4_screen import screen_mp4
+from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source
+from energon_dali.av.stream_facts import StreamFacts, find_facts
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.stream import Stream
+
+ROUTE = "pyav"
+READ_BYTES = 1 << 17
+"""What FFmpeg asks for at once: a read from Python costs the interpreter lock, so a few large ones."""
+MAX_THREADS = 8
+"""More decoding threads than this cost memory and delay, and no clip is faster."""
+
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def count_threads(threads: int | None) -> int:
+    """Returns how many threads FFmpeg decodes with.
+
+    Args:
+        threads: As asked for. None: one in worker and forked processes, whose siblings keep the other cores busy (and
+            because a forked child must not inherit threads); else one per core, up to `MAX_THREADS`.
+    """
+    if threads is not None:
+        return threads
+    if _forked or multiprocessing.parent_process() is not None or os.environ.get("ENERGON_DALI_WORKER"):
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)), MAX_THREADS))
+
+
+class MediaFile:
+    """One video or audio file: opens its container on first use, once, and keeps it until closed.
+
+    It may be used from several threads, one at a time (`opened` holds a lock), and is picklable: what travels is the source, in
+    memory out of band, and not the container. A forked child opens the file anew.
+
+    Args:
+        source: The bytes of the file (kept as a view), a seekable binary stream, or a path.
+        limits: How much it may cost.
+        threads: Threads that FFmpeg decodes with; None chooses (`count_threads`). The pictures do not depend on it.
+
+    Raises:
+        ConfigError: The source is none of these, or `threads` is not positive.
+    """
+
+    def __init__(self, source: MediaSource, *, limits: AVLimits | None = None, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise ConfigError(f"threads={threads} was given. At least one decodes. Give 1 or more, or None.")
+        self._container: InputContainer | None = None
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self.source = check_source(source)
+        self.limits = limits or AVLimits()
+        self.threads = threads
+        self.cache: dict[Any, Any] = {}
+        """What readers learnt about this file, such as its frame index."""
+
+    @contextmanager
+    def opened(self) -> Iterator[InputContainer]:
+        """Gives the open container, for one user at a time; errors of FFmpeg become DecodeError.
+
+        Its position and the state of its decoders are unknown: a user seeks first.
+
+        Raises:
+            DecodeError: The file cannot be opened, or FFmpeg failed while it was used.
+        """
+        if self._pid != os.getpid():
+            self._abandon()
+        with self._lock, translated_errors(self.format):
+            if self._container is None:
+                self._container = self._open()
+            yield self._container
+
+    @property
+    def container(self) -> InputContainer:
+        """The open container; only inside `opened`."""
+        assert self._container is not None
+        return self._container
+
+    @property
+    def format(self) -> str:
+        """FFmpeg's name of the container's format, "" before it is open."""
+        return self._container.format.name if self._container is not None else ""
+
+    @property
+    def streams(self) -> tuple[StreamFacts, ...]:
+        """Facts about every stream, in the order of the file; opens it.
+
+        Raises:
+            DecodeError: The file cannot be opened.
+        """
+        facts: tuple[StreamFacts, ...] | None = self.cache.get("streams")
+        if facts is None:
+            with self.opened() as container:
+                facts = self.cache["streams"] = tuple(find_facts(stream) for stream in container.streams)
+        return facts
+
+    def find_stream(self, kind: str) -> StreamFacts | None:
+        """Returns the facts about the first stream of a kind ("video", "audio"), None if there is none.
+
+        Cover pictures do not count as video.
+
+        Raises:
+            DecodeError: The file cannot be opened.
+        """
+        return next((facts for facts in self.streams if facts.kind == kind and not facts.is_cover), None)
+
+    def select(self, stream: Stream) -> None:
+        """Lets the container skip the packets of all streams but one, and sets up its decoder's threads and limits."""
+        import av
+
+        assert self._container is not None
+        for other in self._container.streams:
+            other.discard = av.stream.Discard.default if other.index == stream.index else av.stream.Discard.all
+        context = stream.codec_context
+        if context is not None and not context.is_open:
+            threads = count_threads(self.threads)
+            context.thread_type = "AUTO" if threads > 1 else "NONE"  # type: ignore[assignment]
+            context.thread_count = threads
+            context.copy_opaque = True
+            if stream.type == "video":
+                context.options = {"max_pixels": str(self.limits.max_pixels)}
+
+    def deadline(self) -> Deadline:
+        """Returns the clock of one call."""
+        return Deadline(self.limits.max_seconds, self.format)
+
+    def reopen(self) -> InputContainer:
+        """Returns the container opened anew, at its first packet; only inside `opened`.
+
+        Raises:
+            DecodeError: The file cannot be opened any more.
+        """
+        with self._lock, translated_errors(self.format):
+            if self._container is not None:
+                self._container.close()
+            self._container = self._open()
+            return self._container
+
+    def close(self) -> None:
+        """Closes the container; it opens again when it is used again."""
+        if self._pid != os.getpid():
+            self._abandon()
+        with self._lock:
+            container, self._container = self._container, None
+            if container is not None:
+                container.close()
+
+    def _open(self) -> InputContainer:
+        import av
+
+        if isinstance(self.source, memoryview):
+            screen_mp4(self.source)
+        timeout = self.limits.max_seconds
+        container = av.open(
+            open_source(self.source), "r", buffer_size=READ_BYTES, metadata_errors="ignore", timeout=timeout
+        )
+        return container
+
+    def _abandon(self) -> None:
+        """Forgets a container of the parent process without freeing it: its decoding threads are not in this one."""
+        if self._container is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._container))
+        self._container = None
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    def __enter__(self) -> MediaFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _restore, (type(self), pickle_source(self.source, int(protocol)), self.limits, self.threads)
+
+    def __repr__(self) -> str:
+        size = f"{len(self.source)} bytes" if isinstance(self.source, memoryview) else repr(self.source)
+        return f"MediaFile({size}{', open' if self._container is not None else ''})"
+
+
+def _restore(kind: type[MediaFile], source: Any, limits: AVLimits, threads: int | None) -> MediaFile:
+    return kind(source, limits=limits, threads=threads)
+
+
+class Deadline:
+    """The time that one call may take.
+
+    Args:
+        seconds: How long, from now on; None for ever.
+        format: Of the file, for the message.
+    """
+
+    def __init__(self, seconds: float | None, format: str = "") -> None:
+        self._seconds = seconds
+        self._format = format
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def check(self) -> None:
+        """Does nothing before the end.
+
+        Raises:
+            DecodeError: The time is over.
+        """
+        if self._end is not None and time.monotonic() > self._end:
+            raise DecodeError(
+                f"Decoding took longer than AVLimits(max_seconds={self._seconds}). The file is larger than it should "
+                "be, or damaged. Ask for fewer frames, or allow more time",
+                self._format,
+                ROUTE,
+            )
+
+
+@contextmanager
+def translated_errors(format: str = "") -> Iterator[None]:
+    """Turns what FFmpeg and PyAV raise inside into DecodeError.
+
+    Args:
+        format: Of the file, for the message.
+
+    Raises:
+        DecodeError: In place of an error of FFmpeg or PyAV.
+    """
+    from av.error import FFmpegError
+
+    try:
+        yield
+    except FFmpegError as error:
+        raise DecodeError(f"FFmpeg cannot read it: {error.strerror or error}", format, ROUTE) from error
+    except (EOFError, UnicodeError, OverflowError) as error:
+        raise DecodeError(f"FFmpeg cannot read it: {error}", format, ROUTE) from error

@@ -1,0 +1,208 @@
+"""Finds out which frames a video shows: from its packets where they tell the truth, else by decoding all of it once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from energon_dali.av.container import ROUTE, MediaFile
+from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
+from energon_dali.av.key_packets import find_length_size, is_clean_start, is_hidden
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+    from energon_dali.av.stream_facts import StreamFacts
+
+Damaged = Literal["error", "partial"]
+
+_TIMED_CONTAINERS = ("mov", "matroska", "flv")
+"""Containers whose packets carry presentation times of their own. AVI has none: FFmpeg guesses them."""
+_TOLD_BY_PACKETS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4"))
+"""Codecs with one shown frame per packet, apart from what `key_packets.is_hidden` and the rules below find."""
+_UNORDERED = frozenset(("vp8", "vp9", "av1"))
+"""Those of them that show packets in the order of the file, so that no container can mix up their times."""
+_EMPTY_PICTURE_BYTES = 20
+"""MPEG-4 packets up to this size may be pictures that were not coded, for which no frame comes."""
+_PROGRESSIVE = (0, 1)
+"""AVFieldOrder of streams without fields, each of which could be a packet."""
+
+
+def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error") -> FrameIndex:
+    """Returns the index of a video stream, found in one pass over its packets, or over its frames where need be.
+
+    Args:
+        file: The file.
+        facts: Its video stream.
+        damaged: "partial" decodes everything and lists only the frames that can be decoded.
+
+    Raises:
+        DecodeError: The file cannot be read, or shows no frame.
+    """
+    with file.opened():
+        container = file.reopen() if file.cache.get("moved") else file.container
+        file.cache["moved"] = True
+        stream: Any = container.streams[facts.position]
+        file.select(stream)
+        index = None
+        if damaged == "error":
+            table = read_packets(file, container, stream, facts)
+            index = index_of_packets(table, facts, file.format, stream)
+        if index is None:
+            index = index_by_decoding(file, facts, damaged)
+    if not len(index):
+        raise DecodeError("No frame of the video can be decoded", facts.codec, ROUTE)
+    return index
+
+
+def read_packets(
+    file: MediaFile, container: InputContainer, stream: VideoStream, facts: StreamFacts, decode: Any = None
+) -> PacketTable:
+    """Returns the packets of a stream from the container's position on, without decoding them.
+
+    Args:
+        file: The file, for its limits.
+        container: Open, at its first packet.
+        stream: The stream, selected.
+        facts: The same.
+        decode: Called with (number, packet) of each, also with the empty packet at the end.
+
+    Raises:
+        DecodeError: There are too many packets, or it takes too long.
+    """
+    deadline = file.deadline()
+    length_size = find_length_size(facts.codec, stream.codec_context.extradata)
+    looks_hidden = facts.codec in ("vp8", "vp9")
+    looks_clean = facts.codec in ("h264", "hevc")
+    rows: list[tuple[int, int, int, int, bool, bool]] = []
+    for packet in container.demux(stream):
+        number = len(rows)
+        if decode is not None:
+            decode(number, packet)
+        if not packet.size:
+            continue
+        is_key, hidden = packet.is_keyframe, packet.is_discard
+        if is_key and looks_clean:
+            is_key = is_clean_start(facts.codec, memoryview(packet), length_size)
+        if looks_hidden and not hidden:
+            hidden = is_hidden(facts.codec, memoryview(packet))
+        pts, dts, offset = packet.pts, packet.dts, packet.pos
+        rows.append((
+            NO_TIME if pts is None else pts, NO_TIME if dts is None else dts, packet.duration or 0,
+            -1 if offset is None else offset, is_key, hidden,
+        ))  # fmt: skip
+        if not number & 63:
+            deadline.check()
+            if number >= file.limits.max_packets:
+                raise DecodeError(
+                    f"The video has more packets than AVLimits(max_packets={file.limits.max_packets}) allows",
+                    facts.codec,
+                    ROUTE,
+                )
+    columns = np.array(rows, dtype=np.int64).reshape(len(rows), 6).T
+    pts, dts, durations, offsets = (np.ascontiguousarray(column) for column in columns[:4])
+    return PacketTable(pts, dts, durations, offsets, columns[4].astype(bool), columns[5].astype(bool))
+
+
+def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream: Any) -> FrameIndex | None:
+    """Returns the index as the packets tell it; None where they may not tell the truth.
+
+    Args:
+        table: All packets of the stream.
+        facts: The stream.
+        format: FFmpeg's name of the container.
+        stream: The open stream.
+    """
+    codec = stream.codec_context.codec
+    timed = format.startswith(_TIMED_CONTAINERS)
+    trusted = codec.intra_only or (facts.codec in _TOLD_BY_PACKETS if timed else facts.codec in _UNORDERED)
+    shown = np.flatnonzero(~table.is_hidden)
+    pts = table.pts[shown]
+    order = np.argsort(pts, kind="stable")
+    ordered = pts[order]
+    if (
+        not trusted
+        or not len(shown)
+        or ordered[0] == NO_TIME
+        or (np.diff(ordered) <= 0).any()
+        or not (table.is_key[0] or codec.intra_only)
+        # Frames before the first key frame have nothing to refer to, and are not shown.
+        or ordered[0] < table.pts[0] <= ordered[-1]
+        or getattr(stream.codec_context, "field_order", 0) not in _PROGRESSIVE
+        or (not timed and (np.diff(pts) <= 0).any())
+    ):
+        return None
+    if facts.codec == "mpeg4" and _smallest_packet(table) <= _EMPTY_PICTURE_BYTES:
+        return None
+    positions = shown[order]
+    starts = positions if codec.intra_only else find_starts(positions, ordered, table, table.pts)
+    return FrameIndex(
+        ordered, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table
+    )
+
+
+def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> FrameIndex:
+    """Returns the index of the frames that decoding the whole stream gives, in the order in which they come.
+
+    Args:
+        file: The file, inside `opened`.
+        facts: Its video stream.
+        damaged: "error" ends at the first packet that cannot be decoded; "partial" goes on with the next.
+
+    Raises:
+        DecodeError: The stream cannot be decoded.
+    """
+    from av.error import FFmpegError
+
+    container = file.reopen()
+    stream: Any = container.streams[facts.position]
+    file.select(stream)
+    shown: list[tuple[int, int | None]] = []
+
+    def decode(number: int, packet: Any) -> None:
+        packet.opaque = number
+        try:
+            shown.extend((frame.opaque, frame.pts) for frame in packet.decode())
+        except (FFmpegError, EOFError):
+            if damaged == "error":
+                raise
+
+    table = read_packets(file, container, stream, facts, decode)
+    known = [(number, pts) for number, pts in shown if number is not None and number < len(table)]
+    positions = np.array([number for number, _ in known], np.int64)
+    pts = _times_of(positions, [pts for _, pts in known], table)
+    ranks = np.arange(len(positions))
+    packet_ranks = np.full(len(table), len(positions), np.int64)
+    packet_ranks[positions] = ranks
+    starts = positions if stream.codec_context.codec.intra_only else find_starts(positions, ranks, table, packet_ranks)
+    return FrameIndex(
+        pts, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table, proven=True
+    )
+
+
+def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) -> Int64s:
+    """Returns strictly increasing presentation times for frames in the order in which they are shown.
+
+    The decoder's order is right; times that contradict it come from containers without presentation times (B-frames
+    in AVI), where FFmpeg guesses them: the same times in rising order are the right ones.
+    """
+    if not given:
+        return np.zeros(0, np.int64)
+    if any(pts is None for pts in given):
+        dts = table.dts[positions]
+        step = max(1, int(np.median(table.durations[positions])))
+        first = int(dts.min()) if (dts != NO_TIME).all() else 0
+        return first + step * np.arange(len(given), dtype=np.int64)
+    times = np.sort(np.array(given, np.int64))
+    # Two frames at one time (fields, broken files): the later one moves behind, so that each has its own.
+    ranks = np.arange(len(times), dtype=np.int64)
+    return np.maximum.accumulate(times - ranks) + ranks
+
+
+def _smallest_packet(table: PacketTable) -> int:
+    """Returns a lower bound of the bytes of the smallest packet, 0 where it is not known."""
+    offsets = np.sort(table.offsets)
+    return int(np.diff(offsets).min()) if len(offsets) > 1 and offsets[0] >= 0 else 0

@@ -1,0 +1,109 @@
+"""What the first bytes of a packet tell: whether decoding may begin there, and whether its picture is shown.
+
+Containers mark key frames, and not all mark only those from which decoding is exact.
+Sources: ITU-T H.264 7.3 and D.1.8, ITU-T H.265 7.3.1.2, RFC 6386 9.1 (VP8), VP9 bitstream specification 6.2 and annex B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_H264_IDR, _H264_SEI = 5, 6
+_SEI_RECOVERY_POINT = 6
+_HEVC_IRAP = range(16, 24)
+
+
+def find_units(data: memoryview, length_size: int) -> Iterator[tuple[int, int]]:
+    """Yields (start, stop) of the NAL units of a packet; stops where the packet is malformed.
+
+    Args:
+        data: The packet.
+        length_size: Bytes of the length before each unit; 0 where start codes (00 00 01) separate them.
+    """
+    if length_size:
+        at = 0
+        while at + length_size < len(data):
+            size = int.from_bytes(data[at : at + length_size], "big")
+            at += length_size
+            if size <= 0 or at + size > len(data):
+                return
+            yield at, at + size
+            at += size
+        return
+    content = bytes(data)
+    at = content.find(b"\0\0\1")
+    while at >= 0:
+        after = content.find(b"\0\0\1", at + 3)
+        yield at + 3, len(content) if after < 0 else after
+        at = after
+
+
+def find_length_size(codec: str, extradata: bytes | None) -> int:
+    """Returns how many bytes give the length of a NAL unit, from the decoder configuration; 0 for start codes."""
+    if not extradata or extradata[0] != 1:
+        return 0
+    if codec == "h264" and len(extradata) > 4:
+        return (extradata[4] & 3) + 1
+    return (extradata[21] & 3) + 1 if codec == "hevc" and len(extradata) > 21 else 0
+
+
+def is_clean_start(codec: str, data: memoryview, length_size: int) -> bool:
+    """Returns whether decoding that begins at a packet gives all pictures exactly that are shown from it on.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        data: A packet that the container marks as a key frame.
+        length_size: As `find_length_size` says.
+    """
+    if codec == "hevc":
+        return any(data[start] >> 1 & 63 in _HEVC_IRAP for start, _ in find_units(data, length_size))
+    if codec != "h264":
+        return True
+    for start, stop in find_units(data, length_size):
+        kind = data[start] & 31
+        if kind == _H264_IDR or (kind == _H264_SEI and _recovers_at_once(bytes(data[start + 1 : stop]))):
+            return True
+        if kind == 1:
+            return False
+    return False
+
+
+def is_hidden(codec: str, data: memoryview) -> bool:
+    """Returns whether a packet of VP8 or VP9 holds a picture that is only referred to and never shown."""
+    if not len(data):
+        return True
+    if codec == "vp8":
+        return not data[0] & 0x10
+    if codec == "vp9":
+        if data[-1] & 0xE0 == 0xC0:
+            return False  # A superframe: it ends with the picture that is shown.
+        header = int.from_bytes(bytes(data[:2]).ljust(2, b"\0"), "big")
+        return _hides_vp9(header)
+    return False
+
+
+def _hides_vp9(header: int) -> bool:
+    """Returns whether a VP9 picture is not shown, from its first 16 bits: marker, profile, show_existing, type, show."""
+    profile = header >> 13 & 1 | (header >> 12 & 1) << 1
+    at = 11 - (profile == 3)
+    return not header >> at & 1 and not header >> (at - 2) & 1
+
+
+def _recovers_at_once(payload: bytes) -> bool:
+    """Returns whether an SEI unit of H.264 has a recovery point whose pictures are exact from the first on."""
+    at = 0
+    while at + 2 < len(payload):
+        kind = size = 0
+        while at < len(payload) and payload[at] == 255:
+            kind, at = kind + 255, at + 1
+        kind, at = kind + payload[at], at + 1
+        while at < len(payload) and payload[at] == 255:
+            size, at = size + 255, at + 1
+        if at >= len(payload):
+            return False
+        size, at = size + payload[at], at + 1
+        if kind == _SEI_RECOVERY_POINT:
+            # recovery_frame_cnt is an Exp-Golomb number: a first bit of one is 0.
+            return at < len(payload) and bool(payload[at] & 0x80)
+        at += size
+    return False

@@ -1,0 +1,196 @@
+"""Feeds the decoder: from a key packet to the last wanted frame, then on to the next run, seeking in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.av.container import MediaFile
+from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
+from energon_dali.av.stream_facts import StreamFacts
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+
+_SKIPS_NONREF = frozenset(("h264", "mpeg4", "mpeg2video", "mpeg1video"))
+"""Codecs where FFmpeg's skip_frame=NONREF leaves out pictures that nothing refers to, and changes no other."""
+_FORWARD_PACKETS = 64
+"""A target this close is reached by reading on: a seek costs about as much as reading so many packets."""
+_SEEK_ATTEMPTS = 4
+
+
+class PacketFeed:
+    """Decodes runs of packets of one stream; lives during one call, inside `MediaFile.opened`.
+
+    Args:
+        file: The file.
+        facts: Its video stream.
+        index: The frames and packets of the stream.
+        tolerant: Whether a packet that cannot be decoded is passed over; else its error comes out.
+    """
+
+    def __init__(self, file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool) -> None:
+        self._file = file
+        self._facts = facts
+        self._index = index
+        self._tolerant = tolerant
+        self._next = -1
+        """Number of the packet that comes next; -1 where that is unknown."""
+        self._packets: Iterator[Packet[Any]] = iter(())
+        self._held: Packet[Any] | None = None
+        self._deadline = file.deadline()
+        self._stream: Any = None
+        self._skips = facts.codec in _SKIPS_NONREF
+
+    def decode(self, wanted: Int64s, starts: Int64s) -> Iterator[tuple[int, VideoFrame]]:
+        """Yields (number, frame) of the wanted frames that come, each once.
+
+        Args:
+            wanted: Numbers of frames, without repetition; int64 [n].
+            starts: Packet where decoding begins, for each; int64 [n].
+
+        Raises:
+            DecodeError: It takes too long, or the file changed.
+        """
+        positions = self._index.positions[wanted]
+        numbers = dict(zip(positions.tolist(), wanted.tolist(), strict=True))
+        for start, last in find_runs(starts, self._ends(positions)):
+            self._move_to(start)
+            yield from self._run(start, last, numbers)
+
+    def _ends(self, positions: Int64s) -> Int64s:
+        """Returns the last packet that each frame is made of: a second field, or more, may follow the first packet."""
+        if not self._index.proven:
+            return positions
+        every = np.sort(self._index.positions)
+        after = np.searchsorted(every, positions, side="right")
+        return np.append(every, len(self._index.packets))[after] - 1
+
+    def _run(self, start: int, last: int, numbers: dict[int, int]) -> Iterator[tuple[int, VideoFrame]]:
+        """Decodes packets `start` through `last`, takes out what the decoder still holds, and yields wanted frames."""
+        from av.error import FFmpegError
+
+        context = self._stream.codec_context
+        intra = context.codec.intra_only
+        for number in range(start, last + 1):
+            packet = self._take()
+            if packet is None:
+                break
+            is_wanted = number in numbers
+            if intra and not is_wanted and not self._index.proven:
+                continue
+            if self._skips:
+                context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+            packet.opaque = number
+            try:
+                frames = context.decode(packet)
+            except FFmpegError:
+                if not self._tolerant:
+                    raise
+                continue
+            for frame in frames:
+                found = numbers.get(frame.opaque)
+                if found is not None:
+                    yield found, frame
+            if not number & 15:
+                self._deadline.check()
+        try:
+            frames = context.decode(None)
+        except FFmpegError:
+            if not self._tolerant:
+                raise
+            frames = []
+        finally:
+            context.flush_buffers()
+        for frame in frames:
+            found = numbers.get(frame.opaque)
+            if found is not None:
+                yield found, frame
+
+    def _take(self) -> Packet[Any] | None:
+        """Returns the next packet, None at the end."""
+        packet, self._held = self._held, None
+        while packet is None:
+            packet = next(self._packets, None)
+            if packet is None:
+                self._next = -1
+                return None
+            if not packet.size:
+                packet = None
+        self._next += 1
+        return packet
+
+    def _move_to(self, number: int) -> None:
+        """Makes packet `number` the next one: reads on where it is near, seeks where it is far."""
+        if not 0 <= self._next <= number or number - self._next > _FORWARD_PACKETS:
+            self._seek(number)
+        while self._next < number:
+            if self._take() is None:
+                return
+
+    def _seek(self, number: int) -> None:
+        """Goes to a packet at or before `number`, as near as the container's index allows; to the start at worst."""
+        from av.error import FFmpegError
+
+        container = self._file.container
+        table = self._index.packets
+        keys = np.flatnonzero(table.is_key[: number + 1])[::-1]
+        for attempt, target in self._targets(number, keys):
+            if target == NO_TIME or attempt >= _SEEK_ATTEMPTS:
+                continue
+            try:
+                self._begin(container)
+                container.seek(int(target), stream=self._stream, backward=True)
+                packet = next((packet for packet in self._packets if packet.size), None)
+            except (FFmpegError, EOFError):
+                continue
+            landed = -1 if packet is None else self._number_of(packet)
+            if 0 <= landed <= number:
+                self._held, self._next = packet, landed
+                return
+        self._begin(self._file.reopen())
+        self._next = 0
+
+    def _targets(self, number: int, keys: Any) -> Iterator[tuple[int, int]]:
+        table = self._index.packets
+        yield 0, int(table.pts[number])
+        for attempt, key in enumerate(keys[:_SEEK_ATTEMPTS].tolist()):
+            yield attempt, int(table.dts[key])
+
+    def _begin(self, container: Any) -> None:
+        self._stream = container.streams[self._facts.position]
+        self._file.select(self._stream)
+        self._file.cache["moved"] = True
+        self._packets = container.demux(self._stream)
+        self._held = None
+        self._next = -1
+
+    def _number_of(self, packet: Packet[Any]) -> int:
+        """Returns the number of a packet in the table, -1 if it is not there or not the only one like it."""
+        table = self._index.packets
+        like = np.ones(len(table), bool)
+        for given, column in ((packet.pts, table.pts), (packet.dts, table.dts), (packet.pos, table.offsets)):
+            if given is not None:
+                same = like & (column == given)
+                like = same if same.any() else like
+        found = np.flatnonzero(like)
+        return int(found[0]) if len(found) == 1 else -1
+
+
+def find_runs(starts: Int64s, ends: Int64s) -> list[tuple[int, int]]:
+    """Returns the runs of packets, (first, last) in rising order, that cover [start, end] of every frame.
+
+    Args:
+        starts: Where decoding begins for each frame, int64 [n].
+        ends: Its last packet, int64 [n].
+    """
+    runs: list[tuple[int, int]] = []
+    for start, end in sorted(zip(starts.tolist(), ends.tolist(), strict=True)):
+        if runs and start <= runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], end))
+        else:
+            runs.append((start, end))
+    return runs

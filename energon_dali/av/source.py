@@ -1,0 +1,101 @@
+"""Where the bytes of a media file come from, and how they travel between processes."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from energon_dali.errors import ConfigError
+
+MediaSource = bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
+"""What a media file can be given as: its bytes, a seekable binary stream, or a path."""
+
+
+class MemoryReader:
+    """A seekable reader over bytes that somebody else holds; nothing is copied but what is read.
+
+    Args:
+        view: One-dimensional bytes.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns up to `size` bytes from the position on, all that are left if it is negative."""
+        start = self._position
+        stop = len(self._view) if size < 0 else min(start + size, len(self._view))
+        self._position = max(start, stop)
+        return self._view[start:stop].tobytes()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves the position and returns it; it never lies before the start."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        """Returns the position in bytes."""
+        return self._position
+
+
+def check_source(source: Any) -> MediaSource:
+    """Returns the source in the form that is kept: memory as a flat view, a path as a string, a stream as it is.
+
+    Raises:
+        ConfigError: It is nothing that bytes can be read from, or a stream that cannot be read at any place.
+    """
+    if type(source) is io.BytesIO:
+        source = source.getvalue()  # Shares the bytes where the stream was made from bytes.
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        view = memoryview(source)
+        if not view.contiguous:
+            raise ConfigError(
+                "The media file was given as a memoryview with gaps. Its bytes must lie side by side. "
+                "Give `bytes(view)` or a contiguous view."
+            )
+        return view.cast("B")
+    if isinstance(source, str):
+        return source
+    if isinstance(source, Path) or hasattr(source, "__fspath__"):
+        return os.fspath(source)
+    if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
+        raise ConfigError(
+            f"A media file was given as {type(source).__name__}. It may be bytes, a memoryview, a path, or a binary "
+            "stream. Open files with mode 'rb'."
+        )
+    if not hasattr(source, "seek") or not getattr(source, "seekable", lambda: True)():
+        raise ConfigError(
+            "A media file was given as a stream without seek. Its index and its frames lie at different places. "
+            "Read it into bytes first: `stream.read()`."
+        )
+    return source  # type: ignore[no-any-return]
+
+
+def pickle_source(source: MediaSource, protocol: int) -> Any:
+    """Returns the source as something that pickle takes; memory goes out of band where the protocol can (5)."""
+    if isinstance(source, memoryview):
+        return pickle.PickleBuffer(source) if protocol >= 5 else source.tobytes()
+    return source
+
+
+def open_source(source: MediaSource) -> Any:
+    """Returns what FFmpeg is given: a path, or an object with read, seek and tell, at its start."""
+    if isinstance(source, memoryview):
+        return MemoryReader(source)
+    if isinstance(source, str):
+        return source
+    source.seek(0)  # type: ignore[union-attr]
+    return source

@@ -1,0 +1,105 @@
+"""What is known about a stream of a media file before anything of it is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from av.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What the header and the first packets of a stream say."""
+
+    kind: str
+    """"video", "audio", "subtitle", "data" or "attachment"."""
+    position: int
+    """Place of the stream in the file."""
+    codec: str
+    """FFmpeg's name of the codec ("h264", "vp9", "aac", "pcm_s16le"); "" if this FFmpeg cannot decode it."""
+    profile: str
+    """Profile of the codec ("High 10"); "" if unknown."""
+    time_base: Fraction
+    """Seconds per unit of time stamps."""
+    start: int | None
+    """First time stamp in units of `time_base`, as the header says."""
+    duration: int | None
+    """Duration in units of `time_base`, as the header says."""
+    frames: int
+    """Number of frames that the header claims; 0 if it does not."""
+    is_cover: bool = False
+    """Whether it is a picture attached to the file, not a video."""
+    width: int = 0
+    """Width in pixels as stored."""
+    height: int = 0
+    """Height in pixels as stored."""
+    pixel_format: str = ""
+    """FFmpeg's name, such as "yuv420p10le"."""
+    bit_depth: int = 0
+    """Bits per component."""
+    average_rate: Fraction | None = None
+    """Frames per second, on average."""
+    colour_matrix: int = 2
+    """AVColorSpace of the stream; 2 where it is not tagged."""
+    colour_range: int = 0
+    """AVColorRange of the stream: 0 not tagged, 1 limited, 2 full."""
+    sample_rate: int = 0
+    """Samples per second."""
+    channels: int = 0
+    """Number of audio channels."""
+    layout: str = ""
+    """FFmpeg's name of the channel layout, such as "5.1(side)"."""
+    sample_format: str = ""
+    """FFmpeg's name, such as "fltp"."""
+
+    @property
+    def duration_seconds(self) -> float | None:
+        """Duration as the header says, in seconds; None if it does not."""
+        return None if self.duration is None else float(self.duration * self.time_base)
+
+
+def find_facts(stream: Stream) -> StreamFacts:
+    """Returns what is known about a stream of an open container."""
+    context: Any = stream.codec_context
+    facts: dict[str, Any] = {}
+    if stream.type == "video" and context is not None:
+        pixels = context.format
+        facts = {
+            "width": context.width,
+            "height": context.height,
+            "pixel_format": pixels.name if pixels is not None else "",
+            "bit_depth": max((part.bits for part in pixels.components), default=0) if pixels is not None else 0,
+            "average_rate": stream.average_rate,  # type: ignore[attr-defined]
+            "colour_matrix": int(context.colorspace),
+            "colour_range": int(context.color_range),
+        }
+    elif stream.type == "audio" and context is not None:
+        facts = {
+            "sample_rate": context.sample_rate or 0,
+            "channels": context.layout.nb_channels,
+            "layout": context.layout.name,
+            "sample_format": context.format.name if context.format is not None else "",
+        }
+    return StreamFacts(
+        kind=stream.type,
+        position=stream.index,
+        codec=_codec_name(context),
+        profile=(context.profile or "") if context is not None else "",
+        time_base=stream.time_base or Fraction(1, 1_000_000),
+        start=stream.start_time,
+        duration=stream.duration,
+        frames=stream.frames,
+        is_cover=bool(stream.disposition & 0x400),
+        **facts,
+    )
+
+
+def _codec_name(context: Any) -> str:
+    """Returns the codec's own name where the decoder has another ("av1", decoded by "libdav1d")."""
+    if context is None:
+        return ""
+    name = context.codec.canonical_name if hasattr(context.codec, "canonical_name") else context.name
+    return str(name)

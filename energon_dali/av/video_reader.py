@@ -1,0 +1,191 @@
+"""Decodes chosen frames of a video: each needed packet once, and only wanted frames become pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.av.colour import ColourFacts, FrameConverter, colours_of_stream
+from energon_dali.av.container import ROUTE, MediaFile
+from energon_dali.av.frame_index import FrameIndex, Int64s
+from energon_dali.av.index_scan import Damaged, scan_frames
+from energon_dali.av.packet_feed import PacketFeed
+from energon_dali.av.stream_facts import StreamFacts
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+Pictures = npt.NDArray[np.uint8]
+
+
+class VideoReader:
+    """The first video stream of a file, frame by frame.
+
+    Args:
+        file: The file; not closed by this.
+        damaged: What happens where packets cannot be decoded. "error": asking for such a frame raises. "partial": the
+            video is the frames that can be decoded; costs a full decode to find out which.
+
+    Raises:
+        ConfigError: `damaged` is neither.
+    """
+
+    def __init__(self, file: MediaFile, *, damaged: Damaged = "error") -> None:
+        if damaged not in ("error", "partial"):
+            raise ConfigError(f'damaged={damaged!r} is unknown. Choose "error" or "partial".')
+        self.file = file
+        self.damaged: Damaged = damaged
+
+    @property
+    def facts(self) -> StreamFacts:
+        """Facts about the stream.
+
+        Raises:
+            DecodeError: The file cannot be opened, or has no video stream that can be decoded.
+        """
+        facts = self.file.find_stream("video")
+        if facts is None or not facts.codec:
+            kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.file.streams)
+            raise DecodeError(f"It has no video stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
+        return facts
+
+    @property
+    def index(self) -> FrameIndex:
+        """The frames that the video shows; found once per file.
+
+        Raises:
+            DecodeError: The file cannot be read.
+        """
+        key = ("video_index", self.damaged)
+        index: FrameIndex | None = self.file.cache.get(key)
+        if index is None:
+            index = self.file.cache[key] = scan_frames(self.file, self.facts, damaged=self.damaged)
+        return index
+
+    @property
+    def width(self) -> int:
+        """Width in pixels as stored, before any rotation."""
+        return self.facts.width
+
+    @property
+    def height(self) -> int:
+        """Height in pixels as stored, before any rotation."""
+        return self.facts.height
+
+    @property
+    def colours(self) -> ColourFacts:
+        """How the stream's numbers stand for colours."""
+        return colours_of_stream(self.facts)
+
+    @property
+    def rotation(self) -> int:
+        """Degrees, a multiple of 90, by which frames are turned counter-clockwise to stand upright: 0, 90, 180 or 270.
+
+        Decodes the first frame, once per file.
+
+        Raises:
+            DecodeError: The first frame cannot be decoded.
+        """
+        if "rotation" not in self.file.cache:
+            with self.file.opened():
+                for _, frame in self._decode(np.zeros(1, np.int64)):
+                    self.file.cache["rotation"] = round(frame.rotation / 90) % 4 * 90
+        return int(self.file.cache["rotation"])
+
+    def read(
+        self,
+        frames: npt.ArrayLike | Sequence[int],
+        size: tuple[int, int] | None = None,
+        *,
+        upright: bool = False,
+    ) -> Pictures:
+        """Returns frames as pictures: uint8 RGB [n, height, width, 3], a new array.
+
+        Args:
+            frames: Numbers of frames, int [n], in any order, also repeatedly.
+            size: (width, height) in pixels, of the frames as stored; None keeps theirs.
+            upright: Turns the pictures as the file's rotation says; a quarter turn swaps width and height, so `size` is
+                then the size after turning, and the result is a view with other strides.
+
+        Raises:
+            ConfigError: A number is not one of a frame, or the size is not positive.
+            DecodeError: A frame cannot be decoded, or the result would be beyond the limits.
+        """
+        index = self.index
+        wanted = np.asarray(frames, dtype=np.int64).reshape(-1)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(index):
+            raise ConfigError(
+                f"Frames {int(wanted.min())} to {int(wanted.max())} were asked for. The video shows {len(index)} "
+                f"frames. Give numbers from 0 to {len(index) - 1}."
+            )
+        turns = self.rotation // 90 if upright else 0
+        width, height = size or (self.width, self.height)
+        if size is not None and turns % 2:
+            width, height = height, width
+        self._check_size(len(wanted), width, height)
+        pictures = np.empty((len(wanted), height, width, 3), np.uint8)
+        order = np.argsort(wanted, kind="stable")
+        ordered = wanted[order]
+        with self.file.opened():
+            converter = FrameConverter(width, height)
+            for number, frame in self._decode(np.unique(wanted)):
+                first, stop = np.searchsorted(ordered, (number, number + 1))
+                rows = order[first:stop]
+                converter.write(frame, pictures[rows[0]])
+                for row in rows[1:]:
+                    pictures[row] = pictures[rows[0]]
+        return np.rot90(pictures, turns, axes=(1, 2)) if turns else pictures
+
+    def _check_size(self, count: int, width: int, height: int) -> None:
+        limits = self.file.limits
+        if width < 1 or height < 1:
+            raise ConfigError(f"The size ({width}, {height}) was given. It is (width, height) in pixels, both positive.")
+        if count > limits.max_frames or count * width * height * 3 > limits.max_bytes or width * height > limits.max_pixels:
+            raise DecodeError(
+                f"{count} frames of {width} x {height} pixels are beyond max_frames={limits.max_frames}, "
+                f"max_pixels={limits.max_pixels} or max_bytes={limits.max_bytes} of AVLimits. "
+                "Ask for fewer or smaller ones, or raise the limit",
+                self.facts.codec,
+                ROUTE,
+            )
+
+    def _decode(self, wanted: Int64s) -> Iterator[tuple[int, VideoFrame]]:
+        """Yields (number, frame) of the wanted frames, each once, in the order in which they are decoded.
+
+        Where frames do not come although they are listed, decoding begins at earlier key frames and at last at the
+        start.
+
+        Raises:
+            DecodeError: A frame does not come.
+        """
+        index = self.index
+        feed = PacketFeed(self.file, self.facts, index, tolerant=self.damaged == "partial")
+        starts = index.starts[wanted]
+        missing = wanted
+        for attempt in range(3):
+            got: set[int] = set()
+            for number, frame in feed.decode(missing, starts):
+                got.add(number)
+                yield number, frame
+            keep = np.array([number not in got for number in missing.tolist()], bool)
+            missing = missing[keep]
+            if not len(missing):
+                return
+            starts = _earlier(starts[keep], index) if attempt == 0 else np.zeros(len(missing), np.int64)
+        raise DecodeError(
+            f"Frame {int(missing[0])} of {len(index)} cannot be decoded, and {len(missing) - 1} others. The file is "
+            'damaged; damaged="partial" gives what is there',
+            self.facts.codec,
+            ROUTE,
+        )
+
+
+def _earlier(starts: Int64s, index: FrameIndex) -> Int64s:
+    """Returns the key packets before those given, int64 [n]."""
+    keys: Any = np.flatnonzero(index.packets.is_key)
+    at = np.searchsorted(keys, starts, side="left") - 1
+    return np.where(at >= 0, keys[np.maximum(at, 0)], 0) if len(keys) else np.zeros(len(starts), np.int64)
