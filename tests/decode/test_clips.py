@@ -11,101 +11,103 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_dali.decode.clips import ClipAudio, VideoClips, choose_frames, choose_starts
+from energon_dali.decode.clips import ClipAudio, VideoClips, choose_frames
 from energon_dali.errors import ConfigError, DecodeError
-
-TICK = Fraction(1, 15360)
 
 
 @st.composite
-def timelines(draw: st.DrawFn) -> tuple[Any, Any, Fraction]:
-    """Presentation times and durations of a stream, with a constant or a variable frame rate, from any start."""
+def timelines(draw: st.DrawFn) -> tuple[Any, float]:
+    """Presentation times of the frames of a stream, and its end: with a constant or a variable frame rate, from any
+    start."""
     durations = np.array(draw(st.lists(st.integers(1, 3000), min_size=1, max_size=60)), np.int64)
     if draw(st.booleans()):
         durations[:] = durations[0]
     start = draw(st.integers(-2000, 90_000))
-    base = draw(st.sampled_from([TICK, Fraction(1, 90_000), Fraction(1, 1000), Fraction(1001, 30_000)]))
-    return start + np.concatenate([[0], np.cumsum(durations[:-1])]), durations, base
+    ticks = start + np.concatenate([[0], np.cumsum(durations)])
+    base = draw(st.sampled_from([(1, 15_360), (1, 90_000), (1, 1000), (1001, 30_000)]))
+    times = ticks * base[0] / base[1]
+    return times[:-1], float(times[-1])
 
 
-def shown_at(seconds: Fraction, pts: Any, base: Fraction) -> int:
+def shown_at(seconds: Fraction, times: Any) -> int:
     """Returns the frame shown at a time, by looking at them all with exact fractions."""
-    return max([number for number, tick in enumerate(pts) if int(tick) * base <= seconds], default=0)
+    return max([number for number, time in enumerate(times) if Fraction(time) <= seconds], default=0)
 
 
 @given(timelines(), st.integers(1, 4), st.integers(1, 9), st.floats(0.01, 20), st.integers(0, 2**62), st.booleans())
 def test_frames_are_those_shown_at_even_instants(
     timeline: Any, clips: int, frames: int, duration: float, seed: int, random: bool
 ) -> None:
-    pts, durations, base = timeline
+    times, end = timeline
     spec = VideoClips(clips, frames, clip_duration_seconds=duration, sampling="random" if random else "uniform")
-    chosen = choose_frames(spec, pts, durations, base, seed)
-    first, end = int(pts[0]) * base, int(pts[-1] + durations[-1]) * base
-    starts = choose_starts(spec, float(first), float(end), seed)
+    chosen, starts = choose_frames(spec, times, end, seed)
     assert chosen.shape == (clips, frames)
     for start, row in zip(starts, chosen, strict=True):
-        assert float(first) <= start
-        assert start + duration <= float(end) + 1e-6 or start == float(first)
+        assert times[0] <= start
+        assert start + duration <= end + 1e-6 or start == times[0]
         for number, frame in enumerate(row):
-            instant = Fraction(start) + number * Fraction(duration) / frames
-            # Seconds as floats are exact to far less than a tick; either side of a border is right.
-            near = {shown_at(instant - base / 500, pts, base), shown_at(instant + base / 500, pts, base)}
-            assert frame in near
-    if not random and clips > 1 and duration <= float(end - first):
-        assert starts[0] == float(first)
-        assert starts[-1] + duration == pytest.approx(float(end), abs=1e-6)
+            instant = Fraction(float(start)) + number * Fraction(duration) / frames
+            # Sums of floats are exact to a nanosecond; either side of a border is right.
+            around = {shown_at(instant, times), shown_at(instant + Fraction(2, 10**9), times)}
+            assert frame in around
+    if not random and clips > 1 and duration <= end - times[0]:
+        assert starts[0] == times[0]
+        assert starts[-1] + duration == pytest.approx(end, abs=1e-6)
 
 
 @given(timelines(), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**62), st.booleans())
 def test_strides_stay_inside_and_reach_both_ends(
     timeline: Any, clips: int, frames: int, stride: int, seed: int, random: bool
 ) -> None:
-    pts, durations, base = timeline
+    times, end = timeline
     spec = VideoClips(clips, frames, stride=stride, sampling="random" if random else "uniform")
-    chosen = choose_frames(spec, pts, durations, base, seed)
+    chosen, starts = choose_frames(spec, times, end, seed)
     reach = (frames - 1) * stride
+    assert (starts == times[chosen[:, 0]]).all()
     for row in chosen:
-        assert row[0] + reach < len(pts) or row[0] == 0
-        assert row.tolist() == [min(row[0] + number * stride, len(pts) - 1) for number in range(frames)]
-    if not random and clips > 1 and reach < len(pts):
-        assert (chosen[0, 0], chosen[-1, -1]) == (0, len(pts) - 1)
+        assert row[0] + reach < len(times) or row[0] == 0
+        assert row.tolist() == [min(row[0] + number * stride, len(times) - 1) for number in range(frames)]
+    if not random and clips > 1 and reach < len(times):
+        assert (chosen[0, 0], chosen[-1, -1]) == (0, len(times) - 1)
 
 
 def test_random_clips_follow_their_seed_and_reach_everywhere() -> None:
-    pts, durations = np.arange(300) * 512, np.full(300, 512)
+    times = np.arange(300) / 30
     for spec in (
         VideoClips(3, 4, clip_duration_seconds=1.0, sampling="random"), VideoClips(3, 4, stride=8, sampling="random")
     ):  # fmt: skip
-        drawn = [choose_frames(spec, pts, durations, TICK, seed) for seed in range(400)]
-        assert all((choose_frames(spec, pts, durations, TICK, seed) == drawn[seed]).all() for seed in (0, 7, 399))
+        drawn = [choose_frames(spec, times, 10.0, seed)[0] for seed in range(400)]
+        assert all((choose_frames(spec, times, 10.0, seed)[0] == drawn[seed]).all() for seed in (0, 7, 399))
         assert all((np.diff(clips[:, 0]) >= 0).all() for clips in drawn)
         starts = np.concatenate([clips[:, 0] for clips in drawn])
         assert len(np.unique(starts)) > 200
-        assert starts.min() < 3 and 267 < starts.max() <= 300 - 25
+        assert starts.min() < 3
+        assert 267 < starts.max() <= 300 - 25
 
 
 def test_clips_at_given_seconds() -> None:
-    pts, durations = 15360 + np.arange(100) * 512, np.full(100, 512)  # 30 frames/s, shown from 1 s to 4.333 s
+    times, end = 1 + np.arange(100) / 30, 1 + 100 / 30
     spec = VideoClips(frames_per_clip=3, clip_duration_seconds=0.3, sampling="at", at=(1.0, 2.1, 4.2))
     assert spec.num_clips == 3
-    assert choose_frames(spec, pts, durations, TICK).tolist() == [[0, 3, 6], [33, 36, 39], [96, 99, 99]]
+    frames, starts = choose_frames(spec, times, end)
+    assert (frames.tolist(), starts.tolist()) == ([[0, 3, 6], [33, 36, 39], [96, 99, 99]], [1.0, 2.1, 4.2])
     spec = VideoClips(frames_per_clip=2, stride=10, sampling="at", at=[1.05])  # type: ignore[arg-type]
-    assert choose_frames(spec, pts, durations, TICK).tolist() == [[1, 11]]
+    assert choose_frames(spec, times, end)[0].tolist() == [[1, 11]]
     for outside in (0.9, 4.4, 100.0):
-        with pytest.raises(DecodeError, match="lasts from 1 s to 4.333"):
-            choose_frames(VideoClips(sampling="at", at=(outside,), stride=1), pts, durations, TICK)
+        with pytest.raises(DecodeError, match="lasts from 1 s to 4"):
+            choose_frames(VideoClips(sampling="at", at=(outside,), stride=1), times, end)
 
 
 def test_short_videos_repeat_their_last_frame_or_are_refused() -> None:
-    pts, durations = np.arange(5) * 512, np.full(5, 512)
+    times, end = np.arange(5) / 30, 5 / 30
     for how, row in (({"stride": 2}, [0, 2, 4, 4]), ({"clip_duration_seconds": 0.4}, [0, 3, 4, 4])):
-        assert choose_frames(VideoClips(1, 4, **how), pts, durations, TICK).tolist() == [row]  # type: ignore[arg-type]
+        assert choose_frames(VideoClips(1, 4, **how), times, end)[0].tolist() == [row]  # type: ignore[arg-type]
         with pytest.raises(DecodeError, match='short="repeat"'):
-            choose_frames(VideoClips(1, 4, short="error", **how), pts, durations, TICK)  # type: ignore[arg-type]
+            choose_frames(VideoClips(1, 4, short="error", **how), times, end)  # type: ignore[arg-type]
     exact = VideoClips(1, 5, clip_duration_seconds=5 / 30, short="error")
-    assert choose_frames(exact, pts, durations, TICK).tolist() == [[0, 1, 2, 3, 4]]
+    assert choose_frames(exact, times, end)[0].tolist() == [[0, 1, 2, 3, 4]]
     with pytest.raises(DecodeError, match="no frames"):
-        choose_frames(VideoClips(), pts[:0], durations[:0], TICK)
+        choose_frames(VideoClips(), times[:0], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,8 @@ def test_what_audio_cannot_work_is_refused(options: dict[str, Any]) -> None:
 
 def test_declaration_travels_and_tells_sizes() -> None:
     spec = VideoClips(2, 8, clip_duration_seconds=2, size=224, audio=ClipAudio(16_000, 1))
-    assert pickle.loads(pickle.dumps(spec)) == spec and hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
     assert spec.output_size(640, 360) == (398, 224)
     assert spec.output_size(360, 641) == (224, 398)
     assert VideoClips(size=(112, 64)).output_size(640, 360) == (112, 64)
