@@ -166,7 +166,7 @@ def test_repeats_are_exact_over_all_streams_and_fair_over_the_epochs(streams: in
 
 
 def test_what_repeats_nothing_is_an_error_and_no_endless_loop() -> None:
-    with pytest.raises(DatasetError, match=r"(?s)nothing to repeat in stream 1.*fewer samples than the job has streams"):
+    with pytest.raises(DatasetError, match=r"(?s)nothing to repeat in stream 1.*fewer samples than"):
         take(RepeatDataset(source(2, total=1)), 10)
     assert take(RepeatDataset(source(1, total=0), repeats=3), 10) == []
     for repeats in (0, -1, float("nan"), float("inf"), "2"):

@@ -14,7 +14,8 @@ from energon_dali.errors import ConfigError
 from energon_dali.plan import blend_draws, mix
 from energon_dali.worker_config import WorkerConfig
 
-_DRAWS_AT_ONCE = 256
+_DRAWS_AT_ONCE = 1024
+"""The planner's block: draws come at no cost up to the end of one."""
 
 
 class BlendDataset(CombinedDataset):
@@ -105,7 +106,8 @@ class _BlendIterator(CombinedIterator):
 
     def _draw(self) -> None:
         weights = [weight if running else 0.0 for weight, running in zip(self._weights, self._running, strict=True)]
-        draws = blend_draws(weights, self._seed, self._stream, self._draws, _DRAWS_AT_ONCE)
+        count = _DRAWS_AT_ONCE - self._draws % _DRAWS_AT_ONCE
+        draws = blend_draws(weights, self._seed, self._stream, self._draws, count)
         self._drawn = draws[::-1].tolist()
 
     def state_dict(self) -> State:
