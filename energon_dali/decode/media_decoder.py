@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from energon_dali.decode.basic import decode_basic, gunzip
+from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import Decoder, MediaHandle
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.screen import screen_image
@@ -16,9 +16,9 @@ from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Imag
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
+    from energon_dali.av import AVLimits, MediaFile
+    from energon_dali.decode.clips import ClipsHandle
     from energon_dali.samples import SourceInfo
-
-_LOG = logging.getLogger(__name__)
 
 AVDecode = Literal["AVDecoder", "torch", "pyav"]
 PartKind = Literal["image", "av", "basic"]
@@ -39,7 +39,8 @@ class DecoderOptions(TypedDict, total=False):
     """The keyword arguments that every decoder takes; `MediaDecoder` says what they mean."""
 
     image_decode: ImageDecode
-    av_decode: AVDecode
+    av_decode: AVDecode | VideoClips
+    av_limits: AVLimits | None
     video_decode_audio: bool
     guess_content: bool
     operations: Sequence[Operation]
@@ -56,9 +57,11 @@ class MediaDecoder(Decoder):
     Args:
         image_decode: One of webdataset's 17 names, such as "torchrgb" (float32 [3, H, W] in 0..1), "torchrgb8" (uint8),
             "rgb8" (numpy uint8 [H, W, 3]) or "pil".
-        av_decode: "AVDecoder", "torch" or "pyav". Video and audio parts stay raw bytes, which the log
-            says once.
-        video_decode_audio: Whether a decoded video brings its audio.
+        av_decode: What video and audio parts become. "AVDecoder" decodes nothing until one of its methods is called.
+            "torch" decodes the whole file to `AVData`. "pyav" gives PyAV's open container, which cannot travel between
+            processes. `VideoClips` gives `Clips`, decoded ahead of the hooks.
+        av_limits: What decoding one video or audio part may cost; None for the defaults of `AVLimits`.
+        video_decode_audio: With av_decode="torch", whether a video brings its audio.
         guess_content: Looks at the content of each part (package `filetype`) and not at its suffix to find media; costs
             about 20 us per part.
         operations: Done to each image inside the decoder, in this order.
@@ -77,7 +80,8 @@ class MediaDecoder(Decoder):
         self,
         *,
         image_decode: ImageDecode = "torchrgb",
-        av_decode: AVDecode = "AVDecoder",
+        av_decode: AVDecode | VideoClips = "AVDecoder",
+        av_limits: AVLimits | None = None,
         video_decode_audio: bool = False,
         guess_content: bool = False,
         operations: Sequence[Operation] = (),
@@ -87,10 +91,10 @@ class MediaDecoder(Decoder):
         max_pixels: int = DEFAULT_MAX_PIXELS,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        if av_decode not in get_args(AVDecode):
+        if not isinstance(av_decode, VideoClips) and av_decode not in get_args(AVDecode):
             raise ConfigError(
-                f"av_decode={av_decode!r} is unknown. Video and audio parts become one of three things. "
-                f"Choose one of {', '.join(get_args(AVDecode))}."
+                f"av_decode={av_decode!r} is unknown. Video and audio parts become one of three things, or clips. "
+                f"Choose one of {', '.join(get_args(AVDecode))}, or give VideoClips(...)."
             )
         if guess_content:
             _require_filetype()
@@ -104,6 +108,7 @@ class MediaDecoder(Decoder):
             max_bytes,
         )
         self.av_decode = av_decode
+        self.av_limits = av_limits
         self.video_decode_audio = video_decode_audio
         self.guess_content = guess_content
         self._kinds: dict[str, tuple[PartKind, str]] = {}
@@ -111,6 +116,18 @@ class MediaDecoder(Decoder):
     @abstractmethod
     def _finish_image(self, handle: MediaHandle) -> Any:
         """Returns what an image part becomes where it is read: its pixels, or the handle itself.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+
+    @abstractmethod
+    def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
+        """Returns what a video or audio part becomes where it is read: its `Clips`, or the handle itself.
+
+        Args:
+            handle: The part, with its frames chosen.
+            file: The same part, opened.
 
         Raises:
             DecodeError: It cannot be decoded.
@@ -132,7 +149,8 @@ class MediaDecoder(Decoder):
 
         Args:
             name: Part name ("jpg", "left.png", "json.gz") or file name.
-            raw: Content of the part; a handle keeps a view as it is, so what it views must stay unchanged.
+            raw: Content of the part; a handle or an AVDecoder keeps a view as it is, so what it views must stay
+                unchanged.
             seed: Seed of random operations, a function of (seed, sample, epoch, part).
             source: Where it came from, for messages.
 
@@ -141,8 +159,11 @@ class MediaDecoder(Decoder):
         """
         kind = self._kinds.get(name) or self._learn(name)
         try:
-            if kind[0] == "image" and not self.guess_content:
-                return self._finish_image(self.make_handle(name, raw, seed=seed, source=source))
+            if not self.guess_content:
+                if kind[0] == "image":
+                    return self._finish_image(self.make_handle(name, raw, seed=seed, source=source))
+                if kind[0] == "av":
+                    return self._stage_av(name, raw, seed, source)
             content = raw if isinstance(raw, bytes) else bytes(raw)
             while kind[1] == "gz":
                 content, name = gunzip(content, self.spec.max_bytes), name[:-3]
@@ -151,12 +172,19 @@ class MediaDecoder(Decoder):
                 kind = _guess(content, kind)
             if kind[0] == "image":
                 return self._finish_image(self.make_handle(name, content, seed=seed, source=source))
-            if kind[0] == "basic":
-                return decode_basic(kind[1], content)
+            if kind[0] == "av":
+                return self._stage_av(name, content, seed, source)
+            return decode_basic(kind[1], content)
         except DecodeError as error:
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
-        _say_once_that_media_stay_bytes()
-        return content
+
+    def _stage_av(self, name: str, raw: bytes | memoryview, seed: int, source: SourceInfo | None) -> Any:
+        from energon_dali.decode import pyav  # only here: who reads no video need not load it
+
+        if not isinstance(self.av_decode, VideoClips):
+            return pyav.open_part(raw, self.av_decode, self.video_decode_audio, self.av_limits)
+        handle, file = pyav.stage_clips(name, raw, self.av_decode, seed=seed, source=source, limits=self.av_limits)
+        return self._finish_clips(handle, file)
 
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
@@ -176,7 +204,10 @@ class MediaDecoder(Decoder):
         spec = self.spec
         return {
             "image_decode": spec.image_decode,
-            "av_decode": self.av_decode,
+            "av_decode": {"type": "VideoClips", **_plain(asdict(self.av_decode))}
+            if isinstance(self.av_decode, VideoClips)
+            else self.av_decode,
+            "av_limits": None if self.av_limits is None else asdict(self.av_limits),
             "video_decode_audio": self.video_decode_audio,
             "guess_content": self.guess_content,
             "operations": [{"type": type(op).__name__, **_plain(asdict(op))} for op in spec.operations],
@@ -236,12 +267,3 @@ def _require_filetype() -> None:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-_said: set[str] = set()
-
-
-def _say_once_that_media_stay_bytes() -> None:
-    if "av" not in _said:
-        _said.add("av")
-        _LOG.warning("Video and audio parts (%s) are passed on as raw bytes.", ", ".join(sorted(AV_SUFFIXES)))

@@ -1,19 +1,24 @@
-"""The decoder that needs nothing but a CPU: PIL, where the sample is read."""
+"""The decoder that needs nothing but a CPU: PIL and PyAV, where the sample is read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import MediaDecoder
 from energon_dali.decode.pil import decode_image
 from energon_dali.errors import DecodeError
 
+if TYPE_CHECKING:
+    from energon_dali.av import MediaFile
+
 
 class SampleDecoder(MediaDecoder):
-    """Decodes each part where it is read (in a worker process), images with PIL; Energon's default decoder.
+    """Decodes each part where it is read (in a worker process), images with PIL, video and audio
+    with PyAV; Energon's default decoder.
 
     Takes the options of `MediaDecoder`. Without operations the values are those of webdataset, bit for bit.
 
@@ -36,8 +41,17 @@ class SampleDecoder(MediaDecoder):
     def _finish_image(self, handle: MediaHandle) -> Any:
         return decode_image(handle)
 
+    def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
+        from energon_dali.decode.pyav import decode_clips
+
+        return decode_clips(handle, file)
+
 
 def _decode_outcome(handle: MediaHandle) -> Outcome:
+    if isinstance(handle, ClipsHandle):
+        from energon_dali.decode.pyav import decode_by_pyav
+
+        return decode_by_pyav(handle)
     try:
         return Decoded(decode_image(handle), "pil")
     except DecodeError as error:

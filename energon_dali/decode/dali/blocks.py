@@ -1,4 +1,4 @@
-"""Sends the handles of a block to where each belongs: an engine per graph, PIL for what DALI must not see."""
+"""Sends the handles of a block to where each belongs: an engine per graph, PIL and PyAV for what DALI must not see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali
+from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali, takes_dali
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.graph import ImageGraph
 from energon_dali.decode.dali.output import bring_to_device, consumer_stream
@@ -67,6 +68,45 @@ def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> F
     Raises:
         DeviceError: The decoder's device is not there.
     """
+    clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
+    if not clips:
+        return _submit_images(decoder, handles)
+    gather = _Gather(len(handles))
+    _submit_clips(decoder, handles, clips, gather)
+    if len(clips) < len(handles):
+        chosen = set(clips)
+        images = [position for position in range(len(handles)) if position not in chosen]
+        gather.put_when_done(images, _submit_images(decoder, [handles[position] for position in images]))
+    return gather.future
+
+
+def _submit_clips(
+    decoder: DaliDecoder, handles: Sequence[MediaHandle], positions: Sequence[int], gather: _Gather
+) -> None:
+    """Starts to decode the clips at some positions of a block."""
+    device = decoder.video_device
+    stream = consumer_stream(device)
+    for_dali: list[int] = []
+    for position in positions:
+        handle = handles[position]
+        assert isinstance(handle, ClipsHandle)
+        if takes_dali(handle, decoder.video_decode_device, device.kind):
+            for_dali.append(position)
+        else:
+            gather.put_when_done([position], _pool().submit(_decode_clips, handle, device, stream))
+    if for_dali:
+        from energon_dali.decode.dali.video import submit_clips
+
+        gather.put_when_done(for_dali, submit_clips(decoder, device, [handles[i] for i in for_dali], stream))
+
+
+def _decode_clips(handle: ClipsHandle, device: Device, stream: Any) -> list[Outcome]:
+    from energon_dali.decode.pyav import decode_by_pyav
+
+    return [decode_by_pyav(handle, lambda frames: bring_to_device(frames, device, stream))]
+
+
+def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
     device = decoder.device
     stream = consumer_stream(device)
     first = handles[0].spec if handles else decoder.spec

@@ -1,4 +1,4 @@
-"""The decoder that decodes images in blocks with NVIDIA DALI, on a GPU or on the CPU."""
+"""The decoder that decodes images and clips in blocks with NVIDIA DALI, on a GPU or on the CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
+from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.device import (
     Device,
     DeviceOption,
@@ -25,6 +26,7 @@ from energon_dali.errors import ConfigError, DecodeError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from energon_dali.av import MediaFile
     from energon_dali.decode.headers import ImageHeader
     from energon_dali.decode.spec import ImageSpec
     from energon_dali.samples import SourceInfo
@@ -41,10 +43,11 @@ class DaliHandle(MediaHandle):
 
 
 class DaliDecoder(MediaDecoder):
-    """Decodes images in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and more.
+    """Decodes media in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and more.
 
-    Values are those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise as the module
-    `tolerance` says. Formats that DALI does not decode equally are decoded by PIL. Without DALI "auto" decodes as
+    Images are those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise as the module
+    `tolerance` says. Formats that DALI does not decode equally are decoded by PIL. Clips (`av_decode=VideoClips(...)`)
+    have the frames and timestamps of SampleDecoder; PyAV decodes what DALI cannot. Without DALI "auto" decodes as
     SampleDecoder does. Cheap to make (also at class level) and picklable: DALI is imported and a pipeline built when
     the first block comes.
 
@@ -54,7 +57,8 @@ class DaliDecoder(MediaDecoder):
     Args:
         image_decode_device: "auto" (a GPU if there is one, else the CPU), "cpu", "gpu" (torch's current one) or an
             ordinal.
-        video_decode_device: Likewise for video.
+        video_decode_device: Likewise for clips of videos. "auto" takes what is faster for each video, and PyAV is one
+            of the choices.
         num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
             the CPU and 4 on a GPU.
         max_batch_size: Most images per run; larger blocks are split.
@@ -108,6 +112,8 @@ class DaliDecoder(MediaDecoder):
         Raises:
             DeviceError: DALI or a GPU was asked for by name and is not there.
         """
+        if isinstance(self.av_decode, VideoClips):
+            uses_dali(self.video_decode_device, "video")
         return "rank" if uses_dali(self.image_decode_device) else "worker"
 
     @staticmethod
@@ -123,6 +129,15 @@ class DaliDecoder(MediaDecoder):
             DeviceError: There is none.
         """
         return resolve_device(self.image_decode_device)
+
+    @property
+    def video_device(self) -> Device:
+        """The device that clips are decoded on, or brought to, in this process. May initialise CUDA.
+
+        Raises:
+            DeviceError: There is none.
+        """
+        return resolve_device(self.video_decode_device, "video")
 
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
@@ -152,7 +167,7 @@ class DaliDecoder(MediaDecoder):
         """
         if self.placement == "worker":
             future: Future[list[Outcome]] = Future()
-            future.set_result([decode_by_pil(handle) for handle in handles])
+            future.set_result([decode_on_cpu(handle) for handle in handles])
             return future
         from energon_dali.decode.dali.blocks import submit_to_engines
 
@@ -180,8 +195,31 @@ class DaliDecoder(MediaDecoder):
         # PIL's pixels are made where the sample is read, unless they must end on a GPU, which a worker must not touch.
         return handle if self._may_use_gpu() else decode_image(handle)
 
+    def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
+        from energon_dali.decode.pyav import decode_clips
+
+        if self.placement == "worker" or not uses_dali(self.video_decode_device, "video"):
+            return decode_clips(handle, file)
+        if self.video_decode_device != "cpu" and sees_gpu():
+            return handle  # its pixels must end on the GPU, which a worker must not touch
+        return handle if takes_dali(handle, self.video_decode_device, "cpu") else decode_clips(handle, file)
+
     def _may_use_gpu(self) -> bool:
         return self.placement == "rank" and self.image_decode_device != "cpu" and sees_gpu()
+
+
+def takes_dali(handle: ClipsHandle, option: DeviceOption, kind: Literal["cpu", "gpu"]) -> bool:
+    """Returns whether DALI, and not PyAV, decodes the clips of a video.
+
+    Args:
+        handle: The video.
+        option: `video_decode_device` as the user gave it: "auto" takes DALI where it is faster, any other wherever
+            DALI can decode the video rightly.
+        kind: Where DALI would decode it.
+    """
+    from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
+
+    return suits_dali_video(handle, kind) and (option != "auto" or prefers_dali(handle, kind))
 
 
 def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:
@@ -192,6 +230,15 @@ def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:
         return not header.has_alpha  # DALI drops the alpha channel
     # PIL turns a palette and CMYK to gray by other formulas than RGB.
     return spec.mode != "L" or header.color not in ("palette", "cmyk", "ycck")
+
+
+def decode_on_cpu(handle: MediaHandle) -> Outcome:
+    """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread."""
+    if isinstance(handle, ClipsHandle):
+        from energon_dali.decode.pyav import decode_by_pyav
+
+        return decode_by_pyav(handle)
+    return decode_by_pil(handle)
 
 
 def decode_by_pil(handle: MediaHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:

@@ -17,10 +17,14 @@ _LOG = logging.getLogger(__name__)
 
 DeviceOption = Literal["auto", "cpu", "gpu"] | int
 """What a user may ask for: a kind, or the ordinal of a GPU."""
+Media = Literal["image", "video"]
+"""What is decoded; the option of each is named after it: `image_decode_device`, `video_decode_device`."""
 
 INSTALL_HINT = (
     'pip install "energon-dali[cuda12]" (driver 525.60 or newer) or "energon-dali[cuda13]" (driver 580 or newer)'
 )
+_WITHOUT_DALI: dict[Media, str] = {"image": "PIL", "video": "PyAV"}
+_ON_THE_CPU: dict[Media, str] = {"image": "DALI on the CPU", "video": "PyAV, or DALI where it is faster, on the CPU"}
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
 _said: set[str] = set()
 
@@ -82,11 +86,12 @@ def _any_file(patterns: tuple[str, ...]) -> bool:
     return any(glob(pattern) for pattern in patterns)
 
 
-def uses_dali(option: DeviceOption) -> bool:
-    """Returns whether images are decoded by DALI with this option; touches neither DALI nor CUDA.
+def uses_dali(option: DeviceOption, media: Media = "image") -> bool:
+    """Returns whether DALI decodes with this option; touches neither DALI nor CUDA.
 
     Args:
-        option: `image_decode_device` as the user gave it.
+        option: `image_decode_device` or `video_decode_device` as the user gave it.
+        media: Which of the two.
 
     Raises:
         DeviceError: A device was asked for by name and DALI, or every sign of a GPU, is missing.
@@ -94,44 +99,57 @@ def uses_dali(option: DeviceOption) -> bool:
     if not has_dali():
         if option != "auto":
             raise DeviceError(
-                f"image_decode_device={option!r} needs NVIDIA DALI, which is not installed. DALI decodes both "
-                f'on the GPU and on the "cpu" device. Run {INSTALL_HINT}, or leave it at "auto" to decode with PIL.'
+                f"{media}_decode_device={option!r} needs NVIDIA DALI, which is not installed. DALI decodes both "
+                f'on the GPU and on the "cpu" device. Run {INSTALL_HINT}, or leave it at "auto" to decode with '
+                f"{_WITHOUT_DALI[media]}."
             )
-        say_once(f"Images are decoded by PIL in the workers: DALI is not installed. To use it: {INSTALL_HINT}.")
+        say_once(
+            f"{media.capitalize()}s are decoded by {_WITHOUT_DALI[media]} in the workers: DALI is not installed. "
+            f"To use it: {INSTALL_HINT}."
+        )
         return False
     if option not in ("auto", "cpu") and not sees_gpu():
-        raise DeviceError(_no_gpu(option, "none is in sight (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"))
+        why = "none is in sight (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"
+        raise DeviceError(_no_gpu(media, option, why))
     return True
 
 
-def resolve_device(option: DeviceOption) -> Device:
+def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
     """Returns the device that an option means in this process. May initialise CUDA: for the rank's process only.
 
     "auto" says once in the log what it took, and why.
 
+    Args:
+        option: `image_decode_device` or `video_decode_device` as the user gave it.
+        media: Which of the two.
+
     Raises:
         DeviceError: DALI or the GPU that was asked for is not there.
     """
-    if not uses_dali(option):
+    if not uses_dali(option, media):
         raise DeviceError(f"DALI is not installed, so there is no device to decode on. Run {INSTALL_HINT}.")
+    plural = f"{media.capitalize()}s"
     if option == "cpu" or (option == "auto" and not sees_gpu()):
         if option == "auto":
-            say_once("Images are decoded by DALI on the CPU: no NVIDIA GPU is in sight.")
+            say_once(f"{plural} are decoded by {_ON_THE_CPU[media]}: no NVIDIA GPU is in sight.")
         return Device("cpu")
     count = _count_gpus()
     if count == 0:
         if option == "auto":
-            say_once("Images are decoded by DALI on the CPU: CUDA finds no usable GPU (driver missing or too old?).")
+            say_once(
+                f"{plural} are decoded by {_ON_THE_CPU[media]}: CUDA finds no usable GPU (driver missing or too old?)."
+            )
             return Device("cpu")
-        raise DeviceError(_no_gpu(option, "CUDA finds no usable GPU (driver missing, too old, or no device visible)"))
+        why = "CUDA finds no usable GPU (driver missing, too old, or no device visible)"
+        raise DeviceError(_no_gpu(media, option, why))
     ordinal = option if isinstance(option, int) else _current_gpu(count)
     if ordinal >= count:
         raise DeviceError(
-            f"image_decode_device={ordinal} does not exist: CUDA sees {count} GPU(s), numbered from 0 to {count - 1}. "
-            'Give one of them, or "gpu" for the current device of torch.'
+            f"{media}_decode_device={ordinal} does not exist: CUDA sees {count} GPU(s), numbered from 0 to "
+            f'{count - 1}. Give one of them, or "gpu" for the current device of torch.'
         )
     if option == "auto":
-        say_once(f"Images are decoded by DALI on GPU {ordinal}.")
+        say_once(f"{plural} are decoded by DALI on GPU {ordinal}.")
     return Device("gpu", ordinal)
 
 
@@ -159,8 +177,8 @@ def _current_gpu(count: int) -> int:
     return int(local_rank) % count if local_rank.isdigit() else 0
 
 
-def _no_gpu(option: object, why: str) -> str:
+def _no_gpu(media: Media, option: object, why: str) -> str:
     return (
-        f"image_decode_device={option!r} needs an NVIDIA GPU, and {why}. Install a driver (525.60 or newer) or "
+        f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Install a driver (525.60 or newer) or "
         'make the GPU visible to this process; or give "cpu", or "auto" to take the GPU only where there is one.'
     )

@@ -28,9 +28,6 @@ SMALL_BUFFER_BYTES = 4096
 """Smaller buffers are copied: a label that a user keeps must not keep a whole block alive."""
 
 Reduced = tuple[Any, ...]
-_HANDLE_FIELDS = tuple(MediaHandle.__dataclass_fields__)
-_DATA_AT = _HANDLE_FIELDS.index("data")
-_handle_values: Callable[[MediaHandle], tuple[Any, ...]] = operator.attrgetter(*_HANDLE_FIELDS)
 _tracker = cloudpickle.cloudpickle
 
 
@@ -110,7 +107,7 @@ class _BlockPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
     def reducer_override(self, obj: Any) -> Any:
         reduce = _REDUCERS.get(type(obj))
         if reduce is None and isinstance(obj, MediaHandle):  # a decoder's own kind of handle
-            reduce = _REDUCERS[type(obj)] = _reduce_handle
+            reduce = _REDUCERS[type(obj)] = _handle_reducer(type(obj))
         if reduce is not None:
             return reduce(obj)
         if isinstance(obj, type):
@@ -120,10 +117,18 @@ class _BlockPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         return NotImplemented
 
 
-def _reduce_handle(handle: MediaHandle) -> Reduced:
-    values = list(_handle_values(handle))
-    values[_DATA_AT] = pickle.PickleBuffer(values[_DATA_AT])
-    return type(handle), tuple(values)
+def _handle_reducer(kind: type[MediaHandle]) -> Callable[[MediaHandle], Reduced]:
+    """Returns what takes a kind of media handle apart: the arguments that make it again, its data as a buffer."""
+    names = tuple(kind.__dataclass_fields__)
+    data_at = names.index("data")
+    take_values = operator.attrgetter(*names)
+
+    def reduce(handle: MediaHandle) -> Reduced:
+        values = list(take_values(handle))
+        values[data_at] = pickle.PickleBuffer(values[data_at])
+        return kind, tuple(values)
+
+    return reduce
 
 
 def _reduce_view(view: memoryview) -> Reduced:
@@ -157,7 +162,7 @@ def _rebuild_tensor(data: Any, dtype: Any, shape: tuple[int, ...], requires_grad
 
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
-    MediaHandle: _reduce_handle,
+    MediaHandle: _handle_reducer(MediaHandle),
     memoryview: _reduce_view,
     np.ndarray: _reduce_array,
 }

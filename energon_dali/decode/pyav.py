@@ -1,0 +1,282 @@
+"""Decodes video and audio with PyAV on the CPU: the reference of every other backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.decode.clips import ClipsHandle, VideoClips, choose_frames, choose_starts
+from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
+from energon_dali.errors import DecodeError
+from energon_dali.plan.rng import Int64Array
+from energon_dali.samples import Clips
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.av import AVLimits, FrameIndex, MediaFile
+    from energon_dali.samples import SourceInfo
+
+ROUTE: Route = "pyav"
+_BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def open_part(raw: bytes | memoryview, av_decode: str, video_decode_audio: bool, limits: AVLimits | None) -> Any:
+    """Returns what a video or audio part becomes with one of the three names of `av_decode`.
+
+    Args:
+        raw: The file; what is returned may keep a view of it.
+        av_decode: "AVDecoder" opens nothing yet, "torch" decodes the whole file, "pyav" opens PyAV's container.
+        video_decode_audio: With "torch", whether a video brings its audio.
+        limits: What decoding may cost; None for the defaults.
+
+    Returns:
+        An AVDecoder; AVData, or the bytes where there is nothing to decode; or an av.container.InputContainer.
+
+    Raises:
+        DecodeError: The file cannot be opened, or decoded.
+    """
+    if av_decode == "pyav":
+        return _open_container(raw)
+    from energon_dali.av import AVDecoder, AVLimits
+
+    decoder = AVDecoder(raw, limits=limits or AVLimits())
+    if av_decode == "AVDecoder":
+        return decoder
+    try:
+        data = decoder.get_frames(video_decode_audio=video_decode_audio)
+        return bytes(raw) if data is None else data
+    finally:
+        decoder.close()
+
+
+def stage_clips(
+    name: str,
+    raw: bytes | memoryview,
+    spec: VideoClips,
+    *,
+    seed: int = 0,
+    source: SourceInfo | None = None,
+    limits: AVLimits | None = None,
+) -> tuple[ClipsHandle, MediaFile]:
+    """Returns a file with its clips chosen, which takes a demux and no decoding, and the same file, open.
+
+    Args:
+        name: Part name.
+        raw: The file; the handle keeps a view of it.
+        spec: Which clips.
+        seed: Decides random clips.
+        source: Where it came from, for messages.
+        limits: What decoding may cost; None for the defaults.
+
+    Raises:
+        DecodeError: The file cannot be opened, has no stream of what is asked for, or the clips do not fit into it.
+    """
+    from energon_dali.av import MediaFile
+
+    file = MediaFile(raw, limits=limits)
+    try:
+        handle = ClipsHandle(name, raw, "", 0, 0, spec, seed=seed, source=source, limits=limits)
+        _choose(handle, file)
+    except DecodeError as error:
+        file.close()
+        raise DecodeError(error.reason, error.format or file.format, error.route or ROUTE) from error
+    except BaseException:
+        file.close()
+        raise
+    return handle, file
+
+
+def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
+    """Returns the clips of a file, decoded in the calling thread.
+
+    Args:
+        handle: The file, with its frames chosen.
+        file: The same file, if it is open already; it is closed.
+
+    Raises:
+        DecodeError: The data cannot be decoded, or decoding costs more than the limits allow.
+    """
+    from energon_dali.av import MediaFile
+
+    with file or MediaFile(handle.data, limits=handle.limits) as opened:
+        clips = decode_audio_of_clips(handle, opened)
+        if handle.frame_indices.size:
+            import torch
+
+            clips.frames = finish_frames(torch.from_numpy(_read_frames(handle, opened)), handle)
+            clips.timestamps = torch.from_numpy(handle.timestamps)
+    return clips
+
+
+def decode_by_pyav(handle: ClipsHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:
+    """Returns the outcome of decoding clips with PyAV in the calling thread.
+
+    Args:
+        handle: The file, with its frames chosen.
+        bring: Moves the frames to where they are wanted; None leaves them on the CPU.
+    """
+    try:
+        clips = decode_clips(handle)
+    except DecodeError as error:
+        return DecodeFailure(error.reason, error.format or handle.format, error.route or ROUTE, handle.source)
+    if bring is not None and clips.frames is not None:
+        clips.frames = bring(clips.frames)
+    return Decoded(clips, ROUTE)
+
+
+def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
+    """Returns decoded frames in the layout and dtype of the handle's spec.
+
+    Args:
+        frames: uint8[clips * frames, H, W, 3], contiguous.
+        handle: Its spec and the shape of its clips are looked at.
+
+    Returns:
+        Tensor [clips, frames, 3, H, W], or with the channels last.
+    """
+    import torch
+
+    spec = handle.spec
+    if spec.layout == "FCHW":
+        frames = frames.permute(0, 3, 1, 2)
+    if spec.dtype == "uint8":
+        frames = frames.contiguous()
+    else:
+        frames = frames.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        frames = frames.to(getattr(torch, spec.dtype))
+    return frames.view(*handle.frame_indices.shape, *frames.shape[1:])
+
+
+def count_frames_to_decode(frames: Int64Array, index: FrameIndex) -> int:
+    """Returns how many frames must be decoded to have the wanted ones: from the keyframe before each on.
+
+    Args:
+        frames: int64[...], numbers of frames.
+        index: Of the same video.
+    """
+    wanted = np.unique(frames)
+    starts, positions = index.starts[wanted], index.positions[wanted]
+    order = np.argsort(starts, kind="stable")
+    groups, first = np.unique(starts[order], return_index=True)
+    furthest = np.maximum.reduceat(positions[order], first)
+    return int((furthest - groups + 1).sum())
+
+
+def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
+    """Returns clips without frames, with the sound that the handle's spec asks for: none, or all of its clips.
+
+    Args:
+        handle: The file, with the starts of its clips.
+        file: The same file, if it is open already.
+
+    Raises:
+        DecodeError: The sound cannot be decoded.
+    """
+    wanted = handle.spec.clip_audio
+    if wanted is None:
+        return Clips(None, None)
+    import torch
+
+    seconds = handle.spec.audio_seconds
+    if not handle.audio_codec:
+        assert wanted.channels is not None, "silence is refused without channels and a rate"
+        assert wanted.sample_rate is not None, "silence is refused without channels and a rate"
+        shape = (len(handle.starts), wanted.channels, round(seconds * wanted.sample_rate))
+        none = np.stack([handle.starts, handle.starts], 1)
+        return Clips(None, None, torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate)
+    from energon_dali.av import AudioReader, MediaFile
+
+    if file is None:
+        with MediaFile(handle.data, limits=handle.limits) as opened:
+            return decode_audio_of_clips(handle, opened)
+    reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels)
+    rate = reader.sample_rate
+    length = round(seconds * rate)
+    sound = np.zeros((len(handle.starts), reader.channels, length), np.float32)
+    times = np.zeros((len(handle.starts), 2), np.float64)
+    for clip, start in enumerate(handle.starts.tolist()):
+        first = round((start - reader.start_seconds) * rate)
+        skipped = max(0, -first)
+        samples = reader.read(first + skipped, first + length) if skipped < length else sound[clip, :, :0]
+        sound[clip, :, skipped : skipped + samples.shape[1]] = as_float(samples)
+        begin = start + skipped / rate
+        times[clip] = begin, begin + samples.shape[1] / rate
+    return Clips(None, None, torch.from_numpy(sound), torch.from_numpy(times), rate)
+
+
+def as_float(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns sound of any sample type as float32 in [-1, 1]: integers are divided by the magnitude of their range."""
+    if samples.dtype.kind == "f":
+        return samples.astype(np.float32, copy=False)
+    half = float(1 << (8 * samples.dtype.itemsize - 1))
+    if samples.dtype.kind == "u":
+        return ((samples.astype(np.float64) - half) / half).astype(np.float32)
+    return (samples.astype(np.float64) / half).astype(np.float32)
+
+
+def _choose(handle: ClipsHandle, file: MediaFile) -> None:
+    from energon_dali.av import VideoReader
+
+    spec = handle.spec
+    video, audio = file.find_stream("video"), file.find_stream("audio")
+    handle.format = file.format
+    wanted = spec.clip_audio
+    if wanted is not None:
+        if audio is None and wanted.missing == "error":
+            raise DecodeError(
+                "The file has no audio stream, and clips with sound are wanted. Leave audio out, or give "
+                'ClipAudio(missing="silence")'
+            )
+        handle.audio_codec = "" if audio is None else audio.codec
+    if video is None:
+        if not handle.audio_codec:
+            raise DecodeError("The file has no video stream, and clips of its frames are wanted")
+        _choose_sound(handle, file)
+        return
+    reader = VideoReader(file)
+    index = reader.index
+    handle.frame_indices, handle.starts = choose_frames(spec, index.times, index.end_seconds, handle.seed)
+    handle.timestamps = index.times[handle.frame_indices]
+    handle.width, handle.height = video.width, video.height
+    handle.codec, handle.profile, handle.pixel_format = video.codec, video.profile, video.pixel_format
+    handle.bit_depth, handle.colour = video.bit_depth, reader.colours
+    handle.frame_count = len(index)
+    handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)
+
+
+def _choose_sound(handle: ClipsHandle, file: MediaFile) -> None:
+    from energon_dali.av import AudioReader
+
+    reader = AudioReader(file)
+    end = reader.start_seconds + reader.num_samples / reader.sample_rate
+    handle.starts = choose_starts(handle.spec, reader.start_seconds, end, handle.seed)
+
+
+def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Returns the wanted frames: uint8[clips * frames, H, W, 3]."""
+    from energon_dali.av import VideoReader
+
+    width, height = handle.spec.output_size(handle.width, handle.height)
+    size = handle.frame_indices.size * width * height * 3 * _BYTES_PER_VALUE[handle.spec.dtype]
+    if size > file.limits.max_bytes:
+        raise DecodeError(
+            f"The clips take {size:,} bytes, more than AVLimits(max_bytes={file.limits.max_bytes:,}). Ask for fewer or "
+            "smaller frames, or raise the limit",
+            handle.format,
+            ROUTE,
+        )
+    reader = VideoReader(file)
+    return reader.read(handle.frame_indices.ravel(), size=None if handle.spec.size is None else (width, height))
+
+
+def _open_container(raw: bytes | memoryview) -> Any:
+    import av
+
+    from energon_dali.av.container import translated_errors
+    from energon_dali.av.source import MemoryReader
+
+    with translated_errors():
+        return av.open(MemoryReader(memoryview(raw).cast("B")), metadata_errors="ignore")
