@@ -9,6 +9,7 @@ from energon_dali.task_encoder.context import current_batch_index, current_sampl
 from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.task_encoder.encoder import TaskEncoder, overridden
+from energon_dali.task_encoder.packing import PackingBuffer, PackSelection, SequencePacker
 from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "Cooker",
     "DefaultTaskEncoder",
     "IgnoreSample",
+    "PackSelection",
+    "PackingBuffer",
+    "SequencePacker",
     "SkipSample",
     "TaskEncoder",
     "basic_sample_keys",

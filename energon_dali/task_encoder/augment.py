@@ -9,6 +9,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.encoder import HOOKS, T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
+from energon_dali.task_encoder.packing import PackSelection
 
 _ATTRIBUTES = ("cookers", "decoder", "__default_failure_tolerance__")
 
@@ -48,7 +49,9 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     def encode_sample(self, sample: T_sample) -> T_encoded_sample:
         return self.task_encoder.encode_sample(sample)
 
-    def select_samples_to_pack(self, samples: list[T_encoded_sample]) -> list[list[T_encoded_sample]]:
+    def select_samples_to_pack(
+        self, samples: list[T_encoded_sample]
+    ) -> list[list[T_encoded_sample]] | PackSelection[T_encoded_sample]:
         return self.task_encoder.select_samples_to_pack(samples)
 
     def postencode_sample(self, sample: T_sample) -> T_encoded_sample:

@@ -13,6 +13,7 @@ from energon_dali.samples.base import CrudeSample, construct
 from energon_dali.task_encoder import context
 from energon_dali.task_encoder.batching import columns_of, default_action, generic_batch
 from energon_dali.task_encoder.cooking import Cooker
+from energon_dali.task_encoder.packing import PackSelection
 from energon_dali.task_encoder.stateless import stateless
 
 T_sample = TypeVar("T_sample")
@@ -71,11 +72,15 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
         """Returns the sample in the form that the task needs; media are decoded."""
         return sample  # type: ignore[return-value]
 
-    def select_samples_to_pack(self, samples: list[T_encoded_sample]) -> list[list[T_encoded_sample]]:
+    def select_samples_to_pack(
+        self, samples: list[T_encoded_sample]
+    ) -> list[list[T_encoded_sample]] | PackSelection[T_encoded_sample]:
         """Returns groups of samples that are to be packed into one each; a sample in no group is dropped.
 
+        A PackSelection may also keep samples for the next buffer. `SequencePacker` chooses by length.
+
         Args:
-            samples: A full packing buffer.
+            samples: A full packing buffer; smaller at the end of an epoch. A PackingBuffer, which knows what was kept.
 
         Raises:
             ConfigError: It is not overridden, and packing was asked for.

@@ -3,64 +3,65 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.decode_stage import decode_elements
 from energon_dali.datasets.grouping.gathering import GatheringDataset
+from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
-from energon_dali.datasets.restore_key import Key, freeze_key, get_restore_key, restored, thaw_key
+from energon_dali.datasets.restore_key import Key, freeze_key, restored, thaw_key
 from energon_dali.decode import Decoder
-from energon_dali.errors import ConfigError, DecodeError, FatalSampleError
+from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
 from energon_dali.task_encoder.context import sample_context
+from energon_dali.task_encoder.packing import PackingBuffer, PackSelection
 from energon_dali.worker_config import WorkerConfig
 
 EMPTY_ROUNDS = 100
 """Rounds in a row in which the packer may choose nothing."""
 
-_GROUPS_WANTED = (
-    "Return a list of groups, each a list of samples of the buffer (the very objects, or copies with their "
-    "__restore_key__); a sample in no group is dropped."
-)
-
 
 class PackingDataset(GatheringDataset):
     """Fills a buffer, lets `pre_packer` choose groups of it, and gives `final_packer(group)` for each.
 
-    Samples that are in no group are dropped. With a sample encoder (and a decoder) only the chosen samples are decoded
-    and encoded, so that the buffer holds encoded media.
+    A sample in no group is dropped, unless the packer returns a PackSelection that keeps it for the next buffer. With a
+    sample encoder (and a decoder) only the chosen samples are decoded and encoded, so that the buffer holds encoded
+    media.
 
     Args:
         dataset: The dataset below.
         buffer_size: Samples in the buffer, at least 1.
-        pre_packer: Gives lists of samples, from the list of all samples in the buffer.
+        pre_packer: Gives lists of samples, or a PackSelection, from the list of all samples in the buffer.
         final_packer: Makes one element of a group; a generator function may give none or several.
         final_packer_stateless: Whether its result depends on its argument (and its seeds) alone.
         sample_encoder: Applied to every chosen sample, or None.
         sample_encoder_stateless: The same for it.
         decoder: Decodes the media handles of the chosen samples before the sample encoder; None where nothing is left
             to decode.
+        first: Samples in the buffer of the first round; each round doubles it until it is `buffer_size`. None waits for
+            the full buffer. A small number starts sooner, with less to choose from.
         packer_config: Plain values that describe the packer.
         failure_tolerance: Consecutive failures of a hook after which FatalSampleError is raised.
         worker_config: Left out, the inner dataset's.
 
     Raises:
-        ConfigError: buffer_size is less than 1.
+        ConfigError: buffer_size is less than 1, or first is not between 1 and it.
     """
 
     def __init__(
         self,
         dataset: SavableDataset[Any],
         buffer_size: int,
-        pre_packer: Callable[[list[Any]], list[list[Any]]],
+        pre_packer: Callable[[list[Any]], list[list[Any]] | PackSelection[Any]],
         final_packer: Callable[[list[Any]], Any],
         *,
         final_packer_stateless: bool = False,
         sample_encoder: Callable[[Any], Any] | None = None,
         sample_encoder_stateless: bool = False,
         decoder: Decoder | None = None,
+        first: int | None = None,
         packer_config: dict[str, Any] | None = None,
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
@@ -73,7 +74,13 @@ class PackingDataset(GatheringDataset):
             raise ConfigError(
                 f"packing_buffer_size={buffer_size} must be at least 1; leave it out to turn packing off."
             )
+        if first is not None and not 1 <= first <= buffer_size:
+            raise ConfigError(
+                f"packing_first_buffer_size={first} cannot be: give a number from 1 to packing_buffer_size="
+                f"{buffer_size}, or None for the full buffer."
+            )
         self.buffer_size = buffer_size
+        self.first = first
         self.pre_packer = pre_packer
         self.sample_encoder = sample_encoder
         self.sample_encoder_stateless = sample_encoder_stateless or sample_encoder is None
@@ -90,7 +97,7 @@ class PackingDataset(GatheringDataset):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"buffer_size": self.buffer_size, "packer": self.packer_config}
+        return {"buffer_size": self.buffer_size, "first": self.first, "packer": self.packer_config}
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _PackingIterator(self, context)
@@ -121,13 +128,15 @@ class _PackingIterator(StreamIterator[Any]):
         self._inner = dataset.dataset.open(context)
         config, tolerance = dataset.worker_config, dataset.failure_tolerance
         self._select_guard = HookGuard("select_samples_to_pack", tolerance, context, config)
+        self._refuse_guard = HookGuard("select_samples_to_pack", 0, context, config)
         self._encode_guard = HookGuard("postencode_sample", tolerance, context, config)
         self._decode_guard = HookGuard("decode", tolerance, context, config)
         self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", tolerance, context)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
         self._seed = config.seed_offset
-        self._packs: deque[list[tuple[Key, Any]]] = deque()
+        self._packs: deque[list[Keyed]] = deque()
+        self._kept: list[tuple[int, list[Keyed]]] = []  # (rounds that it was kept, group), for the next buffer
         self._current: list[Key] = []
         self._encoded = 0
         self._rounds = 0
@@ -155,49 +164,74 @@ class _PackingIterator(StreamIterator[Any]):
             if pack is not NOTHING:
                 return pack
 
-    def _fill(self) -> tuple[list[Any], list[Key]]:
+    def _fill(self) -> tuple[PackingBuffer[Any], list[Key]]:
         """Returns the samples of one buffer and their keys; raises StopIteration where an epoch ends."""
         if self._ended:
             self._ended = False
             raise StopIteration
-        buffer: list[Any] = []
-        keys: list[Key] = []
-        while len(buffer) < self._dataset.buffer_size:
+        keys = [key for _, group in self._kept for key, _ in group]
+        samples = [sample for _, group in self._kept for _, sample in group]
+        rounds = [waited for waited, group in self._kept for _ in group]
+        size = self._dataset.buffer_size
+        if self._dataset.first is not None and self._rounds < size.bit_length():
+            size = min(size, self._dataset.first << self._rounds)
+        while len(samples) < size:
             try:
                 sample = next(self._inner)
             except StopIteration:
-                if not buffer:
+                if not samples:
                     raise
                 self._ended = True
                 break
-            buffer.append(sample)
+            samples.append(sample)
             keys.append(self._inner.last_key(sample))
-        return buffer, keys
+        self._kept = []
+        return PackingBuffer(samples, rounds + [0] * (len(samples) - len(rounds))), keys
 
-    def _select(self, buffer: list[Any], buffer_keys: list[Key]) -> None:
+    def _select(self, buffer: PackingBuffer[Any], buffer_keys: list[Key]) -> None:
         """Lets the packer choose groups of the buffer."""
         keys = dict(zip(map(id, buffer), buffer_keys, strict=True))
         index = self._rounds * self._num_streams + self._stream
         self._rounds += 1
         try:
             with sample_context(index, self._seed):
-                packs = _packs(self._dataset.pre_packer(list(buffer)), keys)
+                chosen = read_selection(self._dataset.pre_packer(buffer), keys)
         except ConfigError:
             raise
         except Exception as error:
             self._select_guard.failed(error, buffer)
             return
         self._select_guard.succeeded()
-        self._packs.extend(packs)
+        for (_, sample), reason in chosen.refused:
+            self._refuse_guard.failed(DatasetError(reason), sample)
+        self._packs.extend(chosen.packs)
+        self._keep(chosen, buffer, buffer_keys)
         self._empty_rounds = 0 if self._packs else self._empty_rounds + 1
         if self._empty_rounds >= EMPTY_ROUNDS:
             raise FatalSampleError(
                 f"select_samples_to_pack chose nothing in {EMPTY_ROUNDS} rounds of up to {len(buffer)} samples. It "
-                f"must return lists of "
-                "samples to pack together; a list with a single sample is allowed."
+                "must return lists of samples to pack together; a list with a single sample is allowed."
             )
 
-    def _encode(self, group: list[tuple[Key, Any]]) -> tuple[list[Any], list[Key]]:
+    def _keep(self, chosen: PackSelection[Keyed], buffer: PackingBuffer[Any], keys: list[Key]) -> None:
+        """Puts what the packer keeps at the beginning of the next buffer, or packs it where none follows.
+
+        Raises:
+            ConfigError: It keeps so much that no further sample fits into the buffer, and packs nothing.
+        """
+        groups: list[list[Keyed]] = chosen.keep  # type: ignore[assignment]
+        if self._ended:
+            self._packs.extend(groups)
+            return
+        if not chosen.packs and sum(map(len, groups)) >= self._dataset.buffer_size:
+            raise ConfigError(
+                f"select_samples_to_pack keeps all {len(buffer)} samples of a full buffer and packs none, so that it "
+                "would be asked the same for ever. Pack at least one group of a full buffer."
+            )
+        waited = dict(zip(keys, buffer.rounds, strict=True))
+        self._kept = [(1 + max(waited.get(key, 0) for key, _ in group), group) for group in groups]
+
+    def _encode(self, group: list[Keyed]) -> tuple[list[Any], list[Key]]:
         """Decodes and encodes the samples of a group; those that fail are left out."""
         samples = [sample for _, sample in group]
         if self._dataset.decoder is not None:
@@ -235,6 +269,7 @@ class _PackingIterator(StreamIterator[Any]):
             "ended": self._ended,
             "current": freeze_key(self._current),
             "packs": [freeze_key([key for key, _ in group]) for group in self._packs],
+            "kept": [[waited, *freeze_key([key for key, _ in group])] for waited, group in self._kept],
             "inner": self._inner.state_dict(),
         }
 
@@ -248,6 +283,8 @@ class _PackingIterator(StreamIterator[Any]):
         handler = self._dataset.worker_config.restore_error_handler
         packs = [list(restored(restore, map(thaw_key, group), handler)) for group in state["packs"]]
         self._packs.extend(pack for pack in packs if pack)
+        kept = [(waited, list(restored(restore, map(thaw_key, group), handler))) for waited, *group in state["kept"]]
+        self._kept = [(waited, group) for waited, group in kept if group]
         self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
         self._ended = state["ended"]
         if state["current"]:
@@ -260,31 +297,3 @@ class _PackingIterator(StreamIterator[Any]):
     def close(self) -> None:
         self._packs.clear()
         self._inner.close()
-
-
-def _packs(groups: Any, keys: Mapping[int, Key]) -> list[list[tuple[Key, Any]]]:
-    """Returns the groups that a packer chose, without empty ones, each sample with its key.
-
-    Args:
-        groups: What the packer returned, or a generator of it.
-        keys: Key by id of a sample of the buffer.
-
-    Raises:
-        ConfigError: It is no list of lists of samples, or has a sample that cannot be found again after a restore.
-    """
-    packs: list[list[tuple[Key, Any]]] = []
-    if not isinstance(groups, Iterable):
-        raise ConfigError(f"select_samples_to_pack returned {type(groups).__name__}. {_GROUPS_WANTED}")
-    for group in groups:
-        if id(group) in keys or not isinstance(group, Iterable):
-            raise ConfigError(f"select_samples_to_pack returned {type(group).__name__} as a group. {_GROUPS_WANTED}")
-        pack = [(keys.get(id(sample)) or get_restore_key(sample), sample) for sample in group]
-        strange = next((sample for key, sample in pack if not key), None)
-        if strange is not None:
-            raise ConfigError(
-                f"select_samples_to_pack returned {type(strange).__name__}, which is none of the samples it was given. "
-                f"{_GROUPS_WANTED}"
-            )
-        if pack:
-            packs.append(pack)
-    return packs

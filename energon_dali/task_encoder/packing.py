@@ -1,0 +1,200 @@
+"""Choosing which samples of a buffer are packed together: what a choice is, and a packer that needs no code."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+
+from energon_dali.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class PackSelection(Generic[T]):
+    """What `select_samples_to_pack` may return in place of a list of groups; a sample in no list is dropped."""
+
+    packs: list[list[T]]
+    """Groups of samples that are packed into one each."""
+    keep: list[T | list[T]] = field(default_factory=list)
+    """Samples, or groups of them, that stand at the beginning of the next buffer. At the end of an epoch, when no
+    buffer follows, a kept group is packed as it stands, and a kept sample alone."""
+    refused: list[tuple[T, str]] = field(default_factory=list)
+    """Samples that cannot be packed at all, each with the reason: they are dropped, counted and given to the error
+    handler."""
+
+
+class PackingBuffer(list[T]):
+    """The list of samples that `select_samples_to_pack` gets; it also knows which of them were kept before.
+
+    Args:
+        samples: The samples, those that were kept first.
+        rounds: For each sample, in how many rounds before this one it was kept.
+    """
+
+    def __init__(self, samples: Iterable[T], rounds: Sequence[int]) -> None:
+        super().__init__(samples)
+        self.rounds = rounds
+
+
+class SequencePacker:
+    """Packs samples by their lengths into rows of a fixed length, with little padding.
+
+    Call it in `select_samples_to_pack`:
+
+        packer = SequencePacker(4096, length=lambda sample: len(sample.tokens), max_padding=0.02)
+
+        def select_samples_to_pack(self, samples):
+            return self.packer(samples)
+
+    Packs that would be padded by more than `max_padding` are kept for the next round, where shorter samples may fill
+    them. The choice depends on the buffer alone, so that it resumes exactly.
+
+    Args:
+        max_length: Length of a pack.
+        length: Gives the length of a sample, in the same unit.
+        strategy: "best_fit" puts each sample, longest first, where the least room is left behind it;
+            "first_fit_decreasing" into the first pack that has room.
+        max_padding: Largest share of a pack that may stay empty, 0 to 1. A pack is given out in spite of it when one of
+            its samples was kept `max_rounds` times, when more than half of the buffer would be kept, or at the end of
+            an epoch. 1 keeps nothing.
+        max_samples: Most samples in a pack; None is any number. A pack of that many is full.
+        max_rounds: How often a sample may be kept, at least 0.
+        too_long: What becomes of a sample that is longer than `max_length`: "refuse" drops it, counts it and gives it
+            to the error handler; "alone" makes a pack of it, longer than the others.
+
+    Raises:
+        ConfigError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        max_length: int,
+        *,
+        length: Callable[[Any], int],
+        strategy: Literal["best_fit", "first_fit_decreasing"] = "best_fit",
+        max_padding: float = 0.05,
+        max_samples: int | None = None,
+        max_rounds: int = 4,
+        too_long: Literal["refuse", "alone"] = "refuse",
+    ) -> None:
+        for name, value, good, allowed in (
+            ("max_length", max_length, max_length > 0, "give a length above 0"),
+            ("length", length, callable(length), "give a function of a sample, such as lambda s: len(s.tokens)"),
+            ("strategy", strategy, strategy in _STRATEGIES, f"choose one of {', '.join(_STRATEGIES)}"),
+            ("max_padding", max_padding, 0 <= max_padding <= 1, "give a share from 0 to 1, such as 0.05"),
+            ("max_samples", max_samples, max_samples is None or max_samples >= 1, "give at least 1, or None"),
+            ("max_rounds", max_rounds, max_rounds >= 0, "give at least 0"),
+            ("too_long", too_long, too_long in ("refuse", "alone"), 'choose "refuse" or "alone"'),
+        ):
+            if not good:
+                raise ConfigError(f"{name}={value!r} cannot be: {allowed}.")
+        self.max_length = max_length
+        self.length = length
+        self.strategy = strategy
+        self.max_padding = max_padding
+        self.max_samples = max_samples
+        self.max_rounds = max_rounds
+        self.too_long = too_long
+
+    def __call__(self, samples: Sequence[T]) -> PackSelection[T]:
+        """Returns which samples are packed together, which are kept, and which are refused.
+
+        Args:
+            samples: The buffer.
+
+        """
+        rounds = samples.rounds if isinstance(samples, PackingBuffer) else [0] * len(samples)
+        refused: list[tuple[T, str]] = []
+        lengths = [self._measure(sample, refused) for sample in samples]
+        fitting = [place for place, length in enumerate(lengths) if 0 <= length <= self.max_length]
+        long = [place for place, length in enumerate(lengths) if length > self.max_length]
+        # A stable sort: samples of one length keep their order, those that wait come first.
+        fitting.sort(key=lambda place: -lengths[place])
+        bins = _STRATEGIES[self.strategy](
+            [lengths[place] for place in fitting], self.max_length, self.max_samples or len(samples)
+        )
+        groups = [[fitting[position] for position in members] for members in bins]
+        given, kept = self._divide(groups, lengths, rounds)
+        packs = [[samples[place] for place in sorted(group)] for group in given]
+        if self.too_long == "alone":
+            packs += [[samples[place]] for place in long]
+        else:
+            refused += [
+                (samples[place], f"A sample of length {lengths[place]} does not fit into a pack of {self.max_length}.")
+                for place in long
+            ]
+        return PackSelection(packs, [[samples[place] for place in sorted(group)] for group in kept], refused)
+
+    def _measure(self, sample: T, refused: list[tuple[T, str]]) -> int:
+        """Returns the length of a sample; -1 if it has none, which is noted in `refused`."""
+        try:
+            length = self.length(sample)
+            if length >= 0:
+                return length
+            refused.append((sample, f"The length function returned {length!r}; return a number from 0 on."))
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
+            refused.append((sample, f"The length function raised {type(error).__name__}: {error}."))
+        return -1
+
+    def _divide(
+        self, groups: list[list[int]], lengths: list[int], rounds: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns (groups to give out, groups to keep), in the order of their oldest samples."""
+        wanted = (1 - self.max_padding) * self.max_length
+        filled = [sum(lengths[place] for place in group) for group in groups]
+        keep = [
+            number for number, group in enumerate(groups)
+            if filled[number] < wanted and len(group) != self.max_samples
+            and max(rounds[place] for place in group) < self.max_rounds
+        ]  # fmt: skip
+        keep.sort(key=lambda number: (filled[number], min(groups[number])))  # the emptiest have most to gain
+        room = len(lengths) // 2
+        kept: set[int] = set()
+        for number in keep:
+            room -= len(groups[number])
+            if room < 0:
+                break
+            kept.add(number)
+        order = sorted(range(len(groups)), key=lambda number: min(groups[number]))
+        return [groups[n] for n in order if n not in kept], [groups[n] for n in order if n in kept]
+
+
+def _best_fit(lengths: list[int], capacity: int, most: int) -> list[list[int]]:
+    """Returns the positions in each bin, for lengths in falling order."""
+    bins: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # (room, number of the bin), of bins that may take more
+    for position, length in enumerate(lengths):
+        at = bisect_left(rooms, (length, -1))
+        if at < len(rooms):
+            room, number = rooms.pop(at)
+        else:
+            room, number = capacity, len(bins)
+            bins.append([])
+        bins[number].append(position)
+        if len(bins[number]) < most:
+            insort(rooms, (room - length, number))
+    return bins
+
+
+def _first_fit(lengths: list[int], capacity: int, most: int) -> list[list[int]]:
+    bins: list[list[int]] = []
+    rooms = np.zeros(len(lengths), np.float64)
+    for position, length in enumerate(lengths):
+        number = int(np.argmax(rooms[: len(bins)] >= length)) if bins else 0
+        if not bins or rooms[number] < length:
+            number = len(bins)
+            bins.append([])
+            rooms[number] = capacity
+        bins[number].append(position)
+        rooms[number] = rooms[number] - length if len(bins[number]) < most else -1
+    return bins
+
+
+_STRATEGIES: dict[str, Callable[[list[int], int, int], list[list[int]]]] = {
+    "best_fit": _best_fit, "first_fit_decreasing": _first_fit,
+}  # fmt: skip

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.errors import ConfigError, FatalSampleError
+from energon_dali.task_encoder import PackingBuffer, PackSelection, SequencePacker
+from tests.datasets.oracle import Counting, check_resume, config, take
+
+
+def length_of(sample: dict[str, Any]) -> int:
+    """Lengths between 1 and 90, drawn by the sample's number."""
+    return random.Random(sample["number"]).randint(1, 90)
+
+
+def numbers(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"__restore_key__": (), "numbers": [sample["number"] for sample in samples]}
+
+
+def in_two(samples: list[dict[str, Any]]) -> Any:
+    yield {"__restore_key__": (), "numbers": [sample["number"] for sample in samples]}
+    yield {"__restore_key__": (), "numbers": []}
+
+
+def keep_odd(samples: list[dict[str, Any]]) -> PackSelection[dict[str, Any]]:
+    """Packs the even ones together, and of the odd ones those that waited once."""
+    assert isinstance(samples, PackingBuffer)
+    odd = [(sample, waited) for sample, waited in zip(samples, samples.rounds, strict=True) if sample["number"] % 2]
+    return PackSelection(
+        packs=[[sample for sample in samples if sample["number"] % 2 == 0],
+               *([sample] for sample, waited in odd if waited)],
+        keep=[sample for sample, waited in odd if not waited],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("final", [numbers, in_two])
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("pre_packer", [keep_odd, SequencePacker(100, length=length_of, max_padding=0.02)])
+@pytest.mark.parametrize("repeat", [False, True])
+def test_what_was_kept_resumes_exactly(final: Any, streams: int, pre_packer: Any, repeat: bool) -> None:
+    check_resume(
+        lambda: PackingDataset(Counting(41, config(streams), repeat=repeat), 8, pre_packer, final, first=2),
+        count=24, epochs=1 if repeat else 2,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "first_fit_decreasing"])
+def test_every_sample_is_packed_once_per_epoch(strategy: Any) -> None:
+    packer = SequencePacker(100, length=length_of, strategy=strategy, max_padding=0.0)
+    tree = PackingDataset(Counting(103, config(2), repeat=False), 16, packer, numbers)
+    for _ in range(2):  # the second epoch begins with an empty buffer
+        packed = [number for pack in tree for number in pack["numbers"]]
+        assert sorted(packed) == list(range(103))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), max_size=60),
+    strategy=st.sampled_from(["best_fit", "first_fit_decreasing"]),
+    max_padding=st.floats(0, 1),
+    max_samples=st.none() | st.integers(1, 5),
+)
+@settings(max_examples=150, deadline=None)
+def test_packs_fit_and_lose_nothing(lengths: list[int], strategy: Any, max_padding: float, max_samples: Any) -> None:
+    samples = list(enumerate(lengths))
+    packer = SequencePacker(
+        50, length=lambda sample: sample[1], strategy=strategy, max_padding=max_padding, max_samples=max_samples
+    )
+    chosen = packer(samples)
+    seen = [sample for group in [*chosen.packs, *chosen.keep] for sample in group]
+    refused = [sample for sample, _ in chosen.refused]
+    assert sorted([*seen, *refused]) == samples
+    assert refused == [sample for sample in samples if sample[1] > 50]
+    for group in [*chosen.packs, *chosen.keep]:
+        assert sum(length for _, length in group) <= 50
+        assert max_samples is None or len(group) <= max_samples
+    assert sum(map(len, chosen.keep)) <= len(samples) // 2
+
+
+def test_first_fit_takes_the_first_pack_that_has_room() -> None:
+    """By hand: 6 and 5 open packs, 4 joins 6, 3 joins 5, 2 joins 5 and 3; 9 is longer than a pack."""
+    lengths = [2, 3, 4, 5, 6, 9 + 2]
+    packer = SequencePacker(10, length=int, strategy="first_fit_decreasing", max_padding=0)
+    chosen = packer(lengths)
+    assert sorted(map(sorted, chosen.packs)) == [[2, 3, 5], [4, 6]]
+    assert [sample for sample, _ in chosen.refused] == [11]
+    assert SequencePacker(10, length=int, too_long="alone")(lengths).packs[-1] == [11]
+
+
+def test_padding_stays_within_its_bound_where_the_data_allow_it() -> None:
+    packer = SequencePacker(1000, length=lambda n: random.Random(n["number"]).randint(5, 400), max_padding=0.02)
+    tree = PackingDataset(Counting(10_000, config(1), repeat=True), 200, packer, list)
+    shares = [
+        1 - sum(random.Random(sample["number"]).randint(5, 400) for sample in pack) / 1000 for pack in take(tree, 400)
+    ]
+    assert sum(share > 0.02 for share in shares) <= 4
+    assert sum(shares) / len(shares) < 0.01
+
+
+def test_a_sample_that_fits_nowhere_does_not_wait_for_ever() -> None:
+    """One sample of 60 among samples of 50: it never finds a partner, and leaves after max_rounds all the same."""
+    packer = SequencePacker(100, length=lambda s: 60 if s["number"] == 0 else 50, max_padding=0.0, max_rounds=3)
+    tree = PackingDataset(Counting(1000, config(1), repeat=True), 10, packer, numbers)
+    packs = take(tree, 40)
+    assert [0] in [pack["numbers"] for pack in packs]
+
+
+def test_a_sample_that_cannot_be_packed_is_counted_and_named() -> None:
+    named: list[tuple[str, int]] = []
+
+    def handler(error: Exception, sample: Any, sources: Any) -> None:
+        named.append((str(error), sample["number"]))
+
+    lengths = {1: 11, 5: -3, 9: "five", 10: None}
+    packer = SequencePacker(10, length=lambda sample: lengths.get(sample["number"], 5))
+    tree = PackingDataset(Counting(12, config(1, global_error_handler=handler)), 4, packer, numbers)
+    assert sorted(number for pack in tree for number in pack["numbers"]) == [0, 2, 3, 4, 6, 7, 8, 11]
+    assert [number for _, number in named] == [1, 5, 9, 10]
+    assert "A sample of length 11 does not fit into a pack of 10" in named[0][0]
+    assert "-3" in named[1][0]
+
+
+def test_the_first_pack_needs_only_the_first_buffer() -> None:
+    read: list[int] = []
+
+    def count(samples: list[Any]) -> list[list[Any]]:
+        read.append(len(samples))
+        return [samples]
+
+    take(PackingDataset(Counting(500, config(1), repeat=True), 64, count, numbers, first=4), 7)
+    assert read == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_a_packer_that_keeps_all_is_told_so() -> None:
+    tree = PackingDataset(Counting(50, config(1), repeat=True), 5, lambda s: PackSelection([], keep=list(s)), numbers)
+    with pytest.raises(ConfigError, match="keeps all 5 samples"):
+        take(tree, 1)
+
+
+def test_a_packer_that_packs_nothing_ends_the_run() -> None:
+    tree = PackingDataset(Counting(50, config(1), repeat=True), 5, lambda s: PackSelection([], keep=s[:1]), numbers)
+    with pytest.raises(FatalSampleError, match="chose nothing in 100 rounds"):
+        take(tree, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_length": 0}, "max_length=0"),
+        ({"length": None}, "length=None"),
+        ({"strategy": "worst"}, "best_fit, first_fit_decreasing"),
+        ({"max_padding": 1.5}, "0 to 1"),
+        ({"max_samples": 0}, "max_samples=0"),
+        ({"too_long": "cut"}, "refuse"),
+    ],
+)
+def test_arguments_that_cannot_work_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SequencePacker(**{"max_length": 10, "length": len, **options})
