@@ -17,6 +17,7 @@ from energon_dali.errors import ConfigError, StateError
 if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockFeed
     from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
+    from energon_dali.datasets.sources.share_feedback import ShareFeedback
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ class StreamContext:
     """Delivers the blocks of worker processes; None runs the part before the hand-over in this process."""
     in_worker: bool = False
     """Whether this process is a worker, which does nothing else."""
+    feedback: ShareFeedback | None = None
+    """Tells a blend below what its samples measured, where its weights hold in a unit other than samples."""
 
 
 class StreamIterator(Iterator[T], ABC, Generic[T]):
@@ -64,6 +67,13 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
             element: That element; not read where the iterator knows the key.
         """
         return get_restore_key(element)
+
+    def read_ahead(self, count: int) -> None:
+        """Reads what the next elements need, if there is anything to read; it changes no state.
+
+        Args:
+            count: How many elements will be taken soon; those that were read already count.
+        """
 
     def close(self) -> None:
         """Lets go of files and buffers; the iterator is not used afterwards."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,11 +15,15 @@ from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import DatasetError, DatasetFormatError
-from energon_dali.plan import OrderSpec, mix
+from energon_dali.plan import OrderSpec, RepeatedOrder, mix
+from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
+
+PLANNED_ROWS = 256
+"""Samples whose places and seeds are computed at once: below a blend few are read at a time."""
 
 
 class Reader(Protocol):
@@ -58,7 +61,7 @@ class SourceDataset(SavableDataset[Any]):
 
     def __init__(
         self,
-        order: OrderSpec,
+        order: OrderSpec | RepeatedOrder,
         reader: Reader,
         load: SampleLoader,
         *,
@@ -92,7 +95,7 @@ class SourceDataset(SavableDataset[Any]):
     def placed(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
         leaf = mix(self.order.leaf, number)
-        twin.order = dataclasses.replace(self.order, leaf=leaf)
+        twin.order = self.order.placed(leaf)
         twin.load = copy.copy(self.load)
         twin.load.leaf = leaf
         return twin
@@ -131,13 +134,15 @@ class _SourceIterator(StreamIterator[Any]):
         self._load_guard = HookGuard("load", dataset.failure_tolerance, context, dataset.worker_config)
         self._epoch = 0
         self._position = 0
-        self._read_ahead: deque[tuple[RawSample | DatasetError, int, int]] = deque()
+        self._read_size = dataset.read_size
+        self._ahead: deque[tuple[RawSample | DatasetError, int, int]] = deque()
+        self._plan: tuple[int, int, list[Int64Array]] | None = None
 
     def __next__(self) -> Any:
         while True:
-            if not self._read_ahead:
+            if not self._ahead:
                 self._read()
-            raw, epoch, seed = self._read_ahead.popleft()
+            raw, epoch, seed = self._ahead.popleft()
             self._position += 1
             if isinstance(raw, DatasetFormatError):
                 raise raw  # an index that cannot be understood: every sample of it would fail
@@ -163,10 +168,7 @@ class _SourceIterator(StreamIterator[Any]):
     def _read(self) -> None:
         """Reads the next samples ahead; raises StopIteration at the end of an epoch that is not repeated."""
         empty_epochs = 0
-        while True:
-            order = self._order.epoch(self._epoch)
-            if self._position < len(order):
-                break
+        while self._position >= len(self._order.epoch(self._epoch)):
             self._epoch += 1
             self._position = 0
             empty_epochs += 1
@@ -178,21 +180,43 @@ class _SourceIterator(StreamIterator[Any]):
                     f"look at "
                     "split.yaml in its .nv-meta folder."
                 )
+        self._read_rows(self._position, self._read_size)
+
+    def read_ahead(self, count: int) -> None:
+        self._read_size = 1  # whoever asks for reading ahead says how far: what is beyond is not wanted yet
+        position = self._position + len(self._ahead)
+        if len(self._ahead) < count and position < len(self._order.epoch(self._epoch)):
+            self._read_rows(position, count - len(self._ahead))
+
+    def _read_rows(self, position: int, count: int) -> None:
+        """Reads `count` samples of the running epoch from `position` on, or as many as there are."""
         start = time.perf_counter()
-        shards, indices, epochs = order.samples(
-            self._position, min(len(order), self._position + self._dataset.read_size)
-        )
-        raws = self._reader.read(shards.tolist(), indices.tolist())
-        places = zip(shards.tolist(), indices.tolist(), strict=True)
-        numbers = np.fromiter((self._reader.index_of(*place) for place in places), np.int64, len(raws))
-        seeds = [
+        shards, indices, epochs, numbers, seeds = self._rows(position, count)
+        raws = self._reader.read(shards, indices)
+        tickets = (
             number if isinstance(raw, DatasetError) else seed
-            for raw, number, seed in zip(raws, numbers.tolist(), self._load.seeds(epochs, numbers), strict=True)
-        ]
-        self._read_ahead.extend(zip(raws, epochs.tolist(), seeds, strict=True))
+            for raw, number, seed in zip(raws, numbers, seeds, strict=True)
+        )
+        self._ahead.extend(zip(raws, epochs, tickets, strict=True))
         self._recorder.spend("read", time.perf_counter() - start)
         self._recorder.count("samples.read", len(raws))
         self._recorder.count("bytes.read", sum(_size(raw) for raw in raws))
+
+    def _rows(self, position: int, count: int) -> list[list[int]]:
+        """Returns shards, indices, passes, numbers and seeds of `count` samples, or as many as the epoch has.
+
+        They are planned many at a time, and kept in arrays: below a blend few samples are read at once.
+        """
+        plan = self._plan
+        end = min(position + count, len(self._order.epoch(self._epoch)))
+        if plan is None or plan[0] != self._epoch or not plan[1] <= position <= end <= plan[1] + len(plan[2][0]):
+            order = self._order.epoch(self._epoch)
+            shards, indices, epochs = order.samples(position, min(len(order), position + max(count, PLANNED_ROWS)))
+            places = zip(shards.tolist(), indices.tolist(), strict=True)
+            numbers = np.fromiter((self._reader.index_of(*place) for place in places), np.int64, len(shards))
+            seeds = np.array(self._load.seeds(epochs, numbers), np.int64)
+            plan = self._plan = (self._epoch, position, [shards.astype(np.int64), indices, epochs, numbers, seeds])
+        return [column[position - plan[1] : end - plan[1]].tolist() for column in plan[2]]
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "position": self._position}
@@ -202,7 +226,7 @@ class _SourceIterator(StreamIterator[Any]):
         self._position = state["position"]
 
     def close(self) -> None:
-        self._read_ahead.clear()
+        self._ahead.clear()
         self._reader.close()
 
 

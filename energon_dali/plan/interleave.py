@@ -60,4 +60,6 @@ class Interleave:
         An element is in a window or not by this number alone, so that the windows share out all elements exactly.
         """
         words = mix_arrays(self._key, owner, number) >> np.uint64(11)
-        return (number + words.astype(np.float64) * 2.0**-53) * self.windows / self._lengths[owner]
+        times: npt.NDArray[np.float64] = (number + words.astype(np.float64) * 2.0**-53) * self.windows
+        times /= self._lengths[owner]
+        return times

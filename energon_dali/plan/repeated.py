@@ -15,6 +15,8 @@ from energon_dali.plan.order import OrderSpec, StreamOrder
 from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.slices import Int32Array, Slices
 
+_NOTHING, _ONE = Fraction(0), Fraction(1)
+
 
 @dataclass(frozen=True)
 class RepeatedOrder:
@@ -86,7 +88,7 @@ class RepeatedOrder:
             # Whole and partial passes are numbered together, in the order in which they begin, without a gap.
             number = (math.floor(partial / share) + 1) * whole + partial
             total = spec.total_samples(number)
-            first, last = (math.floor(min(1, max(0, bound - partial)) * total) for bound in (low, high))
+            first, last = (math.floor(min(_ONE, max(_NOTHING, bound - partial)) * total) for bound in (low, high))
             if first < last:
                 taken.append((number, first, last))
         return taken

@@ -62,6 +62,11 @@ class ShardReader:
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._pid = os.getpid()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether each request waits for a network, so that several readers are best asked at the same time."""
+        return self._remote is not None
+
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         """Returns one entry per asked sample, in order: the sample, or the error that stood in its way.
 

@@ -40,7 +40,8 @@ def test_whole_passes_and_a_share_of_another(total: int, streams: int, repeat: f
     counts = Counter(sample[:2] for sample in found)
     rest = Fraction(repr(float(repeat))) - int(repeat)
     assert len(found) == len(set(found)) == order.total_samples(epoch), "no sample comes twice in one pass"
-    assert all(count >= int(repeat) for count in counts.values()) and (len(counts) == total or repeat < 1)
+    assert all(count >= int(repeat) for count in counts.values())
+    assert len(counts) == total or repeat < 1
     assert abs(len(found) - int(repeat) * total - rest * total) < 2
     lengths = [order.stream(stream).num_samples(epoch) for stream in range(streams)]
     assert lengths == [len(samples(order, stream, epoch)) for stream in range(streams)]
@@ -53,7 +54,8 @@ def test_epochs_together_are_exact(total: int, streams: int, case: tuple[float, 
     order = make(total, streams, repeat)
     for first in (0, epochs):
         counts = Counter(sample[:2] for epoch in range(first, first + epochs) for sample in epoch_of(order, epoch))
-        assert set(counts.values()) <= {round(repeat * epochs)} and len(counts) == total
+        assert set(counts.values()) <= {round(repeat * epochs)}
+        assert len(counts) == total
 
 
 @given(st.integers(1, 20), st.integers(1, 5), st.sampled_from([2, 3]), st.sampled_from([0.5, 1, 2.5]))
@@ -67,7 +69,8 @@ def test_shuffled_over_epochs_the_whole_is_exact(total: int, streams: int, over:
 def test_the_share_is_another_in_each_epoch_and_every_stream_has_its_turn() -> None:
     order = make(12, 3, 0.5)
     halves = [{sample[:2] for sample in epoch_of(order, epoch)} for epoch in range(2)]
-    assert not halves[0] & halves[1] and len(halves[0] | halves[1]) == 12
+    assert not halves[0] & halves[1]
+    assert len(halves[0] | halves[1]) == 12
     lone = make(1, 4, 0.5)
     assert {stream for epoch in range(8) for stream in range(4) if samples(lone, stream, epoch)} == {0, 1, 2, 3}
 

@@ -84,6 +84,9 @@ class _MapIterator(StreamIterator[Any]):
             if result is not NOTHING:
                 return result
 
+    def read_ahead(self, count: int) -> None:
+        self._inner.read_ahead(count)
+
     def last_key(self, element: Any) -> Key:
         return self._runner.key
 

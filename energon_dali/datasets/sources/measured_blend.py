@@ -1,0 +1,157 @@
+"""Measures encoded samples, so that the weights of a blend below hold in that unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.restore_key import Key
+from energon_dali.datasets.sources.blend_source import BlendSourceDataset
+from energon_dali.datasets.sources.share_feedback import ShareFeedback
+from energon_dali.errors import ConfigError
+
+BlendBy = str | Callable[[Any], float]
+
+TOKEN_FIELDS = ("tokens", "input_ids", "length")
+"""Fields of an encoded sample in which `blend_by="tokens"` looks for its length, in this order."""
+
+
+class MeasuredBlendDataset(WrapperDataset[Any]):
+    """Gives the encoded samples below, and tells the blend below them what each one measures.
+
+    It stands behind the hook that encodes samples and before packing and batching, where every sample that comes out
+    belongs to the draw before it. A sample whose measure fails is dropped and counted.
+
+    Args:
+        dataset: Encode stages around a `BlendSourceDataset`.
+        blend_by: "tokens" takes the first of the fields (or keys) tokens, input_ids and length that a sample has: a
+            whole number as it is, of a tensor or array the last dimension, of a list its length. Or a function from an
+            encoded sample to a finite number of at least 0.
+
+    Raises:
+        ConfigError: There is no blend by weight below, or blend_by is neither of the two.
+    """
+
+    def __init__(self, dataset: SavableDataset[Any], blend_by: BlendBy) -> None:
+        super().__init__(dataset)
+        if blend_by != "tokens" and not callable(blend_by):
+            raise ConfigError(f'blend_by={blend_by!r} is not known: give "tokens", or a function of an encoded sample.')
+        self.blend_by = blend_by
+        _ = self.blend
+
+    @property
+    def blend(self) -> BlendSourceDataset:
+        """The blend whose weights are meant.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        dataset = self.dataset
+        while not isinstance(dataset, BlendSourceDataset):
+            if len(dataset.children) != 1:
+                raise ConfigError(
+                    f"blend_by={self.blend_by!r} needs several datasets that are blended by weight, and this is "
+                    f"{dataset.describe()}. Give a metadataset with `blend`, or leave blend_by out."
+                )
+            (dataset,) = dataset.children
+        return dataset
+
+    def describe(self) -> str:
+        return f"MeasuredBlendDataset({self._unit})"
+
+    @property
+    def _unit(self) -> str:
+        return self.blend_by if isinstance(self.blend_by, str) else getattr(self.blend_by, "__qualname__", "function")
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "blend_by": self._unit}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _MeasuredIterator(self, context)
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the sample of a key of the dataset below, made anew."""
+        return self.dataset.restore_sample(restore_key)
+
+
+class _MeasuredIterator(StreamIterator[Any]):
+    def __init__(self, dataset: MeasuredBlendDataset, context: StreamContext) -> None:
+        blend = dataset.blend
+        self._feedback = ShareFeedback(blend.weights)
+        self._inner = dataset.dataset.open(replace(context, feedback=self._feedback))
+        self._measure = count_tokens if isinstance(dataset.blend_by, str) else dataset.blend_by
+        self._counters = [f"blend.units.{name}" for name in blend.names]
+        self._fractions = [0.0] * len(blend.names)
+        self._recorder = context.recorder
+        self._guard = HookGuard("blend_by", DEFAULT_FAILURE_TOLERANCE, context, dataset.worker_config)
+
+    def __next__(self) -> Any:
+        while True:
+            sample = next(self._inner)
+            try:
+                units = _checked(self._measure(sample))
+            except Exception as error:
+                self._guard.failed(error, sample)
+                continue
+            self._guard.succeeded()
+            self._feedback.measured(units)
+            self._count(self._feedback.leaf, units)
+            return sample
+
+    def _count(self, leaf: int, units: float) -> None:
+        whole = self._fractions[leaf] + units
+        self._fractions[leaf] = whole - int(whole)
+        self._recorder.count(self._counters[leaf], int(whole))
+
+    def last_key(self, element: Any) -> Key:
+        return self._inner.last_key(element)
+
+    def state_dict(self) -> State:
+        return {"feedback": self._feedback.state_dict(), "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._feedback.load_state_dict(state["feedback"])
+        self._inner.load_state_dict(state["inner"])
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def count_tokens(sample: Any) -> int:
+    """Returns the length of an encoded sample: of its field or key `tokens`, `input_ids` or `length`.
+
+    Raises:
+        ConfigError: It has none of them, or what it has there has no length.
+    """
+    for name in TOKEN_FIELDS:
+        value = sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+        if value is None:
+            continue
+        shape = getattr(value, "shape", None)
+        if shape is not None and len(shape):
+            return int(shape[-1])
+        if isinstance(value, (list, tuple)):
+            return len(value)
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f'blend_by="tokens" found {name}={value!r} in {type(sample).__name__}, which is no length. Give a '
+                "whole number, a list or a tensor there, or a function as blend_by."
+            ) from error
+    raise ConfigError(
+        f'blend_by="tokens" needs one of the fields {", ".join(TOKEN_FIELDS)} in an encoded sample, and '
+        f"{type(sample).__name__} has none. Let the encode hook set one, or give a function as blend_by."
+    )
+
+
+def _checked(units: Any) -> float:
+    """Returns what a sample measured, as a plain int or float: a state holds nothing else."""
+    number = units if type(units) in (int, float) else float(units)
+    if not math.isfinite(number) or number < 0:
+        raise ConfigError(f"blend_by gave {units!r} for a sample: give a finite number of at least 0.")
+    return number
