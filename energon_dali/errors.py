@@ -8,6 +8,7 @@
     │   ├── DatasetError                       something is wrong with the files of a dataset
     │   │   ├── DatasetFormatError             a file of `.nv-meta` or an index cannot be understood
     │   │   ├── ShardError                     a shard changed, shrank or vanished since it was indexed
+    │   │   ├── FileMissingError (also KeyError)  a store of files has none of that name
     │   │   └── UntrustedCodeError             the dataset wants to run code and the user did not allow it
     │   ├── StorageError                       a path or URL could not be read or written, retries included
     │   ├── DecodeError                        one part of one sample could not be decoded
@@ -63,6 +64,13 @@ class ShardError(DatasetError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class FileMissingError(DatasetError, KeyError):
+    """A store of files has none of that name."""
+
+    def __str__(self) -> str:  # KeyError would show the message in quotes
+        return str(self.args[0]) if self.args else ""
 
 
 class UntrustedCodeError(DatasetError):

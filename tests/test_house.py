@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "energon_dali"
 
 ORDER = (
-    "kernels", "plan", "shards", "av", "decode", "task_encoder", "datasets", "metadataset", "loader", "integrations",
-    "tasks", "cli",
+    "kernels", "plan", "shards", "cache", "av", "decode", "task_encoder", "datasets", "metadataset", "loader",
+    "integrations", "tasks", "cli",
 )  # fmt: skip
 """A folder imports only from those before it, and from the modules at the top of the package."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from energon_dali.shards.folder import PartList, WebdatasetFolder, resolve_sample_loader
 from energon_dali.shards.index.extent_index import ExtentIndex
 from energon_dali.shards.index.extents import PartFacts, ShardExtents
+from energon_dali.shards.index.jsonl_index import JsonlResult, prepare_jsonl
+from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.dataset_config import is_crude, read_dataset_config, sample_type_name
 from energon_dali.shards.prepare import PrepareResult, UnreadablePart, prepare_dataset
 from energon_dali.shards.raw_sample import RawSample
@@ -16,6 +18,9 @@ from energon_dali.shards.storage import StoragePath
 
 __all__ = [
     "ExtentIndex",
+    "JsonlFile",
+    "JsonlReader",
+    "JsonlResult",
     "PartFacts",
     "PartList",
     "PrepareResult",
@@ -27,6 +32,7 @@ __all__ = [
     "WebdatasetFolder",
     "is_crude",
     "prepare_dataset",
+    "prepare_jsonl",
     "read_dataset_config",
     "resolve_sample_loader",
     "sample_type_name",

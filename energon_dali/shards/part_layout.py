@@ -108,27 +108,47 @@ class PartLayout:
             )
 
     def _check_header(self, header: bytes, member: bytes, size: int, offset: int) -> None:
-        """Raises ShardError if a header is not that of a member; names that do not fit a header are believed."""
-        if len(header) < BLOCK:
-            raise self.changed(f"it ends before byte {offset}")
-        try:
-            found_size, kind = check_header(header, offset - BLOCK, offset + size, self.shard)
-        except ShardError as error:
-            raise self.changed(f"no header is at byte {offset - BLOCK}") from error
-        name = header_name(header).encode("utf-8", "surrogateescape")
-        # Long names, and names with other letters than ASCII, stand whole in an extended header before this one.
-        fits = len(member) <= 100 and member.isascii()
-        same_name = name == member if fits else len(member) > 100 or name == member or len(name) <= len(member)
-        same_size = found_size == size or size >= 8 << 30
-        if kind not in b"0\x007" or not same_name or not same_size:
-            raise self.changed(
-                f"at byte {offset} it has {name.decode('utf-8', 'replace')!r} of {found_size} bytes in place of "
-                f"{member.decode('utf-8', 'replace')!r} of {size} bytes"
-            )
+        check_member(self.shard, header, member, size, offset)
 
     def changed(self, what: str) -> ShardError:
         """Returns the error for a shard that is not what was indexed."""
-        return ShardError(
-            f"The shard {self.shard} changed since it was indexed: {what}. Run `energon-dali prepare` on its dataset.",
-            self.shard,
+        return changed_shard(self.shard, what)
+
+
+def check_member(shard: str, header: bytes, member: bytes, size: int, offset: int) -> None:
+    """Refuses a header that is not that of a member; names that do not fit a header are believed.
+
+    Args:
+        shard: Name of the shard.
+        header: The block before the content.
+        member: `KEY.PART` of the member.
+        size: Size of its content in bytes.
+        offset: Where its content begins in the shard.
+
+    Raises:
+        ShardError: The shard is not what was indexed.
+    """
+    if len(header) < BLOCK:
+        raise changed_shard(shard, f"it ends before byte {offset}")
+    try:
+        found_size, kind = check_header(header, offset - BLOCK, offset + size, shard)
+    except ShardError as error:
+        raise changed_shard(shard, f"no header is at byte {offset - BLOCK}") from error
+    name = header_name(header).encode("utf-8", "surrogateescape")
+    # Long names, and names with other letters than ASCII, stand whole in an extended header before this one.
+    fits = len(member) <= 100 and member.isascii()
+    same_name = name == member if fits else len(member) > 100 or name == member or len(name) <= len(member)
+    same_size = found_size == size or size >= 8 << 30
+    if kind not in b"0\x007" or not same_name or not same_size:
+        raise changed_shard(
+            shard,
+            f"at byte {offset} it has {name.decode('utf-8', 'replace')!r} of {found_size} bytes in place of "
+            f"{member.decode('utf-8', 'replace')!r} of {size} bytes",
         )
+
+
+def changed_shard(shard: str, what: str) -> ShardError:
+    """Returns the error for a shard that is not what was indexed."""
+    return ShardError(
+        f"The shard {shard} changed since it was indexed: {what}. Run `energon-dali prepare` on its dataset.", shard
+    )

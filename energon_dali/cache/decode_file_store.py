@@ -1,0 +1,136 @@
+"""A store whose files are decoded when they are read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+from zlib import crc32
+
+from energon_dali.cache.file_store import FileStore, split_file_name
+from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.samples import SourceInfo
+from energon_dali.samples.media_metadata import MediaMetadata
+
+Seeds = Callable[[], int]
+"""Gives the seed of the sample that a store is read for."""
+
+
+class FileStoreDecoder(ABC):
+    """Decodes files by their names; SampleDecoder and DaliDecoder are such decoders too."""
+
+    @abstractmethod
+    def decode(self, fname: str, data: bytes) -> Any:
+        """Returns a file decoded.
+
+        Args:
+            fname: Name of the file; its suffix says what it is.
+            data: Its content.
+        """
+
+
+class StagingDecoder(Protocol):
+    """A decoder that may leave media encoded where they are read, to be decoded later in a block."""
+
+    def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
+        """Returns what a file becomes where it is read: a decoded value, or a handle."""
+
+
+class DecodeFileStore(FileStore[Any]):
+    """Decodes what another store gives.
+
+    With a decoder that works in the rank's process (DaliDecoder) media become handles, which the decode stage decodes
+    in the same blocks as the media of the samples; `handle.decode()` gives the pixels at once.
+
+    Args:
+        inner: Gives encoded files.
+        decoder: SampleDecoder, DaliDecoder, or a FileStoreDecoder of one's own.
+        seeds: Gives the seed of the sample that is being made, for random operations of the decoder; None is 0.
+        name: Tells stores apart whose files have equal names, for random operations.
+        current_key: Key of the sample, where `inner` holds the parts of samples: its parts get the seeds that they
+            have in the sample itself.
+
+    Raises:
+        ConfigError: The decoder is none.
+    """
+
+    def __init__(
+        self,
+        inner: FileStore[Any],
+        *,
+        decoder: FileStoreDecoder | StagingDecoder,
+        seeds: Seeds | None = None,
+        name: str = "",
+        current_key: str | None = None,
+    ) -> None:
+        if isinstance(decoder, type) or not (hasattr(decoder, "stage") or hasattr(decoder, "decode")):
+            raise ConfigError(
+                f"DecodeFileStore was given the decoder {decoder!r}, which has no decode(fname, data). Give "
+                "SampleDecoder(), DaliDecoder(), or a FileStoreDecoder."
+            )
+        self.inner = inner
+        self.decoder = decoder
+        self._seeds = seeds
+        self._name = name
+        self._current_key = current_key
+
+    def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
+        content, source = self.inner.read_encoded(key)
+        return self.decode_content(key, content, source), source
+
+    def get_path(self) -> str:
+        return self.inner.get_path()
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return self.inner.get_media_metadata(key)
+
+    def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
+        return self.inner.read_encoded(key)
+
+    def decode_content(self, key: str, content: Any, source: SourceInfo) -> Any:
+        """Returns a file decoded, or the handle of its media.
+
+        Raises:
+            DecodeError: It cannot be decoded; the message names it.
+        """
+        content = self.inner.decode_content(key, content, source)
+        if not isinstance(content, (bytes, memoryview)):
+            return content  # a store that gives values, such as the lines of a JSONL file
+        try:
+            stage = getattr(self.decoder, "stage", None)
+            if stage is not None:
+                return stage(suffix_of(key), content, seed=self._seed(key), source=source)
+            return cast(FileStoreDecoder, self.decoder).decode(key, bytes(content))
+        except DecodeError as error:
+            raise DecodeError(f"{key} of {self.get_path()}: {error.reason}", error.format, error.route) from error
+
+    def identity(self, key: str) -> tuple[str, str, str]:
+        return self.inner.identity(key)
+
+    def for_sample(self, seeds: Seeds, current_key: str | None = None) -> DecodeFileStore:
+        """Returns this store with the seeds of one sample; it shares the files that are open."""
+        return DecodeFileStore(self.inner, decoder=self.decoder, seeds=seeds, name=self._name, current_key=current_key)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _seed(self, key: str) -> int:
+        if self._seeds is None:
+            return 0
+        sample, part = split_file_name(key)
+        name = part if sample == self._current_key else f"{self._name}/{key}"
+        return self._seeds() ^ crc32(name.encode("utf-8", "surrogatepass"))
+
+    def __repr__(self) -> str:
+        return f"DecodeFileStore({self.inner!r}, decoder={type(self.decoder).__name__})"
+
+
+def suffix_of(key: str) -> str:
+    """Returns the suffix of a file name, with the one before it where it is `.gz`; "" if it has none.
+
+    A decoder learns what a name means once and remembers it, so it must not be given a new name with every file.
+    """
+    pieces = key.rpartition("/")[2].split(".")
+    if len(pieces) == 1:
+        return ""
+    return ".".join(pieces[-2:]) if pieces[-1].lower() == "gz" and len(pieces) > 2 else pieces[-1]

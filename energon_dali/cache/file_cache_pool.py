@@ -1,0 +1,281 @@
+"""A cache pool on local disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from energon_dali.cache.cache_entry import CacheEntry, lost_value
+from energon_dali.cache.cache_folder import CacheFolder
+from energon_dali.cache.fetcher import Fetcher
+from energon_dali.cache.file_store import FileStore
+from energon_dali.cache.lazy import Lazy
+from energon_dali.cache.pool import CachePool
+from energon_dali.errors import ConfigError, StorageError
+from energon_dali.samples import SourceInfo
+
+T = TypeVar("T")
+Method = Literal["raw", "pickle"]
+
+_GIGABYTE = 1024**3
+
+
+class FileStoreCachePool(CachePool):
+    """Fetches files in the background to local disk, and gives them from there.
+
+    For stores that are slow to answer, and buffers of samples (packing, shuffling) that would not fit in memory with
+    their media. Files are removed as soon as the last reference to them was used or dropped; the folder goes with the
+    pool, and with the next pool beside it if this process is killed. Threads and folder come with the first file, in
+    each process its own. The limits hold for all processes of a loader together.
+
+    Args:
+        parent_cache_dir: Folder on a local disk in which the pool makes its own; None is the system's for temporary
+            files.
+        num_workers: Files that each process fetches at a time.
+        max_cache_size_gbytes: Disk space at most, in 1024**3 bytes. Fetching waits when it is used up; what is wanted
+            then is read without the cache.
+        max_cache_count: Files on disk at most.
+        method: "raw" keeps files as they are in their store, "pickle" keeps them decoded, and reads back only what the
+            same process wrote.
+
+    Raises:
+        ConfigError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent_cache_dir: str | os.PathLike[str] | None = None,
+        num_workers: int = 8,
+        max_cache_size_gbytes: float = 1024,
+        max_cache_count: int = 10_000_000,
+        method: Method = "raw",
+    ) -> None:
+        if method not in get_args(Method):
+            raise ConfigError(f"method={method!r} is unknown: give one of {', '.join(map(repr, get_args(Method)))}.")
+        if num_workers < 1 or max_cache_size_gbytes < 0 or max_cache_count < 0:
+            raise ConfigError(
+                f"FileStoreCachePool({num_workers=}, {max_cache_size_gbytes=}, {max_cache_count=}) cannot work: give "
+                "at least 1 worker, and limits that are not negative."
+            )
+        self.parent_cache_dir = Path(parent_cache_dir or tempfile.gettempdir())
+        self.num_workers = num_workers
+        self.max_bytes = int(max_cache_size_gbytes * _GIGABYTE)
+        self.max_count = max_cache_count
+        self.method: Method = method
+        self._root: Path | None = None
+        self._folder: _ProcessFolder | None = None
+        self._fetcher: Fetcher | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
+        return ds.get(fname, sample)
+
+    def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
+        """Returns a reference to a file that is fetched from now on, once for all references to it.
+
+        Args:
+            ds: The store.
+            fname: Name of the file in it.
+
+        Raises:
+            ConfigError: The pool is closed.
+        """
+        fetcher = self._open()
+        decoded = self.method == "pickle"
+        # What a store decodes may depend on the sample (random crops), so decoded files belong to one store object.
+        key = (ds.identity(fname), id(ds) if decoded else 0)
+        entry = fetcher.ask(key, lambda: CacheEntry(key, ds, fname, decoded=decoded))
+        return FileCacheLazy(ds, fname, self, entry, fetcher)
+
+    def to_cache(self, data: T, name: str) -> FileCacheLazy[T]:
+        """Puts a value on disk, and returns a reference to it; where there is no room, it stays in memory.
+
+        Args:
+            data: The value; picklable.
+            name: For messages.
+
+        Raises:
+            ConfigError: The pool is closed.
+        """
+        fetcher = self._open()
+        entry = CacheEntry(None, None, name, decoded=True)
+        fetcher.keep(entry, data)
+        return FileCacheLazy(None, name, self, entry, fetcher)
+
+    def close(self) -> None:
+        """Ends the threads and removes the files; may be called again. References still give their data, if slower.
+
+        A value of `to_cache` that was not asked for before is gone.
+        """
+        fetcher = self._open() if self._fetcher is None else self._fetcher
+        fetcher.shut_down()
+        if fetcher.pid == os.getpid():
+            fetcher.join()
+            if self._end is not None:
+                self._end()
+
+    def shared_by(self, processes: int) -> FileStoreCachePool:
+        """Returns a pool with its share of the limits, whose folder goes with this pool's.
+
+        Args:
+            processes: How many share, at least 1.
+        """
+        if processes < 2:
+            return self
+        share = FileStoreCachePool(
+            parent_cache_dir=self.parent_cache_dir,
+            num_workers=self.num_workers,
+            max_cache_count=self.max_count // processes,
+            method=self.method,
+        )
+        share.max_bytes = self.max_bytes // processes
+        self._open()
+        assert self._folder is not None
+        share._root = self._folder.root()
+        return share
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes on disk, of this process."""
+        return 0 if self._fetcher is None else self._fetcher.stored_bytes
+
+    @property
+    def cached_count(self) -> int:
+        """Files on disk, of this process."""
+        return 0 if self._fetcher is None else self._fetcher.stored_files
+
+    def _open(self) -> Fetcher:
+        """Returns what works for this process.
+
+        Raises:
+            ConfigError: The pool is closed.
+        """
+        fetcher = self._fetcher
+        if fetcher is None or fetcher.pid != os.getpid():
+            folder = self._folder = _ProcessFolder(self.parent_cache_dir, self._root)
+            fetcher = self._fetcher = Fetcher(folder.path, self.num_workers, self.max_bytes, self.max_count)
+            self._end = weakref.finalize(self, _end, fetcher, folder)
+        if fetcher.closed:
+            raise ConfigError("The FileStoreCachePool was closed. Make another, or close it after the loader.")
+        return fetcher
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._root is None and (self._fetcher is None or self._fetcher.pid == os.getpid()):
+            self._open()
+            assert self._folder is not None
+            self._root = self._folder.root()
+        return {**self.__dict__, "_folder": None, "_fetcher": None, "_end": None}
+
+
+class FileCacheLazy(Lazy[T]):
+    """A reference to a file that a pool fetches in the background, or to a value that it keeps.
+
+    Args:
+        ds: The store; None for a value.
+        fname: Name of the file.
+        pool: The pool; kept alive by its references.
+        entry: The file, or value.
+        fetcher: What fetches it.
+    """
+
+    __slots__ = ("_entry", "_fetcher")
+
+    def __init__(
+        self, ds: FileStore[Any] | None, fname: str, pool: FileStoreCachePool, entry: CacheEntry, fetcher: Fetcher
+    ) -> None:
+        super().__init__(ds, fname, pool)
+        self._entry: CacheEntry | None = entry
+        self._fetcher = fetcher
+        if ds is None:
+            self._identity = ("to_cache", str(id(entry)), fname)
+
+    def _fetch(self) -> tuple[Any, SourceInfo | None]:
+        entry, self._entry = self._entry, None
+        if entry is None:  # it failed before; whoever asks again gets another try, from the store
+            if self.ds is None:
+                raise lost_value(self.fname)
+            return self.ds[self.fname]
+        content, source = self._fetcher.take(entry)
+        if self.ds is None or entry.decoded:
+            return content, source
+        assert source is not None
+        return self.ds.decode_content(self.fname, content, source), source
+
+    def __del__(self) -> None:
+        entry = getattr(self, "_entry", None)
+        if entry is not None:
+            self._fetcher.drop(entry)
+
+
+class _ProcessFolder:
+    """The folder of one process: its own, or one inside that of the process that it works for.
+
+    Args:
+        parent: Where to make one of its own.
+        root: Folder of the process that this one works for; None makes one.
+    """
+
+    def __init__(self, parent: Path, root: Path | None) -> None:
+        self.pid = os.getpid()
+        self._parent = parent
+        self._root = root
+        self._own: CacheFolder | None = None
+        self._path: Path | None = None
+
+    def root(self) -> Path:
+        """Returns the folder that other processes make theirs in.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
+        if self._root is None:
+            self._own = CacheFolder(self._parent)
+            self._root = self._own.path
+        return self._root
+
+    def path(self) -> Path:
+        """Returns the folder for the files of this process.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
+        if self._path is None:
+            root = self.root()
+            try:
+                self._path = Path(tempfile.mkdtemp(prefix=f"{self.pid}-", dir=root))
+            except OSError as error:
+                raise StorageError(f"No cache folder can be made in {root}: {error}.") from error
+        return self._path
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        import shutil
+
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+        if self._own is not None:
+            self._own.remove()
+
+
+def _end(fetcher: Fetcher, folder: _ProcessFolder) -> None:
+    """Ends a pool in the process that opened it; never waits, as the collector may call it."""
+    if folder.pid == os.getpid():
+        fetcher.shut_down()
+        folder.remove()
+
+
+def check_cache_pool(pool: object) -> CachePool | None:
+    """Returns the pool.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if pool is None or isinstance(pool, CachePool):
+        return pool
+    raise ConfigError(
+        f"cache_pool={pool!r} is no CachePool. Give FileStoreCachePool(...), NoCachePool(), or None for no cache."
+    )

@@ -1,0 +1,149 @@
+"""Random access to files by name: what cookers read from beside the samples of their dataset."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from energon_dali.errors import DatasetError
+from energon_dali.samples import SourceInfo
+from energon_dali.samples.media_metadata import MediaMetadata
+
+T = TypeVar("T")
+
+
+class FileStore(ABC, Generic[T]):
+    """Files that are found by their names.
+
+    A store of one's own needs `__getitem__` and `get_path`. Stores travel to worker processes, so they are picklable
+    and open what they need when it is first asked for; they are used by several threads at a time.
+    """
+
+    @abstractmethod
+    def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
+        """Returns (content, where it was read) of a file.
+
+        Raises:
+            FileMissingError: There is no such file.
+            DatasetError: It cannot be read.
+        """
+
+    @abstractmethod
+    def get_path(self) -> str:
+        """Returns the path or URL of the store."""
+
+    def get(self, key: str, sample: Any = None) -> T:
+        """Returns the content of a file, and adds where it was read to the `__sources__` of a sample.
+
+        Args:
+            key: Name of the file.
+            sample: A crude sample, Sample or batch; None adds nothing.
+
+        Raises:
+            FileMissingError: There is no such file.
+            DatasetError: It cannot be read.
+        """
+        content, source = self[key]
+        add_source(sample, source)
+        return content
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        """Returns what is known of a media file before it is decoded.
+
+        Raises:
+            DatasetError: This store keeps no such facts, or none of this file.
+        """
+        raise DatasetError(
+            f"{self.get_path()} keeps no media metadata ({type(self).__name__}). Run `energon-dali prepare-media` on "
+            "the dataset and read it as a dataset or a folder, or decode the file."
+        )
+
+    def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
+        """Returns (content before any decoding, where it was read); what a cache on disk keeps.
+
+        Raises:
+            FileMissingError: There is no such file.
+            DatasetError: It cannot be read.
+        """
+        return self[key]
+
+    def decode_content(self, key: str, content: Any, source: SourceInfo) -> T:
+        """Returns what `self[key]` gives, made of what `read_encoded` gave.
+
+        Raises:
+            DecodeError: It cannot be decoded.
+        """
+        return content  # type: ignore[no-any-return]
+
+    def identity(self, key: str) -> tuple[str, str, str]:
+        """Returns what tells a file from all others: (kind of store, path of the store, whole name)."""
+        return type(self).__qualname__, self.get_path(), key
+
+    def close(self) -> None:
+        """Lets go of open files; they are opened anew when needed."""
+
+
+class PrimaryFileStore(FileStore[T]):
+    """A store in which names that begin with a dot stand for the parts of one sample.
+
+    Args:
+        inner: The store.
+        current_key: Key of the sample: ".jpg" is then `{current_key}.jpg`.
+    """
+
+    def __init__(self, inner: FileStore[T], current_key: str) -> None:
+        self._inner = inner
+        self._current_key = current_key
+
+    def __getitem__(self, key: str) -> tuple[T, SourceInfo]:
+        return self._inner[self._whole(key)]
+
+    def get_path(self) -> str:
+        return self._inner.get_path()
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        return self._inner.get_media_metadata(self._whole(key))
+
+    def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
+        return self._inner.read_encoded(self._whole(key))
+
+    def decode_content(self, key: str, content: Any, source: SourceInfo) -> T:
+        return self._inner.decode_content(self._whole(key), content, source)
+
+    def identity(self, key: str) -> tuple[str, str, str]:
+        return self._inner.identity(self._whole(key))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _whole(self, key: str) -> str:
+        return f"{self._current_key}{key}" if key.startswith(".") else key
+
+    def __repr__(self) -> str:
+        return f"PrimaryFileStore({self._inner!r}, {self._current_key!r})"
+
+
+def add_source(sample: Any, source: SourceInfo | None) -> None:
+    """Adds where something was read to the `__sources__` of a sample, unless it is there.
+
+    Args:
+        sample: A dict, Sample or batch; anything else is left alone.
+        source: What to add; None adds nothing.
+    """
+    if sample is None or source is None:
+        return
+    if isinstance(sample, dict):
+        known = sample.get("__sources__") or ()
+        if source not in known:
+            sample["__sources__"] = (*known, source)
+    elif hasattr(sample, "__sources__"):
+        known = sample.__sources__ or ()
+        if source not in known:
+            sample.__sources__ = (*known, source)
+
+
+def split_file_name(name: str) -> tuple[str, str]:
+    """Returns (sample key, part name) of a file name: what is before and behind the first dot of its last component."""
+    directory, slash, base = name.rpartition("/")
+    key, _, part = base.partition(".")
+    return f"{directory}{slash}{key}", part

@@ -1,0 +1,151 @@
+"""The tables of `index.sqlite`, asked for single names, from any thread and any process."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from energon_dali.errors import DatasetError, DatasetFormatError, FileMissingError
+from energon_dali.samples.media_metadata import MediaMetadata, read_media_metadata
+from energon_dali.shards import StoragePath
+
+INDEX = ".nv-meta/index.sqlite"
+
+_PART = (
+    "SELECT sample_parts.tar_file_id, content_byte_offset, content_byte_size FROM samples JOIN sample_parts "
+    "ON sample_parts.tar_file_id = samples.tar_file_id AND sample_parts.sample_index = samples.sample_index "
+    "WHERE sample_key = ? AND part_name = ?"
+)
+_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
+
+
+class StoreIndex:
+    """Looks up parts and media metadata by name, about 10 us each.
+
+    Read-only. The file is opened when first asked, in each process anew; a remote one is copied to local disk for
+    that. Picklable, and for any number of threads.
+
+    Args:
+        root: Folder of the dataset.
+    """
+
+    def __init__(self, root: StoragePath) -> None:
+        self.root = root
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._tables: frozenset[str] = frozenset()
+
+    def part(self, sample_key: str, part_name: str) -> tuple[int, int, int] | None:
+        """Returns (number of the shard, offset of the content, size) in bytes of a part; None if there is none.
+
+        Raises:
+            DatasetFormatError: There is no index, or it is damaged or too old.
+        """
+        row = self._ask({"samples", "sample_parts"}, _PART, (sample_key, part_name))
+        if row is None:
+            return None
+        number, offset, size = row
+        if not (isinstance(number, int) and isinstance(offset, int) and isinstance(size, int)):
+            raise self._garbled(f"is damaged at {sample_key!r}")
+        return number, offset, size
+
+    def media_metadata(self, name: str) -> MediaMetadata:
+        """Returns what is known of a media file.
+
+        Args:
+            name: `KEY.PART`, or the path in a plain folder.
+
+        Raises:
+            FileMissingError: Nothing is known of it.
+            DatasetFormatError: There is no index, or it has no media metadata, or it is damaged.
+        """
+        row = self._ask({"media_metadata"}, _MEDIA, (name,))
+        if row is None:
+            raise FileMissingError(
+                f"{self.root} has no media metadata of {name!r}. If there is such a file, run `energon-dali "
+                f"prepare-media {self.root}` with options that take it in."
+            )
+        return read_media_metadata(*row)
+
+    def _ask(self, tables: set[str], query: str, values: tuple[str, ...]) -> Any:
+        if self._pid != os.getpid():
+            self._forget()  # a connection must not be used on both sides of a fork
+        try:
+            with self._lock:
+                db = self._db or self._open()
+                if not tables <= self._tables:
+                    what = "prepare-media" if "media_metadata" in tables else "prepare"
+                    raise self._garbled(f"has no table {', '.join(sorted(tables - self._tables))}", what)
+                return db.execute(query, values).fetchone()
+        except (sqlite3.Error, UnicodeError) as error:
+            if isinstance(error, UnicodeError):  # a key that is no text is no key of the index
+                return None
+            raise self._garbled(f"cannot be read ({error})") from error
+
+    def _open(self) -> sqlite3.Connection:
+        path = self.root / INDEX
+        if path.is_local:
+            if not path.is_file():
+                raise self._missing()
+            db = _connect(path.local)
+        else:
+            with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
+                copy = Path(folder) / "index.sqlite"
+                try:
+                    path.copy_to(copy)
+                except FileNotFoundError as error:
+                    raise self._missing() from error
+                db = _connect(copy)
+                # The file is opened by the first query, and stays open after its name is gone.
+                db.execute("SELECT name FROM sqlite_master").fetchone()
+        rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        self._tables = frozenset(name for (name,) in rows)
+        self._db = db
+        return db
+
+    def _missing(self) -> DatasetFormatError:
+        return DatasetFormatError(
+            f"{self.root / INDEX} is missing, in which files are found by name. Run `energon-dali prepare "
+            f"{self.root}` for tar shards, or `energon-dali prepare-media {self.root}` for the media metadata of a "
+            "plain folder."
+        )
+
+    def _garbled(self, what: str, command: str = "prepare") -> DatasetFormatError:
+        return DatasetFormatError(
+            f"{self.root / INDEX} {what}. Make it anew with `energon-dali {command} {self.root}`."
+        )
+
+    def close(self) -> None:
+        """Closes the file; it is opened anew when needed."""
+        if self._pid != os.getpid():
+            self._forget()
+            return
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["root"])  # type: ignore[misc]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # immutable: nobody writes into a finished index, and network file systems often cannot lock.
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+
+
+def unreadable(what: str, error: Exception) -> DatasetError:
+    """Returns the error for a file of a store that is there and cannot be read."""
+    return DatasetError(f"{what} cannot be read: {error}. Look at the file and at the access rights.")

@@ -1,0 +1,125 @@
+"""Files of a folder, by path."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+
+from energon_dali.cache.file_store import FileStore
+from energon_dali.cache.store_index import StoreIndex, unreadable
+from energon_dali.errors import DatasetError, FileMissingError, StorageError
+from energon_dali.samples import SourceInfo
+from energon_dali.samples.media_metadata import MediaMetadata
+from energon_dali.shards import StoragePath
+
+
+class SystemFileStore(FileStore[bytes]):
+    """Reads files below a folder or URL: `store["train/0001.jpg"]`.
+
+    Names come from datasets, so they cannot leave the folder: neither by `..`, nor as absolute paths, nor by symbolic
+    links. Picklable, and for any number of threads.
+
+    Args:
+        base_dir: The folder, as a local path or URL. None takes absolute paths and URLs, of any file that this process
+            may read: for names that the program makes, not for names from datasets.
+        follow_links: Follow symbolic links out of the folder, where whoever made the folder is trusted.
+
+    Raises:
+        StorageError: The URL's scheme is not known.
+    """
+
+    def __init__(
+        self, base_dir: str | os.PathLike[str] | StoragePath | None = None, *, follow_links: bool = False
+    ) -> None:
+        self.base_dir = None if base_dir is None else StoragePath.of(base_dir)
+        self.follow_links = follow_links
+        self._index = None if self.base_dir is None else StoreIndex(self.base_dir)
+        self._real_base: str | None = None
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Returns (content, where it was read) of a file.
+
+        Args:
+            key: Path below the folder; without a folder, an absolute path or URL.
+
+        Raises:
+            FileMissingError: There is no such file.
+            DatasetError: The name leads out of the folder, is no file, or cannot be read.
+        """
+        path = self._resolve(key)
+        try:
+            content = _read_local(path.url) if path.is_local else path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileMissingError(f"{self.get_path() or 'The file system'} has no file {key!r}.") from error
+        except (StorageError, OSError, ValueError) as error:
+            raise unreadable(path.url, error) from error
+        base = self.get_path()
+        return content, SourceInfo(dataset_path=base, index=key, shard_name=base, file_names=(key,))
+
+    def get_path(self) -> str:
+        return "" if self.base_dir is None else self.base_dir.url
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        """Returns what `energon-dali prepare-media` found out about a media file.
+
+        Raises:
+            FileMissingError: Nothing is known of it.
+            DatasetError: There is no folder, or no index in it, or it is damaged.
+        """
+        if self._index is None:
+            raise DatasetError("A SystemFileStore without base_dir keeps no media metadata. Give it a base_dir.")
+        return self._index.media_metadata(key)
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+
+    def _resolve(self, key: str) -> StoragePath:
+        """Returns the place of a file.
+
+        Raises:
+            DatasetError: The name leads out of the folder.
+        """
+        if self.base_dir is None:
+            path = StoragePath.of(key)
+            if path.is_local and not os.path.isabs(os.path.expanduser(key)) and "://" not in key:
+                raise DatasetError(
+                    f"{key!r} is no absolute path, and the SystemFileStore has no base_dir. Give it one, or give "
+                    "absolute paths."
+                )
+            return path
+        name = posixpath.normpath(key)
+        outside = not key or key.startswith("/") or name == ".." or name.startswith("../") or "\0" in key
+        if not outside and self.base_dir.is_local and not self.follow_links:
+            base = self._real_base = self._real_base or os.path.realpath(self.base_dir.url)
+            real = os.path.realpath(os.path.join(base, name))
+            if os.path.commonpath((base, real)) == base:
+                return StoragePath(real)
+            outside = True
+        if outside:
+            raise DatasetError(
+                f"{key!r} leads out of {self.base_dir}, which names from a dataset must not. Give paths below the "
+                "folder; where symbolic links in it are to be followed, SystemFileStore(..., follow_links=True)."
+            )
+        return self.base_dir / name
+
+    def __repr__(self) -> str:
+        return f"SystemFileStore({self.get_path()!r})"
+
+
+def _read_local(path: str) -> bytes:
+    """Returns the content of a local file; what is no regular file (a pipe would never end) is refused.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(f"{path} is no regular file")
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.readall()
+    finally:
+        os.close(descriptor)

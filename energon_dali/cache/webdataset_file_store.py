@@ -1,0 +1,139 @@
+"""Files of a prepared dataset of tar shards, by name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from energon_dali.cache.file_store import FileStore, split_file_name
+from energon_dali.cache.store_index import StoreIndex, unreadable
+from energon_dali.errors import DatasetFormatError, EnergonDaliError, FileMissingError, ShardError
+from energon_dali.samples import SourceInfo
+from energon_dali.samples.media_metadata import MediaMetadata
+from energon_dali.shards import StoragePath
+from energon_dali.shards.index.extents import BLOCK
+from energon_dali.shards.meta.info import read_shard_counts
+from energon_dali.shards.part_layout import changed_shard, check_member
+from energon_dali.shards.storage.backend import RangeReader
+
+MAX_OPEN_SHARDS = 128
+
+
+class WebdatasetFileStore(FileStore[bytes]):
+    """Reads single files out of tar shards: `store["0001.jpg"]` is the part `jpg` of the sample `0001`.
+
+    The header before each file in the tar is read along and compared, so that a shard that changed since it was
+    indexed gives an error and never another file's bytes. Picklable, and for any number of threads.
+
+    Args:
+        dataset_path: Folder or URL of a prepared dataset.
+
+    Raises:
+        DatasetFormatError: It is not prepared.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(self, dataset_path: str | os.PathLike[str] | StoragePath) -> None:
+        self.root = StoragePath.of(dataset_path)
+        self._shards = list(read_shard_counts(self.root))
+        self._index = StoreIndex(self.root)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, RangeReader] = OrderedDict()
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Returns (content, where it was read) of a file.
+
+        Args:
+            key: `KEY.PART`, the name of the file in the tar.
+
+        Raises:
+            FileMissingError: There is no such file.
+            DatasetFormatError: The index is missing or damaged.
+            ShardError: The shard is missing, cannot be read, or changed since it was indexed.
+        """
+        sample_key, part = split_file_name(key)
+        place = self._index.part(sample_key, part)
+        if place is None:
+            raise FileMissingError(
+                f"{self.root} has no file {key!r}. Names are KEY.PART, such as 0001.jpg, as they are in the shards."
+            )
+        number, offset, size = place
+        if not 0 <= number < len(self._shards):
+            raise DatasetFormatError(
+                f"{self.root} has {len(self._shards)} shards by .info.json, and its index puts {key!r} in shard "
+                f"{number}. Run `energon-dali prepare {self.root}`."
+            )
+        shard = self._shards[number]
+        data = self._read(number, offset - BLOCK, size + BLOCK)
+        member = key.encode("utf-8", "surrogateescape")
+        common = len(member) < 100 and data.startswith(member + b"\0") and data[124:135] == b"%011o" % size
+        if not common:
+            check_member(shard, data[:BLOCK], member, size, offset)
+        if len(data) < size + BLOCK:
+            raise changed_shard(shard, f"it ends before byte {offset + size}")
+        return data[BLOCK:], SourceInfo(dataset_path=self.root.url, index=key, shard_name=shard, file_names=(key,))
+
+    def get_path(self) -> str:
+        return self.root.url
+
+    def get_media_metadata(self, key: str) -> MediaMetadata:
+        """Returns what `energon-dali prepare --media-metadata-by-...` found out about a media file.
+
+        Raises:
+            FileMissingError: Nothing is known of it.
+            DatasetFormatError: The index is missing or damaged, or keeps no media metadata.
+        """
+        return self._index.media_metadata(key)
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            with self._lock:
+                for reader in self._open.values():
+                    reader.close()
+                self._open.clear()
+        self._index.close()
+
+    def _read(self, number: int, offset: int, size: int) -> bytes:
+        shard = self._shards[number]
+        try:
+            return self._reader(number).read_at(offset, size)
+        except FileNotFoundError as error:
+            raise ShardError(
+                f"{self.root / shard} is missing. Put it back, or run `energon-dali prepare {self.root}` without it.",
+                shard,
+            ) from error
+        except (EnergonDaliError, OSError) as error:
+            raise ShardError(str(unreadable(str(self.root / shard), error)), shard) from error
+
+    def _reader(self, number: int) -> RangeReader:
+        if self._pid != os.getpid():  # forked: file positions do not matter to pread, but closing does
+            self._forget()
+        with self._lock:
+            reader = self._open.get(number)
+            if reader is not None:
+                self._open.move_to_end(number)
+                return reader
+        opened = (self.root / self._shards[number]).open()  # not inside the lock: a remote one takes its time
+        with self._lock:
+            reader = self._open.setdefault(number, opened)
+            if reader is not opened:
+                opened.close()
+            elif len(self._open) > MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)  # closed when the last thread that reads it lets it go
+        return reader
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "_shards": self._shards, "_index": self._index}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        return f"WebdatasetFileStore({self.root})"

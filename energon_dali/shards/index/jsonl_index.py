@@ -1,0 +1,164 @@
+"""The file `x.jsonl.idx`: where each line of a JSONL file begins, and where the file ends, as uint64."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.backend import RangeReader
+
+INDEX_SUFFIX = ".idx"
+SCAN_BYTES = 8 << 20
+"""Bytes per request while a file is indexed."""
+BLANK = b" \t\n\r\x0b\x0c"
+"""A line of nothing else is no sample."""
+SHOWN_LINES = 10
+
+_NEWLINE = 10
+_BLANK_CODES = np.frombuffer(BLANK, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonlResult:
+    """What came of indexing a JSONL file."""
+
+    num_samples: int
+    """Lines that are not blank."""
+    doubtful: int
+    """Lines among them that do not begin with { and end with }; each fails alone when it is read."""
+    first_doubtful: tuple[int, ...]
+    """Numbers of the first of them, blank lines not counted."""
+
+
+def index_place(place: StoragePath) -> StoragePath:
+    """Returns the place of the index of a JSONL file."""
+    return StoragePath(place.url + INDEX_SUFFIX)
+
+
+def read_jsonl_offsets(place: StoragePath) -> npt.NDArray[np.uint64]:
+    """Returns the offsets of a JSONL file, mapped from a local disk, read from elsewhere.
+
+    Args:
+        place: The JSONL file.
+
+    Returns:
+        uint64[lines + 1]: where each sample begins, and the size of the file.
+
+    Raises:
+        DatasetFormatError: There is no index, or it is damaged.
+        StorageError: It cannot be read.
+    """
+    index = index_place(place)
+    try:
+        size = index.size()
+        if size < 16 or size % 8:
+            raise DatasetFormatError(
+                f"{index} has {size} bytes, which is no list of at least two offsets of 8 bytes. Run `energon-dali "
+                f"prepare {place}`."
+            )
+        if index.is_local:
+            return np.memmap(index.local, np.dtype("<u8"), "r")
+        return np.frombuffer(index.read_bytes(), np.dtype("<u8"))
+    except FileNotFoundError as error:
+        raise DatasetFormatError(f"{place} is not prepared: {index} is missing. Run `energon-dali prepare {place}`.") \
+            from error  # fmt: skip
+
+
+def prepare_jsonl(path: str | StoragePath, *, progress: Callable[[int, int], None] | None = None) -> JsonlResult:
+    """Writes the index of a JSONL file beside it; the file stays as it is.
+
+    Memory stays flat in the number of lines. Lines are not parsed.
+
+    Args:
+        path: Local path or URL of the `.jsonl` file.
+        progress: Called with (bytes done, bytes in all) now and then.
+
+    Returns:
+        How many samples there are.
+
+    Raises:
+        DatasetFormatError: There is no such file, or it has no line that is not blank.
+        StorageError: It cannot be read, or the index cannot be written.
+    """
+    place = StoragePath.of(path)
+    try:
+        reader = place.open()
+    except FileNotFoundError as error:
+        raise DatasetFormatError(f"{place} is missing. Give the path of a .jsonl file.") from error
+    try:
+        with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
+            local = Path(folder) / "jsonl.idx"
+            with local.open("wb") as out:
+                scan = _Scan(out)
+                _feed(scan, reader, progress)
+                scan.finish(reader.size)
+            if not scan.num_samples:
+                raise DatasetFormatError(f"{place} has no line that is not blank, so there is nothing to index.")
+            local.chmod(0o644)
+            index_place(place).write_file(local)
+    finally:
+        reader.close()
+    return JsonlResult(scan.num_samples, scan.doubtful, tuple(scan.first_doubtful))
+
+
+def _feed(scan: _Scan, reader: RangeReader, progress: Callable[[int, int], None] | None) -> None:
+    """Gives the file to the scan, whole lines at a time."""
+    rest, start = b"", 0
+    for offset in range(0, reader.size, SCAN_BYTES):
+        data = rest + reader.read_at(offset, min(SCAN_BYTES, reader.size - offset))
+        end = data.rfind(b"\n") + 1
+        if end:
+            scan.add(data[:end], start)
+        rest, start = data[end:], start + end
+        if progress is not None:
+            progress(min(offset + SCAN_BYTES, reader.size), reader.size)
+    if rest:
+        scan.add(rest + b"\n", start)
+
+
+class _Scan:
+    """Finds the lines that are samples, and writes where they begin.
+
+    Args:
+        out: Takes the index.
+    """
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
+        self.num_samples = 0
+        self.doubtful = 0
+        self.first_doubtful: list[int] = []
+
+    def add(self, data: bytes, offset: int) -> None:
+        """Takes whole lines that begin at an offset of the file."""
+        codes = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(codes == _NEWLINE)
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        first, last = codes[starts], codes[np.maximum(ends - 1, starts)]
+        plain = (first == ord("{")) & (last == ord("}")) & (ends > starts)
+        samples = plain.copy()
+        clean = plain.copy()
+        for line in np.flatnonzero(~plain):  # few: blank lines, and lines with blanks at an end
+            content = data[starts[line] : ends[line]].strip(BLANK)
+            samples[line] = bool(content)
+            clean[line] = content.startswith(b"{") and content.endswith(b"}")
+        begins = starts[samples].astype(np.uint64) + np.uint64(offset)
+        if not self.num_samples and len(begins):
+            begins[0] = 0  # blank lines before the first sample count as its own: the index covers the whole file
+        numbers = self.num_samples + np.flatnonzero(~clean[samples])
+        self.doubtful += len(numbers)
+        self.first_doubtful += numbers[: SHOWN_LINES - len(self.first_doubtful)].tolist()
+        self.num_samples += len(begins)
+        self._out.write(begins.astype("<u8").tobytes())
+
+    def finish(self, size: int) -> None:
+        """Writes the end of the file."""
+        self._out.write(np.array([size], "<u8").tobytes())
