@@ -33,6 +33,8 @@ IMAGE_SUFFIXES = frozenset({
 here, and bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
 AV_SUFFIXES = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "mpg", "mpeg"})
 """Suffixes (in lower case) of video and audio."""
+_GUESS_BYTES = 8192
+"""What `filetype` looks at."""
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -159,14 +161,9 @@ class MediaDecoder(Decoder):
         """
         kind = self._kinds.get(name) or self._learn(name)
         try:
-            if not self.guess_content:
-                if kind[0] == "image":
-                    return self._finish_image(self.make_handle(name, raw, seed=seed, source=source))
-                if kind[0] == "av":
-                    return self._stage_av(name, raw, seed, source)
-            content = raw if isinstance(raw, bytes) else bytes(raw)
+            content = raw
             while kind[1] == "gz":
-                content, name = gunzip(content, self.spec.max_bytes), name[:-3]
+                content, name = gunzip(bytes(content), self.spec.max_bytes), name[:-3]
                 kind = self._kinds.get(name) or self._learn(name)
             if self.guess_content:
                 kind = _guess(content, kind)
@@ -174,7 +171,7 @@ class MediaDecoder(Decoder):
                 return self._finish_image(self.make_handle(name, content, seed=seed, source=source))
             if kind[0] == "av":
                 return self._stage_av(name, content, seed, source)
-            return decode_basic(kind[1], content)
+            return decode_basic(kind[1], bytes(content))
         except DecodeError as error:
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
 
@@ -244,13 +241,15 @@ def find_part_kind(name: str) -> tuple[PartKind, str]:
     return ("av" if lower in AV_SUFFIXES else "basic"), suffix
 
 
-def _guess(raw: bytes, named: tuple[PartKind, str]) -> tuple[PartKind, str]:
+def _guess(raw: bytes | memoryview, named: tuple[PartKind, str]) -> tuple[PartKind, str]:
     """Returns the kind of a part by its content where that is media; what its name says otherwise."""
     import filetype
 
-    found = filetype.guess(raw)
+    found = filetype.guess(bytes(raw[:_GUESS_BYTES]))
     if found is None:
         return named
+    if found.mime.startswith(("video/", "audio/")):
+        return "av", str(found.extension)
     guessed = find_part_kind(found.extension)
     return guessed if guessed[0] != "basic" else ("basic", named[1])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import pickle
 import sys
 
@@ -12,7 +11,6 @@ import pytest
 from webdataset.autodecode import IMAGE_EXTENSIONS
 
 from energon_dali.decode import HorizontalFlip, RandomResizedCrop, Resize, SampleDecoder
-from energon_dali.decode import media_decoder as media_decoder_module
 from energon_dali.decode.media_decoder import AV_SUFFIXES, IMAGE_SUFFIXES, DecoderOptions, find_part_kind
 from energon_dali.errors import ConfigError, DecodeError
 from tests.decode.pictures import broken_pictures, pictures
@@ -66,8 +64,7 @@ def test_views_are_taken_in_place_of_bytes() -> None:
     assert decoder.make_handle("jpg", view).data is view
     assert decoder.stage("txt", memoryview(b"words")) == "words"
     assert decoder.stage("txt.gz", memoryview(gzip.compress(b"words"))) == "words"
-    for name in ("bin", "mp4"):
-        assert type(decoder.stage(name, memoryview(b"words"))) is bytes
+    assert type(decoder.stage("bin", memoryview(b"words"))) is bytes
 
 
 def test_compressed_parts_unpack_again_and_again() -> None:
@@ -106,18 +103,6 @@ def test_guess_content_needs_filetype(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="pip install filetype"):
         SampleDecoder(guess_content=True)
     assert SampleDecoder().guess_content is False
-
-
-def test_video_and_audio_stay_bytes_and_the_log_says_so_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(media_decoder_module, "_said", set())
-    with caplog.at_level(logging.WARNING):
-        for name in ("mp4", "x.wav", "mp4"):
-            assert SampleDecoder().decode(name, b"bytes") == b"bytes"
-    assert [record.getMessage() for record in caplog.records] == [
-        "Video and audio parts (avi, flac, flv, mkv, mov, mp3, mp4, mpeg, mpg, wav, webm) are passed on as raw bytes."
-    ]
 
 
 def test_options() -> None:

@@ -1,0 +1,171 @@
+"""Clips have the frames, times and sound of a full decode, in every form, from every decoder of the CPU."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from energon_dali import DaliDecoder, SampleDecoder
+from energon_dali.av import AVLimits
+from energon_dali.decode import Decoded, DecodeFailure
+from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
+from energon_dali.decode.pyav import stage_clips
+from energon_dali.errors import DecodeError
+from energon_dali.loader.workers.transport import pack
+from energon_dali.samples import Clips
+from energon_dali.task_encoder import generic_batch
+from tests.av.corpus import audio_file, broken_files, video_file
+
+FILES = (
+    "h264-b-mp4", "hevc-b-mkv", "vp8-webm", "vp9-vfr-webm", "av1-mp4", "mpeg4-b-avi", "mjpeg-odd-avi",
+    "h264-vfr-b-mkv", "h264-start-mov", "hevc-10bit-mkv", "h264-edit-middle-mp4",
+)  # fmt: skip
+
+
+def full_decode(data: bytes) -> tuple[Any, Any]:
+    """Returns (times in seconds, uint8[n, H, W, 3]) of all frames, decoded in one pass without threads."""
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "NONE"
+        frames = list(container.decode(stream))
+        times = np.array([float(frame.pts * stream.time_base) for frame in frames])
+        return times, np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+
+
+def clips_of(data: bytes | memoryview, spec: VideoClips, *, name: str = "mp4", seed: int = 0) -> Clips:
+    value = SampleDecoder(av_decode=spec).stage(name, data, seed=seed)
+    assert isinstance(value, Clips)
+    return value
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frames_and_times_are_those_of_a_full_decode(name: str) -> None:
+    data = video_file(name)
+    times, pictures = full_decode(data)
+    for spec in (
+        VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random"), VideoClips(2, 4, stride=3),
+        VideoClips(2, 3, clip_duration_seconds=100.0),
+    ):  # fmt: skip
+        clips = clips_of(data, spec, seed=11)
+        assert clips.frames is not None
+        assert clips.timestamps is not None
+        assert clips.frames.shape == (spec.num_clips, spec.frames_per_clip, 3, *pictures.shape[1:3])
+        assert clips.frames.is_contiguous()
+        for shown, seconds in zip(clips.frames.flatten(0, 1), clips.timestamps.flatten().tolist(), strict=True):
+            number = int(np.abs(times - seconds).argmin())
+            assert times[number] == pytest.approx(seconds, abs=1e-9)
+            assert (shown.permute(1, 2, 0).numpy() == pictures[number]).all()
+
+
+def test_forms_of_a_clip() -> None:
+    data = video_file("h264-b-mp4")
+    plain = clips_of(data, VideoClips(2, 3)).frames
+    assert plain is not None
+    last = clips_of(data, VideoClips(2, 3, layout="FHWC")).frames
+    assert last is not None
+    assert torch.equal(last.permute(0, 1, 4, 2, 3), plain)
+    for dtype in ("float32", "float16", "bfloat16"):
+        scaled = clips_of(data, VideoClips(2, 3, dtype=dtype)).frames  # type: ignore[arg-type]
+        assert scaled is not None
+        assert torch.equal(scaled, (plain.float() / 255).to(getattr(torch, dtype)))
+    small = clips_of(data, VideoClips(2, 3, size=(30, 20))).frames
+    shorter = clips_of(data, VideoClips(2, 3, size=20)).frames
+    assert small is not None
+    assert shorter is not None
+    assert (small.shape[2:], shorter.shape[2:]) == ((3, 20, 30), (3, 20, 30))
+    assert torch.equal(small, shorter)
+    assert (small.float().mean() - plain.float().mean()).abs() < 1
+
+
+def test_random_clips_differ_by_seed_alone() -> None:
+    spec = VideoClips(2, 3, sampling="random")
+    times = [clips_of(video_file("h264-b-mp4"), spec, seed=seed).timestamps for seed in (1, 2, 1)]
+    assert torch.equal(times[0], times[2])  # type: ignore[arg-type]
+    assert not torch.equal(times[0], times[1])  # type: ignore[arg-type]
+
+
+def test_a_handle_decodes_to_the_same_after_its_way_to_another_process() -> None:
+    data = bytearray(video_file("h264-b-mp4"))
+    spec = VideoClips(2, 3, clip_duration_seconds=0.5, size=(48, 32))
+    handle, file = stage_clips("mp4", memoryview(data), spec, seed=3)
+    file.close()
+    parcel = pack([handle, handle.spec])
+    assert [buffer.nbytes for buffer in parcel.buffers] == [len(data)]  # not copied into the pickle
+    travelled, travelled_spec = pickle.loads(b"".join(map(bytes, parcel.pieces)), buffers=parcel.buffers)
+    assert type(travelled) is ClipsHandle
+    assert travelled.spec is travelled_spec
+    assert (travelled.codec, travelled.pixel_format, travelled.bit_depth) == ("h264", "yuv420p", 8)
+    assert (travelled.frame_count, travelled.width, travelled.height) == (40, 96, 64)
+    here, there = handle.decode(), travelled.decode()
+    assert torch.equal(here.frames, there.frames)
+    assert torch.equal(here.frames, clips_of(bytes(data), spec, seed=3).frames)  # type: ignore[arg-type]
+
+
+def test_frames_to_decode_are_counted_by_groups_of_pictures() -> None:
+    data = video_file("h264-mp4")  # keyframes 0, 12, 24, 36
+    for at, frames, count in ((0.0, 1, 1), (0.44, 1, 12), (0.44, 2, 13), (0.48, 2, 2)):
+        handle, file = stage_clips("mp4", data, VideoClips(1, frames, stride=1, sampling="at", at=(at,)))
+        file.close()
+        assert handle.frames_to_decode == count
+    handle, file = stage_clips("mp4", data, VideoClips(sampling="at", at=(1.0, 0.04, 1.0), frames_per_clip=1, stride=1))
+    file.close()
+    assert handle.frames_to_decode == 2 + 2
+
+
+def test_clips_batch_by_stacking() -> None:
+    spec = VideoClips(2, 3, size=(48, 32))
+    videos = [clips_of(video_file(name), spec) for name in ("h264-b-mp4", "vp9-webm")]
+    batch = generic_batch(videos)
+    assert type(batch) is Clips
+    assert batch.frames is not None
+    assert batch.timestamps is not None
+    assert (batch.frames.shape, batch.timestamps.shape) == ((2, 2, 3, 3, 32, 48), (2, 2, 3))
+    assert torch.equal(batch.frames[1], videos[1].frames)  # type: ignore[arg-type]
+    assert (batch.audio, batch.audio_sample_rate) == (None, None)
+
+
+@pytest.mark.parametrize("decoder", [SampleDecoder, DaliDecoder])
+def test_a_damaged_file_fails_alone(decoder: type[Any]) -> None:
+    made = decoder(av_decode=VideoClips(1, 2), video_decode_device="cpu") if decoder is DaliDecoder else decoder(
+        av_decode=VideoClips(1, 2)
+    )  # fmt: skip
+    for name, data in broken_files().items():
+        if name == "mp4-ten-million-frames":
+            continue  # what is there can be decoded
+        with pytest.raises(DecodeError, match=r"^Part .x\.mp4.: ") as caught:
+            made.decode("x.mp4", data)
+        assert caught.value.route == "pyav"
+    good, file = stage_clips("mp4", video_file("h264-mp4"), VideoClips(1, 2))
+    file.close()
+    cut = bytearray(good.data)
+    cut[len(cut) // 3 :] = bytes(len(cut) - len(cut) // 3)
+    bad = pickle.loads(pickle.dumps(good))
+    bad.data = bytes(cut)
+    outcomes = made.decode_block([good, bad, good])
+    assert [type(outcome) for outcome in outcomes] == [Decoded, DecodeFailure, Decoded]
+    assert outcomes[0].route == "pyav"
+
+
+def test_limits_hold_before_memory_is_taken() -> None:
+    decoder = SampleDecoder(av_decode=VideoClips(1, 16, size=(4000, 3000)), av_limits=AVLimits(max_bytes=100_000_000))
+    with pytest.raises(DecodeError, match="max_bytes=100,000,000"):
+        decoder.decode("mp4", video_file("h264-mp4"))
+
+
+def test_a_file_without_what_is_asked_for() -> None:
+    with pytest.raises(DecodeError, match="no video stream"):
+        SampleDecoder(av_decode=VideoClips()).decode("wav", audio_file("pcm16-wav"))
+    with pytest.raises(DecodeError, match="no audio stream"):
+        SampleDecoder(av_decode=VideoClips(clip_duration_seconds=1, audio=True)).decode("mp4", video_file("h264-mp4"))
+    silent = VideoClips(2, 3, clip_duration_seconds=0.5, audio=ClipAudio(8000, 1, missing="silence"))
+    clips = clips_of(video_file("h264-mp4"), silent)
+    assert clips.audio is not None
+    assert (clips.audio.shape, int(clips.audio.count_nonzero())) == ((2, 1, 4000), 0)
+    assert clips.audio_timestamps is not None
+    assert (clips.audio_timestamps[:, 0] == clips.audio_timestamps[:, 1]).all()
