@@ -129,6 +129,15 @@ def test_a_blend_keeps_its_weights_and_ends_when_all_have_ended() -> None:
         assert names == {"a": 17, "b": 9}
 
 
+def test_what_was_drawn_is_counted() -> None:
+    live = RankIterator(BlendDataset((a(1), 1), (BlendDataset((b(1), 1), (c(1), 1)), 1)))
+    assert len(list(live)) == 28
+    counts = live.recorder.snapshot()["counts"]
+    assert counts == {
+        "blend.samples.0": 17, "blend.samples.1": 11, "blend.samples.1/0": 9, "blend.samples.1/1": 2,
+    }  # fmt: skip
+
+
 def test_each_stream_place_and_epoch_draws_otherwise() -> None:
     def drawn(dataset: SavableDataset[Any], epochs: int = 1) -> list[str]:
         return [sample["name"] for sample in take(dataset, 400, epochs)]

@@ -22,7 +22,9 @@ class BlendDataset(CombinedDataset):
     """Gives the next element of a dataset that is drawn by weight, anew for each element.
 
     A draw depends on the weights, the seed of the job, the stream, its number and the place of this blend in the tree
-    alone. A dataset whose epoch ends is not drawn again; when all have ended, the epoch of the blend ends.
+    alone. A dataset whose epoch ends is not drawn again; when all have ended, the epoch of the blend ends. What was
+    drawn is in the loader's statistics: `blend.samples.0` counts the first dataset, `blend.samples.1/0` the first of a
+    blend that is the second.
 
     Args:
         *dataset_weights: Pairs (dataset, weight). Weights are relative: they need not sum to 1. One of weight 0 is
@@ -45,10 +47,12 @@ class BlendDataset(CombinedDataset):
                 f"{type(self).__name__} was given the weights {list(self.weights)}: at least one must be positive."
             )
         self.place = 0
+        self.path = ""
 
     def placed(self, number: int) -> Self:
         twin = copy.copy(super().placed(number))
         twin.place = mix(self.place, number)
+        twin.path = f"{number - 1}/{self.path}"
         return twin
 
     def describe(self) -> str:
@@ -84,6 +88,7 @@ class _BlendIterator(CombinedIterator):
         self._seed = mix(dataset.worker_config.seed_offset, dataset.place)
         self._stream = context.stream
         self._recorder = context.recorder
+        self._counters = [f"blend.samples.{dataset.path}{number}" for number in range(len(dataset.datasets))]
         self._draws = 0
         self._running = [weight > 0 for weight in self._weights]
         self._drawn: list[int] = []
@@ -96,13 +101,16 @@ class _BlendIterator(CombinedIterator):
             number = self._drawn.pop()
             self._draws += 1
             try:
-                return self._take(number)
+                element = self._take(number)
             except StopIteration:
                 self._running[number] = False
                 self._drawn.clear()
                 if not any(self._running):
                     self._running = [weight > 0 for weight in self._weights]
                     raise
+                continue
+            self._recorder.count(self._counters[number])
+            return element
 
     def _draw(self) -> None:
         weights = [weight if running else 0.0 for weight, running in zip(self._weights, self._running, strict=True)]

@@ -35,7 +35,8 @@ class WorkerPool:
     Args:
         hand_overs: The hand-overs of a tree, by number; workers run what is below them.
         recorder: Takes what the workers' recorders counted.
-        prefetch_factor: Blocks per stream that a worker makes ahead, at least 1.
+        prefetch_factor: Blocks per stream that a worker makes ahead, at least 1; where there are more than two
+            hand-overs, twice as many over all of them, but at least one of each.
         start_method: How processes start, see `launch.StartMethod`.
 
     Raises:
@@ -55,7 +56,8 @@ class WorkerPool:
         self._method: StartMethod = check_start_method(start_method)
         self._hand_overs = list(hand_overs)
         self._recorder = recorder
-        self._prefetch = prefetch_factor
+        # A blend of many hand-overs must not hold blocks of all of them in proportion: one or two are asked of each.
+        self._prefetch = max(1, -(-2 * prefetch_factor // len(hand_overs))) if len(hand_overs) > 2 else prefetch_factor
         self.on_wait: Callable[[float], None] | None = None
         """Called with the seconds waited so far, about once per second, while a block is waited for; may raise."""
         self._streams: dict[int, FedStream] = {}
