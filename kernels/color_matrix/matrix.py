@@ -1,0 +1,117 @@
+"""What leads from the RGB of one YCbCr standard to the RGB of another, in whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Standard = Literal["bt601", "bt709", "bt2020", "fcc", "smpte240m"]
+
+STANDARDS: dict[Standard, tuple[float, float]] = {
+    "bt601": (0.299, 0.114),
+    "bt709": (0.2126, 0.0722),
+    "bt2020": (0.2627, 0.0593),
+    "fcc": (0.30, 0.11),
+    "smpte240m": (0.212, 0.087),
+}
+"""Weights of red and blue in luma: ITU-R BT.601, BT.709 and BT.2020 (non-constant luminance), FCC 73.682, SMPTE 240M."""
+
+FRACTION_BITS = 14
+"""Coefficients are multiples of 2**-14: |sum| < 1024 levels is below 2**24 units, so that float32 holds each partial sum
+exactly and every backend, in whole numbers or in floats, gives the same bytes. It costs 0.03 levels at most."""
+_ONE = 1 << FRACTION_BITS
+_MAX_SUM = 1023.0
+
+
+@dataclass(frozen=True, slots=True)
+class ColorMatrix:
+    """A linear map of RGB in levels of 0..255: `rows` times (R, G, B, 1), in units of 2**-14.
+
+    Raises:
+        ValueError: The shape is not 3 x 4, or a sum could leave what float32 holds exactly.
+    """
+
+    rows: tuple[tuple[int, int, int, int], ...]
+    """For each output channel the weights of R, G and B and the offset."""
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != 3 or any(len(row) != 4 for row in self.rows):
+            raise ValueError(f"rows={self.rows} is no matrix of 3 x 4: weights of R, G, B and an offset per channel.")
+        largest = max(255 * sum(map(abs, row[:3])) + abs(row[3]) for row in self.rows) / _ONE
+        if largest > _MAX_SUM:
+            raise ValueError(f"rows={self.rows} reach {largest:.0f} levels; at most {_MAX_SUM:.0f} are exact in float32.")
+
+    @classmethod
+    def between(
+        cls,
+        made_with: Standard,
+        wanted: Standard,
+        *,
+        made_full_range: bool = False,
+        wanted_full_range: bool = False,
+    ) -> ColorMatrix:
+        """Returns the map from RGB that was made with the wrong formula to the RGB that the file asks for.
+
+        It is exact for colours that the wrong formula did not clip, but for the rounding to bytes in between.
+
+        Args:
+            made_with: Standard that the decoder assumed.
+            wanted: Standard of the file.
+            made_full_range: Whether the decoder took luma as 0..255; else as 16..235.
+            wanted_full_range: Which of the two the file means.
+        """
+        back = np.linalg.inv(_to_rgb(made_with, made_full_range))
+        forth = _to_rgb(wanted, wanted_full_range)
+        return cls.from_floats(forth @ back)
+
+    @classmethod
+    def from_floats(cls, matrix: NDArray[np.float64]) -> ColorMatrix:
+        """Returns the nearest map in whole numbers; gray stays gray exactly where it does in `matrix`.
+
+        Args:
+            matrix: float[3, 4], or float[4, 4] with a last row that is not looked at.
+        """
+        units = np.rint(matrix[:3] * _ONE).astype(np.int64)
+        # What rounding did to the sum of the weights goes to the largest of them, or white would not stay white.
+        error = np.rint(matrix[:3, :3].sum(axis=1) * _ONE).astype(np.int64) - units[:, :3].sum(axis=1)
+        units[np.arange(3), np.abs(units[:, :3]).argmax(axis=1)] += error
+        rows = [(int(red), int(green), int(blue), int(offset)) for red, green, blue, offset in units.tolist()]
+        return cls(tuple(rows))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing changes."""
+        return self == IDENTITY
+
+    @property
+    def weights(self) -> list[list[float]]:
+        """The 3 x 3 weights as exact floats."""
+        return [[weight / _ONE for weight in row[:3]] for row in self.rows]
+
+    @property
+    def offsets(self) -> list[float]:
+        """The three offsets in levels, as exact floats."""
+        return [row[3] / _ONE for row in self.rows]
+
+
+IDENTITY = ColorMatrix(((_ONE, 0, 0, 0), (0, _ONE, 0, 0), (0, 0, _ONE, 0)))
+"""Changes no colour."""
+
+
+def _to_rgb(standard: Standard, full_range: bool) -> NDArray[np.float64]:
+    """Returns float64[4, 4]: (Y, Cb, Cr, 1) in levels to (R, G, B, 1) in levels (ITU-R BT.601-7, 2.5; BT.709-6, 3)."""
+    red, blue = STANDARDS[standard]
+    green = 1 - red - blue
+    luma, chroma, black = (1.0, 1.0, 0.0) if full_range else (255 / 219, 255 / 224, 16.0)
+    matrix = np.array([
+        [luma, 0, chroma * 2 * (1 - red), 0],
+        [luma, -chroma * 2 * (1 - blue) * blue / green, -chroma * 2 * (1 - red) * red / green, 0],
+        [luma, chroma * 2 * (1 - blue), 0, 0],
+        [0, 0, 0, 1],
+    ])  # fmt: skip
+    matrix[:, 3] -= matrix @ np.array([black, 128, 128, 0])
+    matrix[3, 3] = 1
+    return matrix

@@ -1,0 +1,72 @@
+"""The operation that callers use: checks its arguments, and runs the kernel on a GPU and the reference elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+from energon_dali.kernels.color_matrix.matrix import ColorMatrix
+from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+
+if TYPE_CHECKING:
+    import torch
+
+Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
+Layout = Literal["FCHW", "FHWC"]
+
+
+def convert_colors(
+    frames: torch.Tensor, matrices: Sequence[ColorMatrix], *, dtype: Dtype = "uint8", layout: Layout = "FCHW"
+) -> torch.Tensor:
+    """Returns frames with other colours, dtype and layout, in one pass over the memory; always a new tensor.
+
+    Runs on the current stream of the frames' device and does not wait for it. On a GPU it is a Triton kernel, where
+    Triton is installed. Every backend gives the same bits.
+
+    Args:
+        frames: uint8[N, F, H, W, 3], values 0..255, contiguous.
+        matrices: One per N.
+        dtype: Of the result. Floats are level / 255.
+        layout: "FCHW" gives [N, F, 3, H, W], "FHWC" gives [N, F, H, W, 3].
+
+    Raises:
+        ValueError: The frames have another dtype, rank or memory layout, or the number of matrices is another, or dtype
+            or layout is unknown.
+    """
+    import torch
+
+    if frames.dtype != torch.uint8 or frames.ndim != 5 or frames.shape[4] != 3 or not frames.is_contiguous():
+        raise ValueError(
+            f"{frames.shape = }, {frames.dtype = }, {frames.stride() = }: frames must be a contiguous uint8[N, F, H, W, "
+            "3]. Call contiguous(), or stack clips of equal size."
+        )
+    if len(matrices) != frames.shape[0]:
+        raise ValueError(f"{len(matrices) = } for {frames.shape = }: give one matrix per clip, the first axis.")
+    if dtype not in get_args(Dtype) or layout not in get_args(Layout):
+        raise ValueError(
+            f"{dtype = }, {layout = }: dtype is one of {', '.join(get_args(Dtype))}, layout one of "
+            f"{', '.join(get_args(Layout))}."
+        )
+    wanted: torch.dtype = getattr(torch, dtype)
+    channels_first = layout == "FCHW"
+    coefficients = torch.tensor([matrix.rows for matrix in matrices], dtype=torch.int32).view(-1, 3, 4)
+    if not frames.is_cuda or not _has_triton():
+        return convert_colors_reference(frames, coefficients.to(frames.device), wanted, channels_first)
+    from energon_dali.kernels.color_matrix.kernel import convert_colors_triton
+
+    clips, count, height, width, _ = frames.shape
+    shape = (clips, count, 3, height, width) if channels_first else (clips, count, height, width, 3)
+    result = torch.empty(shape, dtype=wanted, device=frames.device)
+    with torch.cuda.device(frames.device):
+        # From pinned memory the few bytes go over without a wait for the stream.
+        convert_colors_triton(
+            frames, coefficients.pin_memory().to(frames.device, non_blocking=True), result, channels_first
+        )
+    return result
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
