@@ -101,13 +101,20 @@ class SavableDataLoader(BasicDataLoader[T]):
             global_dst_rank: Global rank that gets it.
 
         Raises:
-            StateError: There are several ranks, but torch.distributed is not initialised.
+            StateError: There are several ranks, but torch.distributed is not initialised, or the data-parallel group of
+                this rank does not hold the destination.
         """
         own = self.save_state_rank()
         if self.worker_config.world_size == 1:
             return merge_states([own])
         dist = self._distributed("save_state_global gathers")
         group = self.worker_config.data_parallel_group
+        members = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
+        if global_dst_rank not in members:
+            raise StateError(
+                f"global_dst_rank={global_dst_rank} is not among the ranks {list(members)} of this rank's "
+                "data-parallel group. Give a global rank of the group; each group can save to a rank of its own."
+            )
         at_destination = dist.get_rank() == global_dst_rank
         gathered: list[Any] | None = [None] * self.worker_config.world_size if at_destination else None
         dist.gather_object(own, gathered, dst=global_dst_rank, group=group)
