@@ -9,6 +9,7 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.sources.measured_blend import BlendBy
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.loader.leaf import LeafSetting, named_at, open_leaf
@@ -34,10 +35,12 @@ def get_train_dataset(
     batch_size: int | None = None,
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
+    packing_first_buffer_size: int | None = None,
     shuffle_buffer_size: int | None = None,
     max_samples_per_sequence: int | None = None,
     virtual_epoch_length: int = 0,
     shuffle_over_epochs_multiplier: int | None = 1,
+    blend_by: BlendBy | None = None,
     task_encoder: AnyEncoder | None = None,
     repeat: bool = True,
     **kwargs: Any,
@@ -53,12 +56,16 @@ def get_train_dataset(
         batch_size: Samples per batch; None gives single samples.
         batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False).
         packing_buffer_size: Samples from which the task encoder chooses packs; None does not pack.
+        packing_first_buffer_size: Samples of the first round, which each round doubles up to packing_buffer_size, so
+            that the first batch comes soon; None waits for a full buffer.
         shuffle_buffer_size: Window of the sample shuffle per stream; None or 1 shuffles slices alone. Costs no memory
             to speak of.
         max_samples_per_sequence: Longest run of samples that is read in file order; None is a whole shard.
         virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends.
         shuffle_over_epochs_multiplier: Slices of this many epochs are shuffled together; -1 draws with replacement;
             None keeps file order.
+        blend_by: Unit in which the weights of a metadataset hold: None are samples; "tokens" the lengths of encoded
+            samples (their field tokens, input_ids or length); or a function from an encoded sample to a number.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         repeat: Begin again when all samples came; False ends after one epoch.
         **kwargs: Fields of `LeafOptions`; and, deprecated, options of SampleDecoder.
@@ -68,20 +75,24 @@ def get_train_dataset(
         DatasetError: The dataset cannot be read.
     """
     check_numbers(
-        batch_size=batch_size, packing_buffer_size=packing_buffer_size, shuffle_buffer_size=shuffle_buffer_size,
+        batch_size=batch_size, packing_buffer_size=packing_buffer_size,
+        packing_first_buffer_size=packing_first_buffer_size, shuffle_buffer_size=shuffle_buffer_size,
         max_samples_per_sequence=max_samples_per_sequence, virtual_epoch_length=virtual_epoch_length,
         shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
     )  # fmt: skip
     config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
     encoder, options = take_options(task_encoder, kwargs)
-    stages = Stages(batch_size, batch_drop_last, packing_buffer_size, virtual_epoch_length)
+    stages = Stages(
+        batch_size, batch_drop_last, packing_buffer_size, packing_first_buffer_size,
+        virtual_epoch_length=virtual_epoch_length, blend_by=blend_by,
+    )  # fmt: skip
     blend = resolve_path(path, split_part, options, shuffle_over_epochs_multiplier)
     setting = LeafSetting(
         encoder, options, config, training=True, repeat=repeat and not is_epochized(blend),
         max_samples_per_sequence=max_samples_per_sequence, shuffle_buffer_size=shuffle_buffer_size,
     )  # fmt: skip
     feeds = [feed for feed, _ in _open_leaves(blend, setting, stages)]
-    return build_stages(blend_leaves(blend, feeds, setting, repeat=repeat), encoder, stages)
+    return build_stages(blend_leaves(blend, feeds, repeat=repeat), encoder, stages)
 
 
 def get_val_dataset(
@@ -116,7 +127,7 @@ def get_val_dataset(
     """
     stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
     leaves, setting = _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
-    return build_stages(chain_leaves([feed for feed, _ in leaves], setting), setting.encoder, stages)
+    return build_stages(chain_leaves([feed for feed, _ in leaves]), setting.encoder, stages)
 
 
 def get_val_datasets(

@@ -22,6 +22,7 @@ from energon_dali.metadataset.subset import take_subset
 from energon_dali.plan import OrderSpec, Slices
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.worker_config import WorkerConfig
 
@@ -87,7 +88,8 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
         StorageError: A file cannot be read.
     """
     with named_at(leaf):
-        opened = _open_join(leaf, number, setting) if leaf.join is not None else _open_folder(leaf, number, setting)
+        open_it = _open_join if leaf.join is not None else _open_jsonl if leaf.is_jsonl else _open_folder
+        opened = open_it(leaf, number, setting)
     order, config = setting.order(leaf), setting.worker_config
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, leaf=number, **order
@@ -150,6 +152,22 @@ def _open_folder(leaf: LeafReference, number: int, setting: LeafSetting) -> _Ope
         folder.uuid,
         recipe.sample_type.__name__,
     )
+
+
+def _open_jsonl(leaf: LeafReference, number: int, setting: LeafSetting) -> _Opened:
+    chosen = setting.options.sample_type
+    if chosen is not None and chosen is not CrudeSample:
+        raise ConfigError(
+            f"{leaf.path} is a JSONL file, whose samples are crude, and sample_type={chosen.__name__} was given. Leave "
+            "it out, and make samples of that type by a cooker of the task encoder."
+        )
+    file = JsonlFile(leaf.path)
+    load = SampleLoader(
+        decoder=setting.encoder.decoder, sample_type=CrudeSample, subflavors=dict(leaf.subflavors),
+        dataset_path=file.path, seed=setting.worker_config.seed_offset, leaf=number,
+    )  # fmt: skip
+    ranges = take_subset(file.split_ranges(leaf.split_part), [file.num_samples], leaf.subset)
+    return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
 
 
 def _open_join(leaf: LeafReference, number: int, setting: LeafSetting) -> _Opened:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.sources.blend_source import BlendSourceDataset
+from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
+from energon_dali.datasets.sources.epochized_blend import EpochizedBlendDataset
 from energon_dali.errors import ConfigError
-from energon_dali.loader.leaf import LeafSetting
 from energon_dali.loader.options import LeafOptions, check_path
 from energon_dali.metadataset.reference import ResolvedBlend
 from energon_dali.metadataset.tree import YAML_SUFFIXES, resolve
@@ -50,15 +52,12 @@ def is_epochized(blend: ResolvedBlend) -> bool:
     return blend.mode == "repetitions" and (len(blend.leaves) > 1 or blend.leaves[0].repetitions != 1)
 
 
-def blend_leaves(
-    blend: ResolvedBlend, feeds: Sequence[SavableDataset[Any]], setting: LeafSetting, *, repeat: bool
-) -> SavableDataset[Any]:
+def blend_leaves(blend: ResolvedBlend, feeds: Sequence[SavableDataset[Any]], *, repeat: bool) -> SavableDataset[Any]:
     """Returns the training source over the leaves of a metadataset: they are drawn from by weight, or epoch by epoch.
 
     Args:
         blend: The leaves, with weights or repetitions.
         feeds: The leaves, opened, in their order.
-        setting: What they share.
         repeat: Whether epochs follow each other without an end.
 
     Raises:
@@ -71,16 +70,15 @@ def blend_leaves(
         )
     if len(feeds) == 1 and not is_epochized(blend):
         return feeds[0]
-    raise ConfigError(f"{len(feeds)} datasets cannot be blended so far.")
+    if blend.mode == "weights":
+        return BlendSourceDataset(feeds, [leaf.weight or 0.0 for leaf in blend.leaves])
+    return EpochizedBlendDataset(feeds, [leaf.repetitions or 0.0 for leaf in blend.leaves], repeat=repeat)
 
 
-def chain_leaves(feeds: Sequence[SavableDataset[Any]], setting: LeafSetting) -> SavableDataset[Any]:
+def chain_leaves(feeds: Sequence[SavableDataset[Any]]) -> SavableDataset[Any]:
     """Returns the validation source over the leaves of a metadataset: one after the other.
 
     Args:
         feeds: The leaves, opened, in their order.
-        setting: What they share.
     """
-    if len(feeds) == 1:
-        return feeds[0]
-    raise ConfigError(f"{len(feeds)} datasets cannot be put one after the other so far.")
+    return feeds[0] if len(feeds) == 1 else ConcatSourceDataset(feeds)

@@ -120,6 +120,7 @@ class _Open:
     anchor: str | None
     first: int
     key: str | None = None
+    key_line: int = 0
 
 
 class _Builder:
@@ -168,7 +169,7 @@ class _Builder:
         inner = self._open[-1]
         if key in inner.value:
             raise self._error(line, f"the key {key!r} stands here a second time. Keep one of the two")
-        inner.key = key
+        inner.key, inner.key_line = key, line
 
     def _take_alias(self, name: str, line: int) -> None:
         if name not in self._anchors:
@@ -205,6 +206,7 @@ class _Builder:
                 keys = (*outer.keys, outer.key)
                 outer.value[outer.key] = value
                 outer.key = None
+                line = outer.key_line  # a list or mapping may begin on a later line than its name
             else:
                 keys = (*outer.keys, len(outer.value))
                 outer.value.append(value)

@@ -6,6 +6,7 @@ from energon_dali.metadataset.join.columns import find_join_index, open_columns
 from energon_dali.metadataset.reference import LeafReference
 from energon_dali.metadataset.subset import take_subset
 from energon_dali.shards import WebdatasetFolder
+from energon_dali.shards.jsonl import JsonlFile
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
 
@@ -20,6 +21,8 @@ def count_samples(leaf: LeafReference) -> int:
     if leaf.join is not None:
         columns = open_columns(leaf.join.columns, leaf.place)
         total = len(find_join_index(leaf, columns).table)
+    elif leaf.is_jsonl:
+        total = JsonlFile(leaf.path).num_samples
     else:
         folder = WebdatasetFolder(
             leaf.path, dataset_config=leaf.dataset_config or DEFAULT_NAME, split_config=leaf.split_config

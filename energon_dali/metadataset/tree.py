@@ -14,7 +14,7 @@ from energon_dali.metadataset.schema import check_mapping, unknown_name
 from energon_dali.metadataset.subset import Subset
 from energon_dali.shards import StoragePath
 
-MAX_LEAVES = 100_000
+MAX_LEAVES = 10_000
 """Datasets below one metadataset; files that name each other twice and twice again would never end."""
 YAML_SUFFIXES = (".yaml", ".yml")
 _FORMS = {

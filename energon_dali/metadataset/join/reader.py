@@ -54,6 +54,11 @@ class JoinedReader:
         self._starts: list[int] | None = None
 
     @property
+    def is_remote(self) -> bool:
+        """Whether each read waits for a network."""
+        return any(not reader.folder.root.is_local for reader in self.readers)
+
+    @property
     def num_samples(self) -> int:
         """Number of rows."""
         return len(self.index.table)
