@@ -2,9 +2,9 @@
 
 The rule for what a stream does not declare:
 
-- Matrix: BT.709 where the picture is at least 1280 wide or more than 576 high, BT.601 otherwise. This is what players do
-  (mpv and libplacebo by this very rule, others by the height alone). Plain swscale, and so PyAV and Energon, take BT.601
-  for every untagged file; for standard definition the outcome is the same.
+- Matrix: BT.709 where the picture is at least 1280 wide or more than 576 high, BT.601 otherwise. This is what players
+  do (mpv and libplacebo by this very rule, others by the height alone). Plain swscale, and so PyAV and Energon, take
+  BT.601 for every untagged file; for standard definition the outcome is the same.
 - Range: limited (16 to 235), but full where the pixel format says so ("yuvj420p").
 """
 
@@ -46,7 +46,7 @@ class ColourFacts:
     """Whether luma takes 0 to 255 (at 8 bits), not 16 to 235."""
 
     def to_rgb_matrix(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Returns (matrix, offset): RGB in 0..255 is `matrix @ (ycbcr - offset)` for 8-bit YCbCr; float64 [3, 3], [3]."""
+        """Returns (matrix, offset), float64 [3, 3] and [3]: RGB is `matrix @ (ycbcr - offset)`, all in 0..255."""
         if self.matrix == "rgb":
             return np.eye(3), np.zeros(3)
         kr, kb = _LUMA_WEIGHTS[self.matrix]

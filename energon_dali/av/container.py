@@ -55,8 +55,8 @@ def count_threads(threads: int | None) -> int:
 class MediaFile:
     """One video or audio file: opens its container on first use, once, and keeps it until closed.
 
-    It may be used from several threads, one at a time (`opened` holds a lock), and is picklable: what travels is the source, in
-    memory out of band, and not the container. A forked child opens the file anew.
+    It may be used from several threads, one at a time (`opened` holds a lock), and is picklable: what travels is the
+    source, memory out of band, and not the container. A forked child opens the file anew.
 
     Args:
         source: The bytes of the file (kept as a view), a seekable binary stream, or a path.
@@ -139,7 +139,7 @@ class MediaFile:
         context = stream.codec_context
         if context is not None and not context.is_open:
             threads = count_threads(self.threads)
-            context.thread_type = "AUTO" if threads > 1 else "NONE"  # type: ignore[assignment]
+            context.thread_type = "AUTO" if threads > 1 else "NONE"
             context.thread_count = threads
             context.copy_opaque = True
             if stream.type == "video":
@@ -176,7 +176,7 @@ class MediaFile:
         if isinstance(self.source, memoryview):
             screen_mp4(self.source)
         timeout = self.limits.max_seconds
-        container = av.open(
+        container: InputContainer = av.open(
             open_source(self.source), "r", buffer_size=READ_BYTES, metadata_errors="ignore", timeout=timeout
         )
         return container

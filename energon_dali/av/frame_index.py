@@ -46,7 +46,7 @@ class FrameIndex:
     """The frames that a video shows, in the order in which it shows them."""
 
     pts: Int64s
-    """When each frame is shown, in units of `time_base`; strictly increasing."""
+    """When each frame is shown, in units of `time_base`; never falling."""
     durations: Int64s
     """For how long, in units of `time_base`; 0 where the file does not say."""
     is_key: Bools
@@ -95,7 +95,7 @@ class FrameIndex:
         return float(pts * self.time_base), float((pts + duration) * self.time_base)
 
     def frame_at(self, seconds: float) -> int:
-        """Returns the number of the frame that is shown at a time: the last that starts at or before it, or the first."""
+        """Returns the number of the frame shown at a time: the last that starts at or before it, or the first."""
         return max(0, int(np.searchsorted(self.times, seconds + TOLERANCE_SECONDS, side="right")) - 1)
 
     def range_of_seconds(self, start: float, end: float) -> tuple[int, int] | None:

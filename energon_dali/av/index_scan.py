@@ -25,6 +25,9 @@ _TOLD_BY_PACKETS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4"))
 """Codecs with one shown frame per packet, apart from what `key_packets.is_hidden` and the rules below find."""
 _UNORDERED = frozenset(("vp8", "vp9", "av1"))
 """Those of them that show packets in the order of the file, so that no container can mix up their times."""
+RESTAMPED = frozenset(("vp9", "av1"))
+"""Codecs that show an earlier picture again: the frame bears the time of the packet that says so, and the mark
+(`packet.opaque`) of the packet that brought it. Their frames are known by their time, those of others by the mark."""
 _EMPTY_PICTURE_BYTES = 20
 """MPEG-4 packets up to this size may be pictures that were not coded, for which no frame comes."""
 _PROGRESSIVE = (0, 1)
@@ -102,9 +105,8 @@ def read_packets(
                     facts.codec,
                     ROUTE,
                 )
-    columns = np.array(rows, dtype=np.int64).reshape(len(rows), 6).T
-    pts, dts, durations, offsets = (np.ascontiguousarray(column) for column in columns[:4])
-    return PacketTable(pts, dts, durations, offsets, columns[4].astype(bool), columns[5].astype(bool))
+    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), 6).T)
+    return PacketTable(columns[0], columns[1], columns[2], columns[3], columns[4] != 0, columns[5] != 0)
 
 
 def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream: Any) -> FrameIndex | None:
@@ -160,7 +162,7 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     container = file.reopen()
     stream: Any = container.streams[facts.position]
     file.select(stream)
-    shown: list[tuple[int, int | None]] = []
+    shown: list[tuple[int | None, int | None]] = []
 
     def decode(number: int, packet: Any) -> None:
         packet.opaque = number
@@ -171,6 +173,9 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
                 raise
 
     table = read_packets(file, container, stream, facts, decode)
+    if facts.codec in RESTAMPED:
+        packet_at = dict(zip(table.pts.tolist(), range(len(table)), strict=True))
+        shown = [(packet_at.get(pts), pts) for _, pts in shown]
     known = [(number, pts) for number, pts in shown if number is not None and number < len(table)]
     positions = np.array([number for number, _ in known], np.int64)
     pts = _times_of(positions, [pts for _, pts in known], table)
@@ -184,7 +189,7 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
 
 
 def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) -> Int64s:
-    """Returns strictly increasing presentation times for frames in the order in which they are shown.
+    """Returns presentation times that never fall, for frames in the order in which they are shown.
 
     The decoder's order is right; times that contradict it come from containers without presentation times (B-frames
     in AVI), where FFmpeg guesses them: the same times in rising order are the right ones.
@@ -196,10 +201,7 @@ def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) ->
         step = max(1, int(np.median(table.durations[positions])))
         first = int(dts.min()) if (dts != NO_TIME).all() else 0
         return first + step * np.arange(len(given), dtype=np.int64)
-    times = np.sort(np.array(given, np.int64))
-    # Two frames at one time (fields, broken files): the later one moves behind, so that each has its own.
-    ranks = np.arange(len(times), dtype=np.int64)
-    return np.maximum.accumulate(times - ranks) + ranks
+    return np.sort(np.array(given, np.int64))
 
 
 def _smallest_packet(table: PacketTable) -> int:

@@ -1,7 +1,8 @@
 """What the first bytes of a packet tell: whether decoding may begin there, and whether its picture is shown.
 
 Containers mark key frames, and not all mark only those from which decoding is exact.
-Sources: ITU-T H.264 7.3 and D.1.8, ITU-T H.265 7.3.1.2, RFC 6386 9.1 (VP8), VP9 bitstream specification 6.2 and annex B.
+Sources: ITU-T H.264 7.3 and D.1.8, ITU-T H.265 7.3.1.2, RFC 6386 9.1 (VP8), VP9 bitstream specification 6.2 and
+annex B.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def is_hidden(codec: str, data: memoryview) -> bool:
 
 
 def _hides_vp9(header: int) -> bool:
-    """Returns whether a VP9 picture is not shown, from its first 16 bits: marker, profile, show_existing, type, show."""
+    """Returns whether a VP9 picture is not shown, from its first 16 bits."""
     profile = header >> 13 & 1 | (header >> 12 & 1) << 1
     at = 11 - (profile == 3)
     return not header >> at & 1 and not header >> (at - 2) & 1

@@ -1,7 +1,7 @@
 """Refuses MP4 headers that claim more samples than the file has bytes, before FFmpeg takes memory for each of them.
 
-A sample table with a common sample size, and a fragment without per-sample fields, state a count of 32 bits in twenty bytes;
-FFmpeg makes an index entry of 24 bytes for each. Box layouts: ISO/IEC 14496-12.
+A sample table with a common sample size, and a fragment without per-sample fields, state a count of 32 bits in twenty
+bytes; FFmpeg makes an index entry of 24 bytes for each. Box layouts: ISO/IEC 14496-12.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def screen_mp4(data: memoryview) -> None:
     Raises:
         DecodeError: A sample table claims more samples than the file has bytes.
     """
-    if data[4:8] not in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof"):
+    if bytes(data[4:8]) not in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof"):
         return
     spans = [(0, len(data))]
     for _ in range(_MAX_BOXES):

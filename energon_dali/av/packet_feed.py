@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
+from energon_dali.av.index_scan import RESTAMPED
 from energon_dali.av.stream_facts import StreamFacts
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class PacketFeed:
         self._held: Packet[Any] | None = None
         self._deadline = file.deadline()
         self._stream: Any = None
+        self._packet_at: dict[Any, int] | None = None
+        if facts.codec in RESTAMPED:
+            self._packet_at = dict(zip(index.pts.tolist(), index.positions.tolist(), strict=True))
         self._skips = facts.codec in _SKIPS_NONREF
 
     def decode(self, wanted: Int64s, starts: Int64s) -> Iterator[tuple[int, VideoFrame]]:
@@ -75,11 +79,12 @@ class PacketFeed:
 
         context = self._stream.codec_context
         intra = context.codec.intra_only
+        wanted = set(numbers)
         for number in range(start, last + 1):
             packet = self._take()
             if packet is None:
                 break
-            is_wanted = number in numbers
+            is_wanted = number in wanted
             if intra and not is_wanted and not self._index.proven:
                 continue
             if self._skips:
@@ -91,10 +96,7 @@ class PacketFeed:
                 if not self._tolerant:
                     raise
                 continue
-            for frame in frames:
-                found = numbers.get(frame.opaque)
-                if found is not None:
-                    yield found, frame
+            yield from self._pick(frames, numbers)
             if not number & 15:
                 self._deadline.check()
         try:
@@ -105,8 +107,18 @@ class PacketFeed:
             frames = []
         finally:
             context.flush_buffers()
+        yield from self._pick(frames, numbers)
+
+    def _pick(self, frames: Sequence[VideoFrame], numbers: dict[int, int]) -> Iterator[tuple[int, VideoFrame]]:
+        """Yields those of a few decoded frames that are wanted.
+
+        Args:
+            frames: As they came from the decoder.
+            numbers: Packet to number of frame, for wanted frames; what is yielded leaves it.
+        """
         for frame in frames:
-            found = numbers.get(frame.opaque)
+            packet: Any = self._packet_at.get(frame.pts) if self._packet_at is not None else frame.opaque
+            found = numbers.pop(packet, None)
             if found is not None:
                 yield found, frame
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from energon_dali.errors import ConfigError
 
@@ -69,8 +68,8 @@ def check_source(source: Any) -> MediaSource:
         return view.cast("B")
     if isinstance(source, str):
         return source
-    if isinstance(source, Path) or hasattr(source, "__fspath__"):
-        return os.fspath(source)
+    if isinstance(source, os.PathLike):
+        return str(os.fspath(source))
     if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
         raise ConfigError(
             f"A media file was given as {type(source).__name__}. It may be bytes, a memoryview, a path, or a binary "
@@ -81,7 +80,7 @@ def check_source(source: Any) -> MediaSource:
             "A media file was given as a stream without seek. Its index and its frames lie at different places. "
             "Read it into bytes first: `stream.read()`."
         )
-    return source  # type: ignore[no-any-return]
+    return cast(BinaryIO, source)
 
 
 def pickle_source(source: MediaSource, protocol: int) -> Any:

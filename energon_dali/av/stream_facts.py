@@ -72,7 +72,7 @@ def find_facts(stream: Stream) -> StreamFacts:
             "height": context.height,
             "pixel_format": pixels.name if pixels is not None else "",
             "bit_depth": max((part.bits for part in pixels.components), default=0) if pixels is not None else 0,
-            "average_rate": stream.average_rate,  # type: ignore[attr-defined]
+            "average_rate": stream.average_rate,
             "colour_matrix": int(context.colorspace),
             "colour_range": int(context.color_range),
         }

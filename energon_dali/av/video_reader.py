@@ -143,8 +143,9 @@ class VideoReader:
     def _check_size(self, count: int, width: int, height: int) -> None:
         limits = self.file.limits
         if width < 1 or height < 1:
-            raise ConfigError(f"The size ({width}, {height}) was given. It is (width, height) in pixels, both positive.")
-        if count > limits.max_frames or count * width * height * 3 > limits.max_bytes or width * height > limits.max_pixels:
+            raise ConfigError(f"The size ({width}, {height}) was given. It is (width, height), both at least 1.")
+        pixels = width * height
+        if count > limits.max_frames or count * pixels * 3 > limits.max_bytes or pixels > limits.max_pixels:
             raise DecodeError(
                 f"{count} frames of {width} x {height} pixels are beyond max_frames={limits.max_frames}, "
                 f"max_pixels={limits.max_pixels} or max_bytes={limits.max_bytes} of AVLimits. "
