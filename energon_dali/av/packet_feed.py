@@ -21,6 +21,9 @@ _SKIPS_NONREF = frozenset(("h264", "mpeg4", "mpeg2video", "mpeg1video"))
 _FORWARD_PACKETS = 64
 """A target this close is reached by reading on: a seek costs about as much as reading so many packets."""
 _SEEK_ATTEMPTS = 4
+_SEEKABLE = ("mov", "matroska", "avi", "flv")
+"""Containers where a seek ends at a whole packet that can be recognised. Elsewhere (MPEG streams) reading begins at the
+start: packets that are not decoded cost little."""
 
 
 class PacketFeed:
@@ -42,6 +45,7 @@ class PacketFeed:
         """Number of the packet that comes next; -1 where that is unknown."""
         self._packets: Iterator[Packet[Any]] = iter(())
         self._held: Packet[Any] | None = None
+        self._offsets = index.packets.offsets
         self._deadline = file.deadline()
         self._stream: Any = None
         self._packet_at: dict[Any, int] | None = None
@@ -132,6 +136,9 @@ class PacketFeed:
                 return None
             if not packet.size:
                 packet = None
+        if self._next < len(self._offsets) and packet.pos is not None and packet.pos != self._offsets[self._next]:
+            self._next = -1  # Not the packet that the index knows: whoever waits for its frame begins anew.
+            return None
         self._next += 1
         return packet
 
@@ -148,11 +155,7 @@ class PacketFeed:
         from av.error import FFmpegError
 
         container = self._file.container
-        table = self._index.packets
-        keys = np.flatnonzero(table.is_key[: number + 1])[::-1]
-        for attempt, target in self._targets(number, keys):
-            if target == NO_TIME or attempt >= _SEEK_ATTEMPTS:
-                continue
+        for target in self._targets(number) if self._file.format.startswith(_SEEKABLE) else ():
             try:
                 self._begin(container)
                 container.seek(int(target), stream=self._stream, backward=True)
@@ -166,11 +169,13 @@ class PacketFeed:
         self._begin(self._file.reopen())
         self._next = 0
 
-    def _targets(self, number: int, keys: Any) -> Iterator[tuple[int, int]]:
+    def _targets(self, number: int) -> Iterator[int]:
+        """Yields times to seek to, in units of the stream, from the best on: containers search by pts or by dts."""
         table = self._index.packets
-        yield 0, int(table.pts[number])
-        for attempt, key in enumerate(keys[:_SEEK_ATTEMPTS].tolist()):
-            yield attempt, int(table.dts[key])
+        keys = np.flatnonzero(table.is_key[: number + 1])[: -_SEEK_ATTEMPTS - 1 : -1]
+        for time in (table.pts[number], *table.dts[keys].tolist()):
+            if time != NO_TIME:
+                yield int(time)
 
     def _begin(self, container: Any) -> None:
         self._stream = container.streams[self._facts.position]
@@ -181,14 +186,16 @@ class PacketFeed:
         self._next = -1
 
     def _number_of(self, packet: Packet[Any]) -> int:
-        """Returns the number of a packet in the table, -1 if it is not there or not the only one like it."""
+        """Returns the number of a packet in the table, -1 if it is not there or not the only one like it.
+
+        Its place in the file says which it is; its times do where an edit list shows a packet twice. They alone would
+        not do: after a seek FFmpeg may guess others.
+        """
         table = self._index.packets
-        like = np.ones(len(table), bool)
-        for given, column in ((packet.pts, table.pts), (packet.dts, table.dts), (packet.pos, table.offsets)):
-            if given is not None:
-                same = like & (column == given)
-                like = same if same.any() else like
-        found = np.flatnonzero(like)
+        found = np.flatnonzero(table.offsets == (-1 if packet.pos is None else packet.pos))
+        for given, column in ((packet.pts, table.pts), (packet.dts, table.dts)):
+            if len(found) > 1 and given is not None:
+                found = found[column[found] == given]
         return int(found[0]) if len(found) == 1 else -1
 
 
