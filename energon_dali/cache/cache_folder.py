@@ -51,6 +51,71 @@ class CacheFolder:
             self._lock = -1
 
 
+class ProcessFolder:
+    """The folder of one process: its own, or one inside that of the process that it works for.
+
+    Args:
+        parent: Where to make one of its own.
+        root: Folder of the process that this one works for; None makes one.
+        owned: Remove that folder too.
+    """
+
+    def __init__(self, parent: Path, root: Path | None, *, owned: bool = False) -> None:
+        self.pid = os.getpid()
+        self._owned_root = root if owned else None
+        self._parent = parent
+        self._root = root
+        self._own: CacheFolder | None = None
+        self._path: Path | None = None
+
+    def root(self) -> Path:
+        """Returns the folder that other processes make theirs in.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
+        if self._root is None:
+            self._own = CacheFolder(self._parent)
+            self._root = self._own.path
+        return self._root
+
+    def path(self) -> Path:
+        """Returns the folder for the files of this process.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
+        if self._path is None:
+            self._path = self._make(f"{self.pid}-")
+        return self._path
+
+    def make_root(self) -> Path:
+        """Returns a new folder for a pool that works with a share of the limits.
+
+        Raises:
+            StorageError: It cannot be made.
+        """
+        return self._make("share-")
+
+    def _make(self, prefix: str) -> Path:
+        root = self.root()
+        try:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+        except OSError as error:
+            raise StorageError(
+                f"No cache folder can be made in {root}: {error}. A pool that was closed takes its folder along: "
+                "close it after the loader."
+            ) from error
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        for path in (self._path, self._owned_root):
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+        if self._own is not None:
+            self._own.remove()
+
+
 def remove_stale(parent: Path) -> None:
     """Removes the folders in `parent` that this user's dead processes left."""
     for folder in parent.glob(f"{PREFIX}*"):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from energon_dali.cache.cache_entry import CacheEntry, lost_value
-from energon_dali.cache.cache_folder import CacheFolder
+from energon_dali.cache.cache_folder import ProcessFolder
 from energon_dali.cache.fetcher import Fetcher
 from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.lazy import Lazy
 from energon_dali.cache.pool import CachePool
-from energon_dali.errors import ConfigError, StorageError
+from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
 
 T = TypeVar("T")
@@ -67,7 +67,9 @@ class FileStoreCachePool(CachePool):
         self.max_count = max_cache_count
         self.method: Method = method
         self._root: Path | None = None
-        self._folder: _ProcessFolder | None = None
+        """Folder of the process that this one works for; None where this one works for itself."""
+        self._owns_root = False
+        self._folder: ProcessFolder | None = None
         self._fetcher: Fetcher | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
@@ -119,10 +121,17 @@ class FileStoreCachePool(CachePool):
                 self._end()
 
     def shared_by(self, processes: int) -> FileStoreCachePool:
-        """Returns a pool with its share of the limits, whose folder goes with this pool's.
+        """Returns a pool with one process's share of the limits, whose folder lies in this pool's and goes with it.
 
         Args:
             processes: How many share, at least 1.
+
+        Returns:
+            A pool to be given to each process; `close` removes the files of all of them. This pool itself for one.
+
+        Raises:
+            ConfigError: This pool is closed.
+            StorageError: No folder can be made.
         """
         if processes < 2:
             return self
@@ -135,7 +144,8 @@ class FileStoreCachePool(CachePool):
         share.max_bytes = self.max_bytes // processes
         self._open()
         assert self._folder is not None
-        share._root = self._folder.root()
+        share._root = self._folder.make_root()
+        share._owns_root = True
         return share
 
     @property
@@ -156,7 +166,7 @@ class FileStoreCachePool(CachePool):
         """
         fetcher = self._fetcher
         if fetcher is None or fetcher.pid != os.getpid():
-            folder = self._folder = _ProcessFolder(self.parent_cache_dir, self._root)
+            folder = self._folder = ProcessFolder(self.parent_cache_dir, self._root, owned=self._owns_root)
             fetcher = self._fetcher = Fetcher(folder.path, self.num_workers, self.max_bytes, self.max_count)
             self._end = weakref.finalize(self, _end, fetcher, folder)
         if fetcher.closed:
@@ -164,11 +174,10 @@ class FileStoreCachePool(CachePool):
         return fetcher
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._root is None and (self._fetcher is None or self._fetcher.pid == os.getpid()):
-            self._open()
-            assert self._folder is not None
-            self._root = self._folder.root()
-        return {**self.__dict__, "_folder": None, "_fetcher": None, "_end": None}
+        self._open()
+        assert self._folder is not None
+        local = {"_folder": None, "_fetcher": None, "_end": None, "_owns_root": False}
+        return {**self.__dict__, **local, "_root": self._folder.root()}
 
 
 class FileCacheLazy(Lazy[T]):
@@ -211,57 +220,7 @@ class FileCacheLazy(Lazy[T]):
             self._fetcher.drop(entry)
 
 
-class _ProcessFolder:
-    """The folder of one process: its own, or one inside that of the process that it works for.
-
-    Args:
-        parent: Where to make one of its own.
-        root: Folder of the process that this one works for; None makes one.
-    """
-
-    def __init__(self, parent: Path, root: Path | None) -> None:
-        self.pid = os.getpid()
-        self._parent = parent
-        self._root = root
-        self._own: CacheFolder | None = None
-        self._path: Path | None = None
-
-    def root(self) -> Path:
-        """Returns the folder that other processes make theirs in.
-
-        Raises:
-            StorageError: It cannot be made.
-        """
-        if self._root is None:
-            self._own = CacheFolder(self._parent)
-            self._root = self._own.path
-        return self._root
-
-    def path(self) -> Path:
-        """Returns the folder for the files of this process.
-
-        Raises:
-            StorageError: It cannot be made.
-        """
-        if self._path is None:
-            root = self.root()
-            try:
-                self._path = Path(tempfile.mkdtemp(prefix=f"{self.pid}-", dir=root))
-            except OSError as error:
-                raise StorageError(f"No cache folder can be made in {root}: {error}.") from error
-        return self._path
-
-    def remove(self) -> None:
-        """Removes the folder."""
-        import shutil
-
-        if self._path is not None:
-            shutil.rmtree(self._path, ignore_errors=True)
-        if self._own is not None:
-            self._own.remove()
-
-
-def _end(fetcher: Fetcher, folder: _ProcessFolder) -> None:
+def _end(fetcher: Fetcher, folder: ProcessFolder) -> None:
     """Ends a pool in the process that opened it; never waits, as the collector may call it."""
     if folder.pid == os.getpid():
         fetcher.shut_down()

@@ -57,6 +57,9 @@ class CachePool(ABC):
 
         Args:
             processes: How many there are, at least 1.
+
+        Returns:
+            This pool, or one that is closed by whoever asked for it.
         """
         return self
 

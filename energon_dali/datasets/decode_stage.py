@@ -63,15 +63,15 @@ class DecodeDataset(WrapperDataset[Any]):
 
 
 def handles_of(element: Any) -> list[MediaHandle]:
-    """Returns the media handles inside an element, in a fixed order."""
-    found: list[MediaHandle] = []
+    """Returns the media handles inside an element, each once, in a fixed order."""
+    found: dict[int, MediaHandle] = {}
 
     def note(handle: MediaHandle) -> MediaHandle:
-        found.append(handle)
+        found.setdefault(id(handle), handle)
         return handle
 
     map_handles(element, note)
-    return found
+    return list(found.values())
 
 
 def put_outcomes(element: Any, outcomes: list[Outcome]) -> tuple[Any, DecodeFailure | None]:
@@ -80,7 +80,15 @@ def put_outcomes(element: Any, outcomes: list[Outcome]) -> tuple[Any, DecodeFail
     if failure is not None:
         return element, failure
     values = iter(outcomes)
-    return map_handles(element, lambda handle: next(values).value), None  # type: ignore[union-attr]
+    decoded: dict[int, Any] = {}
+
+    def value_of(handle: MediaHandle) -> Any:
+        # A handle that stands in two fields, or in a Lazy that does, has one outcome.
+        if id(handle) not in decoded:
+            decoded[id(handle)] = next(values).value  # type: ignore[union-attr]
+        return decoded[id(handle)]
+
+    return map_handles(element, value_of), None
 
 
 def decode_elements(decoder: Decoder, elements: list[Any], *, strict: bool = False) -> list[Any]:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import LayoutError, StateError
 
 if TYPE_CHECKING:
+    from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset, State, StreamIterator
     from energon_dali.datasets.hand_over import BlockFeed
 
@@ -39,15 +41,21 @@ class RankIterator(Iterator[T], Generic[T]):
         dataset: The outermost dataset.
         feed: Delivers blocks of worker processes; None runs everything in this process.
         recorder: Takes counts and times.
+        cache_pool: What hooks in this process see as `TaskEncoder.cache`; None fetches nothing ahead.
     """
 
     def __init__(
-        self, dataset: SavableDataset[T], feed: BlockFeed | None = None, recorder: Recorder | None = None
+        self,
+        dataset: SavableDataset[T],
+        feed: BlockFeed | None = None,
+        recorder: Recorder | None = None,
+        cache_pool: CachePool | None = None,
     ) -> None:
         self._limit = dataset.rank_limit()
         # A limit of the rank is counted here, over all streams together.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
         self._feed = feed
+        self._cache_pool = cache_pool
         self.recorder = recorder or Recorder()
         self._streams = dataset.worker_config.streams
         self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
@@ -89,7 +97,8 @@ class RankIterator(Iterator[T], Generic[T]):
             stream = min(running, key=lambda s: (self._counts[s], s))
             start = time.perf_counter()
             try:
-                element = next(self._iterator(stream))
+                with pool_context(self._cache_pool):
+                    element = next(self._iterator(stream))
             except StopIteration:
                 self._ended.add(stream)
                 continue

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from energon_dali.cache.lazy import Lazy
+
 if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageSpec
     from energon_dali.samples import SourceInfo
@@ -137,8 +139,14 @@ class Decoder(ABC):
         }
 
 
+_HOLDERS = (MediaHandle, dict, list, tuple, Lazy)
+"""What handles stand in, besides dataclasses that are samples."""
+
+
 def map_handles(value: Any, replace: Callable[[MediaHandle], Any]) -> Any:
     """Returns `value` with every MediaHandle inside it replaced; dataclasses, dicts and lists are changed in place.
+
+    A Lazy is fetched, and what it gives is changed in it.
 
     Args:
         value: A sample: a dataclass, dict, list, tuple, or anything else (returned as it is).
@@ -148,19 +156,21 @@ def map_handles(value: Any, replace: Callable[[MediaHandle], Any]) -> Any:
         return replace(value)
     if isinstance(value, dict):
         for name, inner in value.items():
-            if isinstance(inner, (MediaHandle, dict, list, tuple)):
+            if isinstance(inner, _HOLDERS):
                 value[name] = map_handles(inner, replace)
     elif isinstance(value, list):
         value[:] = [map_handles(inner, replace) for inner in value]
     elif isinstance(value, tuple):
-        if any(isinstance(inner, (MediaHandle, dict, list, tuple)) for inner in value):
+        if any(isinstance(inner, _HOLDERS) for inner in value):
             changed = [map_handles(inner, replace) for inner in value]
             return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             inner = getattr(value, name)
-            if isinstance(inner, (MediaHandle, dict, list)) or (isinstance(inner, tuple) and not name.startswith("__")):
+            if isinstance(inner, _HOLDERS) and not (isinstance(inner, tuple) and name.startswith("__")):
                 changed_inner = map_handles(inner, replace)
                 if changed_inner is not inner:
                     setattr(value, name, changed_inner)
+    elif isinstance(value, Lazy):
+        value.replace(lambda data: map_handles(data, replace))
     return value

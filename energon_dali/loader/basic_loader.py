@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from energon_dali.cache import CachePool, pool_context
+from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hand_over import find_hand_overs
 from energon_dali.datasets.rank_iterator import RankIterator
@@ -41,7 +43,8 @@ class BasicDataLoader(Generic[T]):
         worker_config: Deprecated; must equal the dataset's.
         prefetch_factor: Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1.
             Each costs the memory of a block or batch.
-        cache_pool: Accepted for compatibility with Energon; without effect.
+        cache_pool: What fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for
+            all processes together. It stays yours to close, after the loader. None fetches nothing ahead.
         watchdog_timeout_seconds: Longest wait for a batch that is normal; None never complains.
         watchdog_initial_timeout_seconds: The same for the first batch; None is the same.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
@@ -60,7 +63,7 @@ class BasicDataLoader(Generic[T]):
         *,
         worker_config: WorkerConfig | None = None,
         prefetch_factor: int = 2,
-        cache_pool: object = None,
+        cache_pool: CachePool | None = None,
         watchdog_timeout_seconds: float | None = 60,
         watchdog_initial_timeout_seconds: float | None = None,
         fail_on_timeout: bool = False,
@@ -87,6 +90,8 @@ class BasicDataLoader(Generic[T]):
         self.worker_config = dataset.worker_config
         self._tree: SavableDataset[T] = cut_tree(dataset)
         self._prefetch = prefetch_factor
+        self._cache_pool = check_cache_pool(cache_pool)
+        self._cache_share = self._cache_pool
         self._start_method = check_start_method(start_method)
         self._pins = wants_pinning(pin_memory)
         self._watchdog = Watchdog(
@@ -131,10 +136,14 @@ class BasicDataLoader(Generic[T]):
         self._begun = True
         pool = None
         hand_overs = find_hand_overs(self._tree)
-        if self.worker_config.num_workers > 0 and hand_overs:
+        workers = self.worker_config.num_workers
+        if workers > 0 and hand_overs:
+            if self._cache_pool is not None:
+                self._cache_share = self._cache_pool.shared_by(workers + 1)  # hooks may run in this process as well
             pool = WorkerPool(
-                hand_overs, self._recorder, prefetch_factor=self._prefetch, start_method=self._start_method
-            )
+                hand_overs, self._recorder, prefetch_factor=self._prefetch, start_method=self._start_method,
+                cache_pool=self._cache_share,
+            )  # fmt: skip
             self._watchdog.show_workers = pool.show_stacks
         delivery = self._build_delivery(pool)
         self._delivery = delivery
@@ -143,7 +152,7 @@ class BasicDataLoader(Generic[T]):
 
     def _build_delivery(self, pool: WorkerPool | None) -> Delivery:
         try:
-            rank: RankIterator[T] = RankIterator(self._tree, pool, self._recorder)
+            rank: RankIterator[T] = RankIterator(self._tree, pool, self._recorder, self._cache_share)
             if pool is not None:
                 pool.launch()
             if self._state is not None:
@@ -170,6 +179,8 @@ class BasicDataLoader(Generic[T]):
         self._watchdog.show_workers = None
         if self._end is not None:
             self._end()
+        if self._cache_share is not None and self._cache_share is not self._cache_pool:
+            self._cache_share.close()
 
     def __enter__(self) -> BasicDataLoader[T]:
         return self
@@ -190,7 +201,8 @@ class BasicDataLoader(Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        return self._tree.restore_sample(restore_key)
+        with pool_context(self._cache_pool):
+            return self._tree.restore_sample(restore_key)
 
     def config(self) -> dict[str, Any]:
         """Returns what this loader does, as plain values."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
+from energon_dali.cache import CachePool, active_pool
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample, construct
@@ -152,6 +153,14 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     def current_batch_index(self) -> int:
         """Number of the batch that is being made, the same for every layout; known only inside a hook."""
         return context.current_batch_index()
+
+    @property
+    def cache(self) -> CachePool:
+        """The pool that the loader was given, for references to files; one that fetches nothing ahead if it has none.
+
+        Known inside hooks, in the process that runs them; see `FileStoreCachePool`.
+        """
+        return active_pool()
 
     def overrides(self, hook: str) -> bool:
         """Returns whether this encoder does anything in a hook; see `overridden`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from energon_dali.cache import CachePool
     from energon_dali.datasets.hand_over import HandOverDataset
 
 Extents = list[tuple[int, int]]
@@ -26,6 +27,8 @@ class WorkerTask:
     """The job's."""
     spare_arenas: int
     """Free arenas that it keeps."""
+    cache_pool: CachePool | None = None
+    """What its hooks see as `TaskEncoder.cache`."""
 
 
 @dataclass(slots=True, eq=False)

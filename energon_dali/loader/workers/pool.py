@@ -19,6 +19,7 @@ from energon_dali.loader.workers.messages import BlockSent, StartStream, StreamF
 from energon_dali.loader.workers.task_pickle import pickle_task
 
 if TYPE_CHECKING:
+    from energon_dali.cache import CachePool
     from energon_dali.datasets.base import State
     from energon_dali.datasets.hand_over import Block, HandOverDataset
     from energon_dali.datasets.recorder import Recorder
@@ -38,6 +39,7 @@ class WorkerPool:
         prefetch_factor: Blocks per stream that a worker makes ahead, at least 1; where there are more than two
             hand-overs, twice as many over all of them, but at least one of each.
         start_method: How processes start, see `launch.StartMethod`.
+        cache_pool: What the workers' hooks see as `TaskEncoder.cache`; None fetches nothing ahead.
 
     Raises:
         ConfigError: prefetch_factor or start_method cannot work.
@@ -50,12 +52,14 @@ class WorkerPool:
         *,
         prefetch_factor: int = 2,
         start_method: str = "spawn",
+        cache_pool: CachePool | None = None,
     ) -> None:
         if prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor={prefetch_factor} leaves the workers nothing to do: give at least 1.")
         self._method: StartMethod = check_start_method(start_method)
         self._hand_overs = list(hand_overs)
         self._recorder = recorder
+        self._cache_pool = cache_pool
         # A blend of many hand-overs must not hold blocks of all of them in proportion: one or two are asked of each.
         self._prefetch = max(1, -(-2 * prefetch_factor // len(hand_overs))) if len(hand_overs) > 2 else prefetch_factor
         self.on_wait: Callable[[float], None] | None = None
@@ -95,7 +99,9 @@ class WorkerPool:
             return
         config = self._config
         tasks = [
-            WorkerTask(self._hand_overs, config.rank, number, config.seed_offset, self._spare_arenas(number))
+            WorkerTask(
+                self._hand_overs, config.rank, number, config.seed_offset, self._spare_arenas(number), self._cache_pool
+            )
             for number in range(max(1, config.num_workers))
         ]
         pickled = [self._pickled(task) for task in tasks]

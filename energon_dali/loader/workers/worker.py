@@ -47,10 +47,22 @@ def run_worker(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask 
             return 0
         _seed(task)
         gc.freeze()  # the dataset lives as long as the process: no collection needs to walk it
-        WorkerServer(channel, task).serve()
+        _serve(channel, task)
     except (EOFError, ConnectionError):
         return 0  # the rank hung up: that is how a worker ends
     return 0
+
+
+def _serve(channel: Channel, task: WorkerTask) -> None:
+    """Serves until the rank hangs up, and takes the files of the cache away."""
+    from energon_dali.cache import pool_context
+
+    try:
+        with pool_context(task.cache_pool):
+            WorkerServer(channel, task).serve()
+    finally:
+        if task.cache_pool is not None:
+            task.cache_pool.close()
 
 
 def _receive_task(channel: Channel) -> WorkerTask | None:

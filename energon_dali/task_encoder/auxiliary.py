@@ -1,0 +1,134 @@
+"""What a cooker gets beside the crude sample: stores of files, decoded with the seed of the sample, and the cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from zlib import crc32
+
+from energon_dali.cache import DecodeFileStore, FileStore, PrimaryFileStore, active_pool
+from energon_dali.cache.decode_file_store import FileStoreDecoder, StagingDecoder
+from energon_dali.errors import ConfigError
+from energon_dali.plan import mix
+from energon_dali.plan.seeds import sample_seed
+from energon_dali.samples import CrudeSample
+from energon_dali.task_encoder.cooking import Cooker
+
+PRIMARY = "primary"
+CACHE = "cache"
+SOURCE_KEY_LENGTH = 3
+"""Parts of the restore key of a sample that comes straight from a source: its name, number and epoch."""
+
+
+class SampleSeeds:
+    """The seed of one sample, worked out when it is first asked for.
+
+    Args:
+        seed: Seed of the job.
+        leaf: Number of the dataset in the job.
+        sample: The crude sample, with its key.
+    """
+
+    __slots__ = ("_key", "_leaf", "_name", "_seed", "_value")
+
+    def __init__(self, seed: int, leaf: int, sample: Mapping[str, Any]) -> None:
+        self._seed = seed
+        self._leaf = leaf
+        self._key: tuple[Any, ...] = tuple(sample.get("__restore_key__") or ())
+        self._name = str(sample.get("__key__", ""))
+        self._value: int | None = None
+
+    def __call__(self) -> int:
+        if self._value is None:
+            key = self._key
+            if len(key) == SOURCE_KEY_LENGTH and isinstance(key[1], int) and isinstance(key[2], int):
+                self._value = sample_seed(self._seed, self._leaf, key[2], key[1])
+            else:  # a source of the user's: the sample is told by its name, and is the same in each epoch
+                self._value = mix(self._seed, self._leaf, crc32(self._name.encode())) >> 1
+        return self._value
+
+
+class Auxiliaries:
+    """Calls a cooker with the stores of its dataset; picklable.
+
+    Args:
+        cooker: The cooker that was chosen for the dataset.
+        cook: Called as cook(sample, aux=...) with the stores, and with `primary` and `cache` where the cooker asks.
+        stores: By name, undecoded.
+        decoder: Decodes what the stores give; None leaves bytes.
+        seed: Seed of the job.
+        leaf: Number of the dataset in the job.
+
+    Raises:
+        ConfigError: The cooker asks for `primary`, and there is no such store; or a store takes the name of the cache.
+    """
+
+    def __init__(
+        self,
+        cooker: Cooker[Any],
+        cook: Callable[..., Any],
+        stores: Mapping[str, FileStore[Any]],
+        decoder: FileStoreDecoder | StagingDecoder | None,
+        *,
+        seed: int = 0,
+        leaf: int = 0,
+    ) -> None:
+        if cooker.need_cache and CACHE in stores:
+            raise ConfigError(
+                f"An auxiliary store is named {CACHE!r}, and the cooker {name_of(cooker)} asks for the cache pool "
+                "under that name. Give the store another name."
+            )
+        if cooker.need_primary and PRIMARY not in stores:
+            raise ConfigError(
+                f"The cooker {name_of(cooker)} asks for `primary`, and its dataset has no random access by name. Use a "
+                "cooker without need_primary, or name a store `primary` among the auxiliary ones."
+            )
+        self.cooker = cooker
+        self.cook = cook
+        self.stores = {
+            name: store if decoder is None or isinstance(store, DecodeFileStore)
+            else DecodeFileStore(store, decoder=decoder, name=name)
+            for name, store in stores.items()
+        }  # fmt: skip
+        self.seed = seed
+        self.leaf = leaf
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether one crude sample may lead to any number of samples."""
+        return inspect.isgeneratorfunction(self.cook) or inspect.isgeneratorfunction(self.cooker.cook)
+
+    def of_sample(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the keyword arguments of the cooker for one sample."""
+        seeds = SampleSeeds(self.seed, self.leaf, sample)
+        arguments: dict[str, Any] = {}
+        for name, store in self.stores.items():
+            if self.cooker.need_primary and name == PRIMARY:
+                key = str(sample["__key__"])
+                inner = store.for_sample(seeds, key) if isinstance(store, DecodeFileStore) else store
+                arguments[name] = PrimaryFileStore(inner, key)
+            else:
+                arguments[name] = store.for_sample(seeds) if isinstance(store, DecodeFileStore) else store
+        if self.cooker.need_cache:
+            arguments[CACHE] = active_pool()
+        return arguments
+
+
+def cook_one(auxiliaries: Auxiliaries, sample: CrudeSample) -> Any:
+    """Returns what a cooker makes of a crude sample."""
+    return auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample))
+
+
+def cook_each(auxiliaries: Auxiliaries, sample: CrudeSample) -> Iterator[Any]:
+    """Yields what a cooker that is a generator function makes of a crude sample."""
+    made = auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample))
+    if inspect.isgenerator(made):
+        yield from made
+    else:
+        yield made
+
+
+def name_of(cooker: Cooker[Any]) -> str:
+    """Returns the name of a cooker's function, for messages."""
+    return str(getattr(cooker.cook, "__qualname__", cooker.cook))
