@@ -10,7 +10,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from energon_dali.cache import (
+        CachePool,
+        DecodeFileStore,
+        DirectLazy,
+        FileCacheLazy,
+        FileStore,
+        FileStoreCachePool,
+        FileStoreDecoder,
+        Lazy,
+        MockLazy,
+        NoCachePool,
+        PrimaryFileStore,
+        SystemFileStore,
+    )
     from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.grouping.batch import BatchDataset
+    from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
+    from energon_dali.datasets.grouping.packing import PackingDataset
+    from energon_dali.datasets.mixing.blend import BlendDataset
+    from energon_dali.datasets.mixing.concat import ConcatDataset
+    from energon_dali.datasets.mixing.concatenation import concat_pad, generic_concat, homogeneous_concat_mix
+    from energon_dali.datasets.mixing.mix_batch import MixBatchDataset
+    from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+    from energon_dali.datasets.wrappers.filter import FilterDataset
+    from energon_dali.datasets.wrappers.gc import GcDataset
+    from energon_dali.datasets.wrappers.iter_map import IterMapDataset
+    from energon_dali.datasets.wrappers.limit import LimitDataset
+    from energon_dali.datasets.wrappers.log_sample import LogSampleDataset
+    from energon_dali.datasets.wrappers.map import MapDataset
+    from energon_dali.datasets.wrappers.repeat import RepeatDataset
+    from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
     from energon_dali.decode import (
         CenterCrop,
         DaliDecoder,
@@ -23,6 +53,7 @@ if TYPE_CHECKING:
         Resize,
         SampleDecoder,
     )
+    from energon_dali.decode.clips import ClipAudio, VideoClips
     from energon_dali.error_handlers import log_exception, reraise_exception
     from energon_dali.errors import (
         ConfigError,
@@ -47,6 +78,14 @@ if TYPE_CHECKING:
     from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
     from energon_dali.loader.datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+    from energon_dali.metadataset.interface import DatasetLoader, DatasetLoaderInterface
+    from energon_dali.metadataset.loader import (
+        Metadataset,
+        MetadatasetV2,
+        load_dataset,
+        prepare_metadataset,
+        traverse_metadataset,
+    )
     from energon_dali.samples import (
         Batch,
         CaptioningSample,
@@ -65,10 +104,13 @@ if TYPE_CHECKING:
         VQASample,
         edataclass,
     )
+    from energon_dali.samples.clips import Clips
     from energon_dali.task_encoder import (
         AugmentTaskEncoder,
         Cooker,
         DefaultTaskEncoder,
+        PackSelection,
+        SequencePacker,
         TaskEncoder,
         basic_sample_keys,
         batch_list,
@@ -83,80 +125,53 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AugmentTaskEncoder",
-    "BasicDataLoader",
-    "Batch",
-    "CaptioningSample",
-    "CenterCrop",
-    "ConfigError",
-    "Cooker",
-    "CrudeSample",
-    "DaliDecoder",
-    "DatasetError",
-    "DatasetFormatError",
-    "DecodeError",
-    "Decoder",
-    "DefaultTaskEncoder",
-    "DeviceError",
-    "DeviceFailedError",
-    "EnergonDaliError",
-    "FatalSampleError",
-    "HorizontalFlip",
-    "IgnoreSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "LayoutError",
-    "MediaHandle",
-    "MultiChoiceVQASample",
-    "Normalize",
-    "OCRSample",
-    "RandomCrop",
-    "RandomResizedCrop",
-    "Resize",
-    "Sample",
-    "SampleDecoder",
-    "SavableDataLoader",
-    "SavableDataset",
-    "ShardError",
-    "SimilarityInterleavedSample",
-    "SkipSample",
-    "SourceInfo",
-    "StateError",
-    "StorageError",
-    "TaskEncoder",
-    "TextSample",
-    "UntrustedCodeError",
-    "VQAOCRSample",
-    "VQASample",
-    "VidQASample",
-    "WatchdogTimeoutError",
-    "WorkerConfig",
-    "WorkerDiedError",
-    "WorkerError",
-    "basic_sample_keys",
-    "batch_list",
-    "batch_pad_stack",
-    "batch_stack",
-    "cooker",
-    "edataclass",
-    "generic_batch",
-    "get_loader",
-    "get_savable_loader",
-    "get_train_dataset",
-    "get_val_dataset",
-    "get_val_datasets",
-    "log_exception",
-    "reraise_exception",
-    "stateless",
-]
+    "AugmentTaskEncoder", "BasicDataLoader", "Batch", "BatchDataset", "BlendDataset", "CachePool", "CaptioningSample",
+    "CenterCrop", "ClipAudio", "Clips", "ConcatDataset", "ConfigError", "Cooker", "CrudeSample", "DaliDecoder",
+    "DatasetError", "DatasetFormatError", "DatasetLoader", "DatasetLoaderInterface", "DecodeError", "DecodeFileStore",
+    "Decoder", "DefaultTaskEncoder", "DeviceError", "DeviceFailedError", "DirectLazy", "EnergonDaliError",
+    "EpochizeDataset", "FatalSampleError", "FileCacheLazy", "FileStore", "FileStoreCachePool", "FileStoreDecoder",
+    "FilterDataset", "GcDataset", "GroupBatchDataset", "HorizontalFlip", "IgnoreSample", "ImageClassificationSample",
+    "ImageSample", "InterleavedSample", "IterMapDataset", "LayoutError", "Lazy", "LimitDataset", "LogSampleDataset",
+    "MapDataset", "MediaHandle", "Metadataset", "MetadatasetV2", "MixBatchDataset", "MockLazy",
+    "MultiChoiceVQASample", "NoCachePool", "Normalize", "OCRSample", "PackSelection", "PackingDataset",
+    "PrimaryFileStore", "RandomCrop", "RandomResizedCrop", "RepeatDataset", "Resize", "Sample", "SampleDecoder",
+    "SavableDataLoader", "SavableDataset", "SequencePacker", "ShardError", "ShuffleBufferDataset",
+    "SimilarityInterleavedSample", "SkipSample", "SourceInfo", "StateError", "StorageError", "SystemFileStore",
+    "TaskEncoder", "TextSample", "UntrustedCodeError", "VQAOCRSample", "VQASample", "VidQASample", "VideoClips",
+    "WatchdogTimeoutError", "WorkerConfig", "WorkerDiedError", "WorkerError", "__version__", "basic_sample_keys",
+    "batch_list", "batch_pad_stack", "batch_stack", "concat_pad", "cooker", "edataclass", "generic_batch",
+    "generic_concat", "get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets",
+    "homogeneous_concat_mix", "load_dataset", "log_exception", "prepare_metadataset", "reraise_exception",
+    "stateless", "traverse_metadataset",
+]  # fmt: skip
 
 _HOMES = {
+    "cache": (
+        "CachePool", "DecodeFileStore", "DirectLazy", "FileCacheLazy", "FileStore", "FileStoreCachePool",
+        "FileStoreDecoder", "Lazy", "MockLazy", "NoCachePool", "PrimaryFileStore", "SystemFileStore",
+    ),
     "datasets.base": ("SavableDataset",),
+    "datasets.grouping.batch": ("BatchDataset",),
+    "datasets.grouping.group_batch": ("GroupBatchDataset",),
+    "datasets.grouping.packing": ("PackingDataset",),
+    "datasets.mixing.blend": ("BlendDataset",),
+    "datasets.mixing.concat": ("ConcatDataset",),
+    "datasets.mixing.concatenation": ("concat_pad", "generic_concat", "homogeneous_concat_mix"),
+    "datasets.mixing.mix_batch": ("MixBatchDataset",),
+    "datasets.wrappers.epochize": ("EpochizeDataset",),
+    "datasets.wrappers.filter": ("FilterDataset",),
+    "datasets.wrappers.gc": ("GcDataset",),
+    "datasets.wrappers.iter_map": ("IterMapDataset",),
+    "datasets.wrappers.limit": ("LimitDataset",),
+    "datasets.wrappers.log_sample": ("LogSampleDataset",),
+    "datasets.wrappers.map": ("MapDataset",),
+    "datasets.wrappers.repeat": ("RepeatDataset",),
+    "datasets.wrappers.shuffle_buffer": ("ShuffleBufferDataset",),
     "decode": (
         "CenterCrop", "DaliDecoder", "Decoder", "HorizontalFlip", "MediaHandle", "Normalize", "RandomCrop",
         "RandomResizedCrop", "Resize", "SampleDecoder",
     ),
+    "decode.clips": ("ClipAudio", "VideoClips"),
     "error_handlers": ("log_exception", "reraise_exception"),
     "errors": (
         "ConfigError", "DatasetError", "DatasetFormatError", "DecodeError", "DeviceError", "DeviceFailedError",
@@ -166,14 +181,19 @@ _HOMES = {
     "loader.basic_loader": ("BasicDataLoader", "get_loader"),
     "loader.datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "loader.savable_loader": ("SavableDataLoader", "get_savable_loader"),
+    "metadataset.interface": ("DatasetLoader", "DatasetLoaderInterface"),
+    "metadataset.loader": (
+        "Metadataset", "MetadatasetV2", "load_dataset", "prepare_metadataset", "traverse_metadataset",
+    ),
     "samples": (
         "Batch", "CaptioningSample", "CrudeSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
         "MultiChoiceVQASample", "OCRSample", "Sample", "SimilarityInterleavedSample", "SourceInfo", "TextSample",
         "VQAOCRSample", "VQASample", "VidQASample", "edataclass",
     ),
+    "samples.clips": ("Clips",),
     "task_encoder": (
-        "AugmentTaskEncoder", "Cooker", "DefaultTaskEncoder", "TaskEncoder", "basic_sample_keys", "batch_list",
-        "batch_pad_stack", "batch_stack", "cooker", "generic_batch", "stateless",
+        "AugmentTaskEncoder", "Cooker", "DefaultTaskEncoder", "PackSelection", "SequencePacker", "TaskEncoder",
+        "basic_sample_keys", "batch_list", "batch_pad_stack", "batch_stack", "cooker", "generic_batch", "stateless",
     ),
     "worker_config": ("WorkerConfig",),
 }  # fmt: skip
