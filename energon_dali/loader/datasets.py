@@ -6,16 +6,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.measured_blend import BlendBy
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError
+from energon_dali.loader.cook_stage import cook
 from energon_dali.loader.leaf import LeafSetting, named_at, open_leaf
 from energon_dali.loader.leaves import blend_leaves, chain_leaves, is_epochized, resolve_path
 from energon_dali.loader.options import AnyEncoder, check_numbers, check_worker_config, take_options
-from energon_dali.loader.pipeline import Stages, block_size, build_stages, cook
+from energon_dali.loader.pipeline import Stages, block_size, build_stages
 from energon_dali.metadataset.reference import LeafReference, ResolvedBlend
 from energon_dali.samples import CrudeSample
 from energon_dali.worker_config import WorkerConfig
@@ -212,4 +214,7 @@ def _feed(
             f"{source.name} has the auxiliary stores {', '.join(leaf.aux)}, which cookers read from, and its samples "
             "are not crude. Make it a CrudeWebdataset in dataset.yaml, or leave aux out."
         )
-    return cook(source, encoder, load.subflavors, source.name) if crude else source
+    if not crude:
+        return source
+    stores = {name: open_store(reference.form) for name, reference in leaf.aux.items()}
+    return cook(source, encoder, load.subflavors, source.name, stores)

@@ -10,6 +10,7 @@ from typing import Any
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import Reader, SourceDataset
+from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.loader.dataset_config import SampleRecipe, read_recipe
 from energon_dali.loader.options import AnyEncoder, LeafOptions
@@ -163,7 +164,8 @@ def _open_jsonl(leaf: LeafReference, number: int, setting: LeafSetting) -> _Open
         )
     file = JsonlFile(leaf.path)
     load = SampleLoader(
-        decoder=setting.encoder.decoder, sample_type=CrudeSample, subflavors=dict(leaf.subflavors),
+        decoder=setting.encoder.decoder or SampleDecoder(),  # lines are parsed also where media stay bytes
+        sample_type=CrudeSample, subflavors=dict(leaf.subflavors),
         dataset_path=file.path, seed=setting.worker_config.seed_offset, leaf=number,
     )  # fmt: skip
     ranges = take_subset(file.split_ranges(leaf.split_part), [file.num_samples], leaf.subset)
