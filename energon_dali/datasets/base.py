@@ -13,6 +13,7 @@ from typing_extensions import Self
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.datasets.restore_key import Key, get_restore_key
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.plan import mix
 
 if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockFeed
@@ -118,13 +119,25 @@ class SavableDataset(ABC, Generic[T]):
             raise TypeError(f"{type(self).__name__} must override with_children, since it has children.")
         return self
 
+    place = 0
+    """Number of the place among several datasets; what is drawn here depends on it."""
+
     def placed(self, number: int) -> Self:
         """Returns a copy for a place of its own among several datasets: the same data has another order there.
 
         Args:
             number: Number of the place; a copy at place 2 of place 1 differs from one at place 1 of place 2.
         """
-        return self.with_children(*(child.placed(number) for child in self.children))
+        twin = self.with_children(*(child.placed(number) for child in self.children))
+        if twin is not self:
+            twin.place = mix(self.place, number)
+        return twin
+
+    @property
+    def place_seed(self) -> int:
+        """Seed of what hooks of this dataset draw: the job's, and another at each place among several datasets."""
+        seed = self.worker_config.seed_offset
+        return mix(seed, self.place) if self.place else seed
 
     def rank_limit(self) -> RankLimit | None:
         """Returns after how many elements an epoch of a rank ends; None where the streams themselves end it.

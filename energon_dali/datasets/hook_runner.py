@@ -46,7 +46,7 @@ class HookRunner:
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
-        self._seed = owner.worker_config.seed_offset
+        self._seed = owner.place_seed
         self.index = 0
         """Inputs that are done with."""
         self.offset = 0
@@ -142,11 +142,11 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
     index, rest = key[1], key[2:]
     if not is_generator:
         argument = remake(rest)
-        with sample_context(index, owner.worker_config.seed_offset):
+        with sample_context(index, owner.place_seed):
             return set_restore_key(function(argument), key)
     offset, rest = rest[0], rest[1:]
     argument = remake(rest)
-    with sample_context(index, owner.worker_config.seed_offset):
+    with sample_context(index, owner.place_seed):
         for number, result in enumerate(function(argument)):
             if number == offset:
                 return set_restore_key(result, key)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from energon_dali import task_encoder
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
@@ -154,6 +156,19 @@ def test_each_stream_place_and_epoch_draws_otherwise() -> None:
     assert len({tuple(first), tuple(second), tuple(one[:100])}) == 3
     epochs = drawn(BlendDataset((a(1), 1), (a(1), 1)), 2), drawn(BlendDataset((a(1), 1), (b(1), 1)), 2)
     assert epochs[1][:26] != epochs[1][26:]
+
+
+@task_encoder.stateless(restore_seeds=True)
+def with_luck(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "luck": random.random()}
+
+
+def test_hooks_at_two_places_draw_different_numbers_and_the_same_again() -> None:
+    tree = ConcatDataset(*(MapDataset(c(1, 5), with_luck, stateless_map_fn=True) for _ in range(2)))
+    samples = take(tree, 10)
+    assert len({sample["luck"] for sample in samples}) == 10
+    for sample in samples:
+        assert tree.restore_sample(sample["__restore_key__"]) == sample
 
 
 def test_concatenated_streams_go_through_the_datasets_in_turn() -> None:

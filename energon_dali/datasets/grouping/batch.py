@@ -76,7 +76,7 @@ class _BatchIterator(StreamIterator[Any]):
         self._inner = dataset.dataset.open(context)
         self._size = dataset.batch_size
         self._drop_last = dataset.drop_last
-        self._seed = dataset.worker_config.seed_offset
+        self._seed = dataset.place_seed
         self._runner = HookRunner(dataset, dataset.gather, "batch", dataset.failure_tolerance, context)
         self._ended = False
         self._before: State = {}

@@ -108,7 +108,7 @@ class _GroupIterator(StreamIterator[Any]):
     def _criterion(self, sample: Any) -> tuple[Hashable, int] | None:
         """Returns (group, size) of a sample; None if it is dropped."""
         try:
-            with sample_context(self._seen * self._num_streams + self._stream, self._dataset.worker_config.seed_offset):
+            with sample_context(self._seen * self._num_streams + self._stream, self._dataset.place_seed):
                 group, size = self._dataset.sample_group_key(sample)
             hash(group)  # raises here, where the sample is known, for a list or a dict
             fixed = self._dataset.fixed_batch_size

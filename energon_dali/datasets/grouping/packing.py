@@ -118,7 +118,7 @@ class PackingDataset(GatheringDataset):
             (sample,) = decode_elements(self.decoder, [sample], strict=True)
         if self.sample_encoder is None:
             return sample
-        with sample_context(index, self.worker_config.seed_offset):
+        with sample_context(index, self.place_seed):
             return self.sample_encoder(sample)
 
 
@@ -134,7 +134,7 @@ class _PackingIterator(StreamIterator[Any]):
         self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", tolerance, context)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
-        self._seed = config.seed_offset
+        self._seed = dataset.place_seed
         self._packs: deque[list[Keyed]] = deque()
         self._kept: list[tuple[int, list[Keyed]]] = []  # (rounds that it was kept, group), for the next buffer
         self._current: list[Key] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -11,7 +10,7 @@ from typing_extensions import Self
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
 from energon_dali.errors import ConfigError
-from energon_dali.plan import blend_draws, mix
+from energon_dali.plan import blend_draws
 from energon_dali.worker_config import WorkerConfig
 
 _DRAWS_AT_ONCE = 1024
@@ -46,12 +45,10 @@ class BlendDataset(CombinedDataset):
             raise ConfigError(
                 f"{type(self).__name__} was given the weights {list(self.weights)}: at least one must be positive."
             )
-        self.place = 0
         self.path = ""
 
     def placed(self, number: int) -> Self:
-        twin = copy.copy(super().placed(number))
-        twin.place = mix(self.place, number)
+        twin = super().placed(number)
         twin.path = f"{number - 1}/{self.path}"
         return twin
 
@@ -85,7 +82,7 @@ class _BlendIterator(CombinedIterator):
     def __init__(self, dataset: BlendDataset, context: StreamContext) -> None:
         super().__init__(dataset, context)
         self._weights = dataset.weights
-        self._seed = mix(dataset.worker_config.seed_offset, dataset.place)
+        self._seed = dataset.place_seed
         self._stream = context.stream
         self._recorder = context.recorder
         self._counters = [f"blend.samples.{dataset.path}{number}" for number in range(len(dataset.datasets))]

@@ -58,7 +58,7 @@ class _FilterIterator(StreamIterator[Any]):
         tolerance = failure_tolerance(dataset.filter_fn, DEFAULT_FAILURE_TOLERANCE)
         self._guard = HookGuard(dataset.stage, tolerance, context, config)
         self._stream, self._num_streams = context.stream, config.layout.num_streams
-        self._seed = config.seed_offset
+        self._seed = dataset.place_seed
         self._seen = 0
 
     def __next__(self) -> Any:

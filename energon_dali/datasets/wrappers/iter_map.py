@@ -87,7 +87,7 @@ class IterMapDataset(WrapperDataset[Any]):
         expect_name(restore_key, "IterMapDataset", 2)
         index, offset, *keys = restore_key[1:]
         elements = iter([self.dataset.restore_sample(tuple(key)) for key in keys])
-        with sample_context(index, self.worker_config.seed_offset):
+        with sample_context(index, self.place_seed):
             for number, output in enumerate(self.iter_map_fn(elements)):
                 if number == offset:
                     return set_restore_key(output, restore_key)
@@ -138,7 +138,7 @@ class _IterMapIterator(StreamIterator[Any]):
         tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
         self._guard = HookGuard(dataset.stage, tolerance, context, config)
         self._recorder = context.recorder
-        self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, config.seed_offset
+        self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, dataset.place_seed
         self._index = 0
         """Outputs so far."""
         self._offset = 0

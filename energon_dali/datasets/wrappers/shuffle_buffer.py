@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from typing import Any
-
-from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError
-from energon_dali.plan import mix
 from energon_dali.plan.buffer import BufferOrder
 from energon_dali.plan.seeds import BUFFER
 from energon_dali.worker_config import WorkerConfig
@@ -54,12 +50,6 @@ class ShuffleBufferDataset(WrapperDataset[Any]):
             raise ConfigError(f"first={first} cannot be: give a number from 1 to size={size}, or None for the size.")
         self.size = size
         self.first = size if first is None else first
-        self.place = 0
-
-    def placed(self, number: int) -> Self:
-        twin = copy.copy(super().placed(number))
-        twin.place = mix(self.place, number)
-        return twin
 
     def describe(self) -> str:
         return f"ShuffleBufferDataset(size={self.size})"
@@ -78,7 +68,7 @@ class _BufferIterator(StreamIterator[Any]):
     def __init__(self, dataset: ShuffleBufferDataset, context: StreamContext) -> None:
         self._dataset = dataset
         self._inner = dataset.dataset.open(context)
-        self._order_key = (BUFFER, dataset.worker_config.seed_offset, dataset.place, context.stream)
+        self._order_key = (BUFFER, dataset.place_seed, context.stream)
         self._saved: State | None = None
         self._key: Key = ()
         self._begin(0)
