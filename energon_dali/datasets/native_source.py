@@ -81,6 +81,11 @@ class NativeSourceDataset(SavableDataset[Any]):
                 f"none. Run "
                 f'`energon-dali prepare {folder.path}`, or use feed="block".'
             )
+        if not isinstance(order, OrderSpec):
+            raise ConfigError(
+                f'feed="native" follows whole passes over {folder.path}, and its samples are repeated or shared out by '
+                'blend_epochized. Use feed="block".'
+            )
         if order.stream(0).epoch(0).runs() is None:
             raise ConfigError(
                 f'feed="native" follows orders that are made of runs, and this one has parallel_shard_iters='

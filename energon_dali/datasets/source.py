@@ -168,7 +168,7 @@ class _SourceIterator(StreamIterator[Any]):
     def _read(self) -> None:
         """Reads the next samples ahead; raises StopIteration at the end of an epoch that is not repeated."""
         empty_epochs = 0
-        while self._position >= len(self._order.epoch(self._epoch)):
+        while self._position >= self._order.num_samples(self._epoch):  # does not build the order of an empty epoch
             self._epoch += 1
             self._position = 0
             empty_epochs += 1
@@ -185,7 +185,7 @@ class _SourceIterator(StreamIterator[Any]):
     def read_ahead(self, count: int) -> None:
         self._read_size = 1  # whoever asks for reading ahead says how far: what is beyond is not wanted yet
         position = self._position + len(self._ahead)
-        if len(self._ahead) < count and position < len(self._order.epoch(self._epoch)):
+        if len(self._ahead) < count and position < self._order.num_samples(self._epoch):
             self._read_rows(position, count - len(self._ahead))
 
     def _read_rows(self, position: int, count: int) -> None:
@@ -208,7 +208,7 @@ class _SourceIterator(StreamIterator[Any]):
         They are planned many at a time, and kept in arrays: below a blend few samples are read at once.
         """
         plan = self._plan
-        end = min(position + count, len(self._order.epoch(self._epoch)))
+        end = min(position + count, self._order.num_samples(self._epoch))
         if plan is None or plan[0] != self._epoch or not plan[1] <= position <= end <= plan[1] + len(plan[2][0]):
             order = self._order.epoch(self._epoch)
             shards, indices, epochs = order.samples(position, min(len(order), position + max(count, PLANNED_ROWS)))

@@ -30,6 +30,9 @@ class LoaderStatistics:
     """Media parts per decode route."""
     block_bytes: int = 0
     """Bytes that came from worker processes."""
+    blend: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Realised shares of blended datasets, by name: samples and their share; units and their share with blend_by.
+    Counted where samples are drawn, ahead of the trainer."""
     counts: dict[str, int] = field(default_factory=dict)
     """All other counters."""
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +60,7 @@ class LoaderStatistics:
             "stage_seconds": dict(self.stage_seconds),
             "routes": dict(self.routes),
             "block_bytes": self.block_bytes,
+            "blend": {name: dict(row) for name, row in self.blend.items()},
             "counts": dict(self.counts),
             "failures": list(self.failures),
             "gpu_memory_bytes": dict(self.gpu_memory_bytes),
@@ -76,6 +80,7 @@ class LoaderStatistics:
         rows += [(f"time in {name}", f"{seconds:.3f} s") for name, seconds in sorted(self.stage_seconds.items())]
         rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
+        rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]
         rows += [(name, str(count)) for name, count in sorted(self.counts.items())]
         rows += [(f"GPU memory {name}", f"{size / 2**20:.0f} MiB") for name, size in self.gpu_memory_bytes.items()]
         for failure in self.failures[-_SHOWN_FAILURES:]:
@@ -127,10 +132,32 @@ class TrainerClock:
             stage_seconds=record["seconds"],
             routes=routes,
             block_bytes=counts.pop("blocks.bytes", 0),
+            blend=take_shares(counts),
             counts=counts,
             failures=record["failures"],
             gpu_memory_bytes=_gpu_memory(),
         )
+
+
+def take_shares(counts: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Returns what blended datasets gave, by name, and takes it out of the counters.
+
+    Args:
+        counts: `blend.samples.NAME` and `blend.units.NAME` among other counters.
+    """
+    table: dict[str, dict[str, float]] = {}
+    for kind, share in (("samples", "share"), ("units", "unit_share")):
+        prefix = f"blend.{kind}."
+        found = {name[len(prefix) :]: counts.pop(name) for name in sorted(counts) if name.startswith(prefix)}
+        total = sum(found.values())
+        for name, amount in found.items():
+            table.setdefault(name, {}).update({kind: amount, share: amount / total if total else 0.0})
+    return table
+
+
+def _share_text(row: dict[str, float]) -> str:
+    text = f"{row.get('samples', 0)} samples ({row.get('share', 0):.2%})"
+    return f"{text}, {row['units']} units ({row['unit_share']:.2%})" if "units" in row else text
 
 
 def _gpu_memory() -> dict[str, int]:

@@ -17,6 +17,8 @@ BLEND = 7
 INTERLEAVE = 8
 BUFFER = 20
 
+_FEW = 16
+
 
 def sample_seed(seed: int, leaf: int, epoch: int, index: int) -> int:
     """Returns the seed of the random operations on one sample, the same wherever and whenever it is processed.
@@ -45,6 +47,9 @@ def sample_seeds(seed: int, leaf: int, epochs: Int64Array, indices: Int64Array) 
     Returns:
         int64[n], not negative.
     """
+    if len(epochs) < _FEW:  # small datasets of a blend: arrays would cost more than they save
+        rows = zip(epochs.tolist(), indices.tolist(), strict=True)
+        return np.array([sample_seed(seed, leaf, epoch, index) for epoch, index in rows], np.int64)
     seeds = mix_arrays(SAMPLE, seed, leaf, epochs, indices)
     seeds >>= np.uint64(1)
     return seeds.view(np.int64)

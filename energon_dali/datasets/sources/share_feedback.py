@@ -9,7 +9,7 @@ import numpy as np
 
 from energon_dali.errors import StateError
 
-FEEDBACK_DRAWS = 64
+FEEDBACK_DRAWS = 32
 """Draws that are planned at once, from what was measured before the first of them."""
 
 _HORIZON = 4
@@ -48,7 +48,7 @@ class ShareFeedback:
         total = units.sum()
         if not total:
             return self._shares.tolist()  # type: ignore[no-any-return]
-        mean = total / drawn.sum()
+        mean = total / drawn[units > 0].sum()
         # A leaf that gave nothing would be drawn for ever: it counts as if its samples were like the others.
         units = np.where(units > 0, units, drawn * mean)
         length = (units + mean) / (drawn + 1)  # units per draw, near the mean of all as long as little is known

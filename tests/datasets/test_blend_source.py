@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_dali.datasets.base import SavableDataset, StreamContext
+from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.restore_key import thaw_key
+from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.sources.blend_source import BlendSourceDataset
+from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
+from energon_dali.datasets.sources.epochized_blend import EpochizedBlendDataset
+from energon_dali.datasets.sources.leaves import short_names
+from energon_dali.datasets.sources.measured_blend import MeasuredBlendDataset, count_tokens
+from energon_dali.datasets.wrappers.map import MapDataset
+from energon_dali.errors import ConfigError, DatasetError, SkipSample, StateError
+from energon_dali.plan import OrderSpec, Slices
+from energon_dali.samples import TextSample
+from energon_dali.shards import RawSample
+from energon_dali.worker_config import WorkerConfig
+from tests.datasets.oracle import check_resume, config, silent
+
+
+class Numbers:
+    """A reader of samples that hold their dataset and their number; every seventh of an odd dataset cannot be read."""
+
+    def __init__(self, leaf: int, size: int) -> None:
+        self.leaf = leaf
+        self.size = size
+        self.rows_read = 0
+        self.calls = 0
+        self.is_remote = leaf % 2 == 0
+
+    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
+        self.calls += 1
+        self.rows_read += len(shard_indices)
+        return [self._raw(index) for index in sample_indices]
+
+    def _raw(self, index: int) -> RawSample | DatasetError:
+        if self.leaf % 2 and index % 7 == 3:
+            return DatasetError("seven")
+        return RawSample(f"{self.leaf}/{index}", "shard", index, 0, index, {"txt": f"{self.leaf} {index}".encode()})
+
+    def index_of(self, shard_index: int, sample_index: int) -> int:
+        return sample_index
+
+    def locate(self, index: int) -> tuple[int, int]:
+        return 0, index
+
+    def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
+        return "shard", f"{self.leaf}/{sample_index}"
+
+    def close(self) -> None:
+        pass
+
+
+def leaf(
+    number: int, size: int, job: WorkerConfig, *, repeat: bool = True, path: str | None = None, **order: Any
+) -> SourceDataset:
+    spec = OrderSpec(
+        base=Slices.whole_shards([size]), num_streams=job.layout.num_streams, seed=3, leaf=number,
+        **{"max_samples_per_sequence": 4, "parallel_shard_iters": 3, "shuffle_buffer_size": 5, **order},
+    )  # fmt: skip
+    load = SampleLoader(decoder=None, sample_type=TextSample, field_map={"text": "txt"}, seed=3, leaf=number)
+    return SourceDataset(
+        spec, Numbers(number, size), load, repeat=repeat, read_size=8, failure_tolerance=0, source_config={},
+        name=path or f"/data/part{number}", worker_config=job,
+    )  # fmt: skip
+
+
+def leaves(sizes: Sequence[int], streams: int, **kwargs: Any) -> list[SavableDataset[Any]]:
+    job = config(streams, global_error_handler=silent)
+    return [leaf(number, size, job, **kwargs) for number, size in enumerate(sizes)]
+
+
+def once_or_twice(sample: TextSample) -> Any:
+    if sample.__key__.endswith("5"):
+        raise SkipSample
+    for copy in range(1 + sample.__key__.endswith("2")):
+        yield TextSample.derive_from(sample, text=f"copy {copy}")
+
+
+def no_fives(sample: TextSample) -> TextSample:
+    if sample.__key__.endswith("5"):
+        raise SkipSample
+    return sample
+
+
+def text_of(sample: TextSample) -> tuple[Any, ...]:
+    return sample.__key__, sample.text, sample.__restore_key__
+
+
+def leaf_and_number(sample: TextSample) -> tuple[int, int]:
+    number, index = sample.__key__.split("/")
+    return int(number), int(index)
+
+
+def of_stream(dataset: SavableDataset[Any], stream: int, count: int | None = None) -> list[Any]:
+    return list(itertools.islice(dataset.open(StreamContext(stream)), count))
+
+
+def cooked(sources: list[SavableDataset[Any]], function: Callable[[Any], Any]) -> list[SavableDataset[Any]]:
+    return [MapDataset(source, function) for source in sources]
+
+
+def length_of(sample: TextSample) -> int:
+    number, index = leaf_and_number(sample)
+    return 1 + index % 3 if number % 2 else 10 + index % 30
+
+
+def measured(streams: int) -> SavableDataset[Any]:
+    blend = BlendSourceDataset(leaves([40, 9, 3], streams), [0.5, 0.3, 0.2])
+    return MeasuredBlendDataset(MapDataset(blend, once_or_twice), length_of)
+
+
+COMPOSITIONS: dict[str, Callable[[int], SavableDataset[Any]]] = {
+    "blend": lambda s: BlendSourceDataset(leaves([23, 5, 1, 8], s), [3, 1, 1, 0.5]),
+    "blend, cooked": lambda s: BlendSourceDataset(cooked(leaves([23, 5, 1], s), once_or_twice), [3, 1, 1]),
+    "blend of blends": lambda s: BlendSourceDataset(
+        [BlendSourceDataset(leaves([7, 6], s), [1, 2]), *cooked(leaves([5, 9], s), no_fives)], [1, 1, 2]
+    ),
+    "blend by units": measured,
+    "epochized": lambda s: EpochizedBlendDataset(leaves([11, 6, 0, 2], s), [1.5, 0.25, 2, 2], repeat=False),
+    "epochized, cooked, for ever": lambda s: EpochizedBlendDataset(
+        cooked(leaves([11, 6, 2], s), once_or_twice), [0.5, 1, 2], repeat=True
+    ),
+    "concat": lambda s: ConcatSourceDataset(leaves([6, 0, 1, 7], s, repeat=False, shuffle=False)),
+    "concat, cooked": lambda s: ConcatSourceDataset(
+        cooked(leaves([6, 0, 1, 7], s, repeat=False, shuffle=False), once_or_twice)
+    ),
+}
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_a_restore_at_any_sample_continues_exactly(name: str, streams: int) -> None:
+    check_resume(lambda: COMPOSITIONS[name](streams), count=80, epochs=4, view=text_of)
+
+
+@pytest.mark.parametrize("name", ["blend", "epochized", "blend by units"])
+def test_batches_of_a_blend_resume_too(name: str) -> None:
+    check_resume(lambda: BatchDataset(COMPOSITIONS[name](2), 3, list), count=40, epochs=3, view=repr)
+
+
+@pytest.mark.parametrize("name", ["blend", "epochized", "concat"])
+def test_a_restore_key_makes_the_sample_anew(name: str) -> None:
+    dataset = COMPOSITIONS[name](2)
+    for sample in of_stream(dataset, 1, 20):
+        key = thaw_key(json.loads(json.dumps(sample.__restore_key__)))
+        assert text_of(dataset.restore_sample(key)) == text_of(sample)
+        assert sample.__restore_key__[0] == ("ConcatDataset" if name == "concat" else "BlendDataset")
+        assert sample.__restore_key__[1] == leaf_and_number(sample)[0]
+
+
+def test_a_key_of_a_dataset_that_is_not_there() -> None:
+    with pytest.raises(StateError, match="there are 4 here"):
+        COMPOSITIONS["blend"](1).restore_sample(("BlendDataset", 9, "Webdataset", 0, 0))
+
+
+def test_shares_hold_in_every_stream_though_some_leaves_are_smaller_than_the_streams() -> None:
+    weights = np.array([4.0, 3.0, 2.0, 1.0, 1.0])
+    blend = BlendSourceDataset(cooked(leaves([50, 31, 9, 2, 1], 5), no_fives), weights.tolist())
+    shares = weights / weights.sum()
+    seen: set[tuple[int, int]] = set()
+    for stream in range(5):
+        numbers = [leaf_and_number(sample) for sample in of_stream(blend, stream, 1000)]
+        counts = np.bincount([number for number, _ in numbers], minlength=5)
+        assert np.all(np.abs(counts - 1000 * shares) < 3 * np.sqrt(1000 * shares * (1 - shares)))
+        seen.update(numbers)
+    readable = {(number, index) for number, size in enumerate([50, 31, 9, 2, 1]) for index in range(size)
+                if index % 10 != 5 and not (number % 2 and index % 7 == 3)}  # fmt: skip
+    assert seen == readable
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_units_hold_within_one_percent_though_lengths_differ_ten_to_one(streams: int) -> None:
+    blend = BlendSourceDataset(leaves([50, 31, 9, 20], streams), [0.4, 0.3, 0.2, 0.1])
+    dataset = MeasuredBlendDataset(blend, length_of)
+    for stream in range(streams):
+        units: Counter[int] = Counter()
+        for sample in of_stream(dataset, stream, 12_000 // streams):
+            units[leaf_and_number(sample)[0]] += length_of(sample)
+        shares = [units[number] / units.total() for number in range(4)]
+        assert np.allclose(shares, [0.4, 0.3, 0.2, 0.1], atol=0.01, rtol=0.01), shares
+
+
+def test_a_dataset_that_measures_nothing_does_not_take_over() -> None:
+    blend = BlendSourceDataset(leaves([50, 31], 1), [0.7, 0.3])
+    dataset = MeasuredBlendDataset(blend, lambda sample: 0 if leaf_and_number(sample)[0] else 5)
+    counts = Counter(leaf_and_number(sample)[0] for sample in of_stream(dataset, 0, 4000))
+    assert abs(counts[1] / 4000 - 0.3) < 0.02
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_epochs_hold_what_was_asked_over_all_streams(repeat: bool) -> None:
+    sizes, repetitions = [12, 6, 2, 0], [2, 0.5, 1.5, 1]
+    dataset = EpochizedBlendDataset(leaves(sizes, 3), repetitions, repeat=repeat)
+    found: Counter[tuple[int, int]] = Counter()
+    for stream in range(3):
+        iterator = dataset.open(StreamContext(stream))
+        for epoch in range(2):
+            count = sum(dataset.lengths(stream, epoch))
+            if repeat:
+                count -= sum(
+                    index % 7 == 3
+                    for number in (1,)
+                    for part in [dataset.leaves[number]]
+                    for index in _indices(part, stream, epoch)
+                )
+            taken = list(itertools.islice(iterator, count)) if repeat else list(iterator)
+            found.update(leaf_and_number(sample) for sample in taken)
+    expected = {(number, index): 2 * times for number, times in enumerate(repetitions) for index in range(sizes[number])
+                if not (number % 2 and index % 7 == 3)}  # fmt: skip
+    assert found == expected
+
+
+def _indices(part: SavableDataset[Any], stream: int, epoch: int) -> list[int]:
+    assert isinstance(part, SourceDataset)
+    order = part.order.stream(stream).epoch(epoch)
+    return order.samples(0, len(order))[1].tolist()  # type: ignore[no-any-return]
+
+
+def test_an_epoch_is_mixed_in_proportion_to_its_end() -> None:
+    dataset = EpochizedBlendDataset(leaves([3000, 1000], 2), [1, 1], repeat=False)
+    numbers = [leaf_and_number(sample)[0] for sample in of_stream(dataset, 1)]
+    for start in range(0, 1800, 200):
+        assert 25 <= sum(numbers[start : start + 200]) <= 75
+
+
+def test_validation_has_every_sample_once_in_streams_of_like_length() -> None:
+    dataset = ConcatSourceDataset(leaves([1] * 20 + [9], 8, repeat=False, shuffle=False))
+    streams = [[leaf_and_number(sample) for sample in of_stream(dataset, stream)] for stream in range(8)]
+    assert sorted(itertools.chain(*streams)) == [*((number, 0) for number in range(20)), *((20, i) for i in range(9))]
+    assert max(map(len, streams)) - min(map(len, streams)) <= 2
+    assert all(stream == sorted(stream) for stream in streams)
+
+
+def test_reading_ahead_asks_each_leaf_once_for_a_window_and_for_nothing_in_vain() -> None:
+    parts = leaves([400, 300, 200], 1)
+    blend = BlendSourceDataset(parts, [1, 1, 1])
+    assert len(of_stream(blend, 0, 320)) == 320
+    readers = [part.reader for part in parts if isinstance(part, SourceDataset)]
+    assert sum(reader.rows_read for reader in readers) <= 320 + 32 + 320 / 7  # type: ignore[attr-defined]
+    assert max(reader.calls for reader in (readers[0], readers[2])) <= 11  # type: ignore[attr-defined]
+
+
+def test_state_of_a_hundred_datasets_is_small() -> None:
+    blend = BlendSourceDataset(leaves([50] * 100, 4, shuffle_buffer_size=100_000), [1.0] * 100)
+    live = RankIterator(MapDataset(blend, no_fives))
+    for _ in range(2000):
+        next(live)
+    assert len(json.dumps(live.state_dict())) < 24_000
+
+
+def test_a_changed_list_of_datasets_is_refused() -> None:
+    for kind in ("blend", "epochized", "concat"):
+        state = COMPOSITIONS[kind](1).open(StreamContext(0)).state_dict()
+        other = {
+            "blend": BlendSourceDataset(leaves([23, 5], 1), [3, 1]),
+            "epochized": EpochizedBlendDataset(leaves([3], 1), [1], repeat=False),
+            "concat": ConcatSourceDataset(leaves([3], 1, repeat=False)),
+        }[kind]
+        with pytest.raises(StateError, match="The state is of 4 datasets"):
+            other.open(StreamContext(0)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: BlendSourceDataset([], []), ConfigError, "at least one"),
+        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1]), ConfigError, "one for each"),
+        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, -1]), ConfigError, "cannot work"),
+        (lambda: BlendSourceDataset(leaves([3], 1, repeat=False), [1]), ConfigError, "ends after one epoch"),
+        (lambda: BlendSourceDataset(leaves([3, 0], 1), [1, 1]), DatasetError, r"part1 \(/data/part1\) has a weight"),
+        (lambda: BlendSourceDataset([*leaves([3], 1), *leaves([3], 2)], [1, 1]), ConfigError, "different worker"),
+        (lambda: EpochizedBlendDataset(leaves([3], 1), [1, 2], repeat=True), ConfigError, "one for each"),
+        (lambda: EpochizedBlendDataset(leaves([3], 1), [-1], repeat=True), ConfigError, "at least 0"),
+        (lambda: EpochizedBlendDataset(leaves([0, 3], 1), [1, 0], repeat=True), DatasetError, "part0, part1"),
+        (lambda: ConcatSourceDataset(leaves([3], 1)), ConfigError, "repeats for ever"),
+        (lambda: MeasuredBlendDataset(leaves([3], 1)[0], "tokens"), ConfigError, "blended by weight"),
+        (lambda: MeasuredBlendDataset(COMPOSITIONS["blend"](1), "words"), ConfigError, "'words' is not known"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_leaf_of_weight_0_is_never_opened() -> None:
+    blend = BlendSourceDataset(leaves([3, 0], 1), [1, 0])
+    assert {leaf_and_number(sample)[0] for sample in of_stream(blend, 0, 50)} == {0}
+
+
+def test_names_are_short_and_different() -> None:
+    paths = ["/a/coco/train", "/b/coco/train", "/b/cc3m", "s3://x/laion/", "/b/cc3m", "/train"]
+    names = ["a/coco/train", "b/coco/train", "cc3m#1", "laion", "cc3m#2", "/train"]
+    assert short_names(paths) == names
+    blend = BlendSourceDataset(leaves([3, 3], 1), [1, 3])
+    context = StreamContext(0)
+    list(itertools.islice(blend.open(context), 1024))
+    counts = context.recorder.snapshot()["counts"]
+    assert counts["blend.samples.part0"] == 256
+    assert counts["blend.samples.part1"] == 768
+
+
+def test_two_leaves_of_one_path_have_orders_of_their_own() -> None:
+    job = config(1)
+    blend = BlendSourceDataset([leaf(0, 40, job, path="/data/x"), leaf(2, 40, job, path="/data/x")], [1, 1])
+    orders: dict[int, list[int]] = {0: [], 2: []}
+    for sample in of_stream(blend, 0, 80):
+        number, index = leaf_and_number(sample)
+        orders[number].append(index)
+    assert orders[0][:30] != orders[2][:30]
+
+
+def test_the_length_of_an_encoded_sample() -> None:
+    assert count_tokens({"tokens": [1, 2, 3], "length": 9}) == 3
+    assert count_tokens({"input_ids": np.zeros((2, 5))}) == 5
+    assert count_tokens({"length": np.int64(4)}) == 4
+    with pytest.raises(ConfigError, match="tokens, input_ids, length"):
+        count_tokens({"text": "x"})
+    with pytest.raises(ConfigError, match="no length"):
+        count_tokens({"length": "long"})
