@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import av
@@ -193,13 +193,13 @@ AUDIOS = {
 """All audio files by name: codec, what is special, container."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def video_file(name: str) -> bytes:
     """Returns one of `VIDEOS` as a file."""
     return encode_video(VIDEOS[name])
 
 
-@lru_cache(maxsize=None)
+@cache
 def audio_file(name: str) -> bytes:
     """Returns one of `AUDIOS` as a file."""
     return encode_audio(AUDIOS[name])

@@ -1,7 +1,7 @@
 """Rewrites the boxes of small mp4 files: edit lists, rotation matrices and lies that no encoder writes by itself.
 
-The boxes are those of ISO/IEC 14496-12. Files are expected as FFmpeg writes them: media data first, `moov` at the end, so
-that a `moov` of another size moves no sample.
+The boxes are those of ISO/IEC 14496-12. Files are expected as FFmpeg writes them: media data first, `moov` at the end,
+so that a `moov` of another size moves no sample.
 """
 
 from __future__ import annotations

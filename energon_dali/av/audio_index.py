@@ -1,0 +1,181 @@
+"""Which samples each packet of a sound stream gives, and when they are heard: plain numbers, no file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.av.frame_index import Int64s
+from energon_dali.errors import ConfigError
+
+GAP_SECONDS = 0.01
+"""A packet further than this from where the samples before it end starts a new span. Matroska rounds times to 1 ms."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioIndex:
+    """The samples of a stream as a decode from its first packet to its last gives them, counted from 0."""
+
+    starts: Int64s
+    """First sample that each packet gives; the last number is that of all samples. int64 [packets + 1]."""
+    pts: Int64s
+    """Time stamp of each packet, in units of the stream; `NO_TIME` where there is none. int64 [packets]."""
+    sizes: Int64s
+    """Bytes of each packet, int64 [packets]."""
+    rate: int
+    """Samples per second."""
+    channels: int
+    """Number of channels."""
+    layout: str
+    """FFmpeg's name of the channel layout."""
+    sample_format: str
+    """FFmpeg's name of the type of the samples, such as "fltp"."""
+    dtype: np.dtype[np.generic]
+    """Type of the samples."""
+    span_starts: Int64s
+    """First sample of each uninterrupted span; one span where the sound has no gaps. int64 [spans]."""
+    span_seconds: npt.NDArray[np.float64]
+    """When each span begins, in seconds, rising: float64 [spans]."""
+    proven: bool = False
+    """Whether all packets were decoded once to find this out; else it was told by the packets."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def start_seconds(self) -> float:
+        """When the first sample is heard."""
+        return float(self.span_seconds[0])
+
+    @property
+    def end_seconds(self) -> float:
+        """When the last sample ends."""
+        return self.seconds(len(self))
+
+    def seconds(self, position: float) -> float:
+        """Returns when a sample is heard.
+
+        Args:
+            position: Its number, or a place between two.
+        """
+        span = max(0, int(np.searchsorted(self.span_starts, position, side="right")) - 1)
+        if span and position == self.span_starts[span] == len(self):
+            span -= 1
+        return float(self.span_seconds[span] + (position - int(self.span_starts[span])) / self.rate)
+
+    def position(self, seconds: float) -> float:
+        """Returns the place of a time among the samples, below 0 before the first; in a gap, where the gap is."""
+        span = max(0, int(np.searchsorted(self.span_seconds, seconds, side="right")) - 1)
+        place = int(self.span_starts[span]) + (seconds - float(self.span_seconds[span])) * self.rate
+        if span + 1 < len(self.span_starts):
+            place = min(place, float(self.span_starts[span + 1]))
+        return place
+
+    def range_of_seconds(self, start: float, end: float, rate: int | None = None) -> tuple[int, int] | None:
+        """Returns (first, stop) of the samples from `start` to `end`, None if the stream has none there.
+
+        The first is the one nearest to `start`; there are `round((end - start) * rate)` of them, unless the stream
+        begins or ends in between. An empty range inside the stream gives (first, first).
+
+        Args:
+            start: In seconds.
+            end: In seconds, `math.inf` for the end of the stream.
+            rate: Samples per second of what is counted; None for the stream's own.
+
+        Raises:
+            ConfigError: The range is reversed, or not made of numbers.
+        """
+        check_range(start, end, "seconds")
+        scale = 1.0 if rate is None else rate / self.rate
+        total = self.count_at(rate)
+        if start == math.inf:
+            return None
+        first = -math.inf if start == -math.inf else math.floor(self.position(start) * scale + 0.5)
+        if end == math.inf:
+            stop: float = total
+        elif math.isinf(first) or not self._same_span(start, end):
+            stop = math.floor(self.position(end) * scale + 0.5)
+        else:
+            stop = first + math.floor((end - start) * self.rate * scale + 0.5)
+        return _clip(first, stop, total, is_empty=start == end)
+
+    def range_of_samples(self, start: float, stop: float, rate: int | None = None) -> tuple[int, int] | None:
+        """Returns (first, stop) of the samples numbered `start` to `stop`, without `stop`; None if there are none.
+
+        Args:
+            start: First sample, counted from 0.
+            stop: The sample after the last, `math.inf` for all.
+            rate: Samples per second of what is counted; None for the stream's own.
+
+        Raises:
+            ConfigError: The range is reversed, or not made of numbers.
+        """
+        check_range(start, stop, "samples")
+        total = self.count_at(rate)
+        if start == math.inf:
+            return None
+        last = total if stop == math.inf else int(stop)
+        first = start if start == -math.inf else int(start)
+        return _clip(first, last, total, is_empty=start == stop)
+
+    def count_at(self, rate: int | None) -> int:
+        """Returns how many samples the whole stream has at a rate; the first lies at the same time as its own."""
+        return len(self) if rate is None else len(self) * rate // self.rate
+
+    def _same_span(self, start: float, end: float) -> bool:
+        spans = np.searchsorted(self.span_seconds, (start, end), side="right")
+        return bool(spans[0] == spans[1]) or len(self.span_seconds) == 1
+
+
+def check_range(start: float, end: float, unit: str) -> None:
+    """Does nothing for a range that begins before it ends.
+
+    Raises:
+        ConfigError: The range is reversed, or not made of numbers.
+    """
+    if math.isnan(start) or math.isnan(end) or end < start:
+        raise ConfigError(
+            f"The clip range ({start}, {end}) in {unit} was given. It begins before it ends, and both are numbers. "
+            "Give (start, end) with start <= end."
+        )
+
+
+def find_spans(starts: Int64s, seconds: npt.NDArray[np.float64], rate: int) -> tuple[Int64s, npt.NDArray[np.float64]]:
+    """Returns (first sample, time) of each uninterrupted span.
+
+    Args:
+        starts: First sample of some packets, rising; int64 [n], n > 0.
+        seconds: When they are heard, NaN where unknown; float64 [n].
+        rate: Samples per second.
+    """
+    known = ~np.isnan(seconds)
+    starts, seconds = starts[known], seconds[known]
+    if not len(starts):
+        return np.zeros(1, np.int64), np.zeros(1)
+    offsets = seconds - starts / rate  # constant as long as nothing is missing
+    spans = [(0, float(offsets[0]))]
+    at = 0
+    while True:
+        apart = np.flatnonzero(np.abs(offsets[at:] - spans[-1][1]) > GAP_SECONDS)
+        if not len(apart):
+            break
+        at += int(apart[0])
+        start, time = int(starts[at]), float(seconds[at])
+        if time >= spans[-1][1] + start / rate:  # what comes late opens a gap; what comes early cannot be heard twice
+            spans.append((start, float(offsets[at])))
+        else:
+            offsets[at] = spans[-1][1]
+    return (
+        np.array([start for start, _ in spans], np.int64),
+        np.array([offset + start / rate for start, offset in spans]),
+    )
+
+
+def _clip(first: float, stop: float, total: int, *, is_empty: bool) -> tuple[int, int] | None:
+    inside = (int(max(first, 0)), int(min(stop, total)))
+    if is_empty:
+        return (inside[0], inside[0]) if 0 <= first < total else None
+    return inside if inside[0] < inside[1] else None

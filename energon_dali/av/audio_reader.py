@@ -1,0 +1,196 @@
+"""Decodes ranges of samples, bit for bit what a decode of the whole stream gives there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.av.audio_feed import AudioFeed, IndexWrongError, SoundPart
+from energon_dali.av.audio_index import AudioIndex
+from energon_dali.av.audio_resample import SoundFormat, resample_part
+from energon_dali.av.audio_scan import scan_audio
+from energon_dali.av.container import ROUTE, MediaFile, translated_errors
+from energon_dali.av.index_scan import Damaged
+from energon_dali.av.stream_facts import StreamFacts
+from energon_dali.errors import ConfigError, DecodeError
+
+Sound = npt.NDArray[Any]
+AudioUnit = Literal["seconds", "samples"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioClip:
+    """The samples of a range."""
+
+    samples: Sound
+    """[channels, samples] in the codec's sample type; a new array."""
+    start_seconds: float
+    """When the first sample is heard."""
+    end_seconds: float
+    """When the last sample ends."""
+
+
+class AudioReader:
+    """The first audio stream of a file.
+
+    Args:
+        file: The file; not closed by this.
+        sample_rate: Resamples to this many samples per second; None keeps the stream's rate.
+        channels: Mixes to this many channels; None keeps the stream's.
+        damaged: "error": a packet that cannot be decoded raises. "partial": the sound is what can be decoded.
+        exact: Where a decoder's state depends on more than the last second (noise of AAC), decodes from the start of
+            the file, so that a range is bit for bit a slice of the whole. False begins a second earlier at most, and
+            such noise may be other noise.
+
+    Raises:
+        ConfigError: The rate or the number of channels is not positive, or `damaged` is unknown.
+    """
+
+    def __init__(
+        self,
+        file: MediaFile,
+        *,
+        sample_rate: int | None = None,
+        channels: int | None = None,
+        damaged: Damaged = "error",
+        exact: bool = True,
+    ) -> None:
+        if damaged not in ("error", "partial"):
+            raise ConfigError(f'damaged={damaged!r} is unknown. Choose "error" or "partial".')
+        self.file = file
+        self.wanted = SoundFormat(sample_rate, channels)
+        self.damaged: Damaged = damaged
+        self.exact = exact
+
+    @property
+    def facts(self) -> StreamFacts:
+        """Facts about the stream.
+
+        Raises:
+            DecodeError: The file cannot be opened, or has no audio stream that can be decoded.
+        """
+        facts = self.file.find_stream("audio")
+        if facts is None or not facts.codec:
+            kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.file.streams)
+            raise DecodeError(f"It has no audio stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
+        return facts
+
+    @property
+    def index(self) -> AudioIndex:
+        """The samples of the stream; found once per file.
+
+        Raises:
+            DecodeError: The file cannot be read.
+        """
+        key = ("audio_index", self.damaged)
+        if key not in self.file.cache:
+            self.file.cache[key] = scan_audio(self.file, self.facts, damaged=self.damaged)
+        index: AudioIndex = self.file.cache[key]
+        return index
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of what is read."""
+        return self.wanted.sample_rate or self.index.rate
+
+    @property
+    def channels(self) -> int:
+        """Channels of what is read."""
+        return self.wanted.channels or self.index.channels
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the whole stream has, at `sample_rate`."""
+        return self.index.count_at(self._rate(self.index))
+
+    @property
+    def start_seconds(self) -> float:
+        """When the first sample is heard."""
+        return self.index.start_seconds
+
+    @property
+    def layout(self) -> str:
+        """FFmpeg's name of the channel layout of the stream."""
+        return self.index.layout
+
+    def read(self, start: int, stop: int) -> Sound:
+        """Returns samples `start` to `stop` (exclusive), counted from 0: [channels, samples], a new array.
+
+        Raises:
+            ConfigError: The range is reversed.
+            DecodeError: The stream has no sample there, or cannot be decoded, or it is beyond the limits.
+        """
+        (clip,) = self.read_clips([(start, stop)], "samples")
+        if clip is None:
+            raise DecodeError(f"There are no samples {start} to {stop}: the sound has {len(self.index)}", "", ROUTE)
+        return clip.samples
+
+    def read_clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit = "seconds") -> list[AudioClip | None]:
+        """Returns the samples of each range; None where the stream has none.
+
+        Args:
+            ranges: (start, end): in samples counted from 0, without the end; or in seconds, as
+                `AudioIndex.range_of_seconds` says.
+            unit: "seconds" or "samples", the latter at the rate of what is read.
+
+        Raises:
+            ConfigError: A range is reversed or the unit unknown.
+            DecodeError: The stream cannot be decoded, or the samples are beyond the limits.
+        """
+        if unit not in ("seconds", "samples"):
+            raise ConfigError(f'audio_unit={unit!r} is unknown. Choose "seconds" or "samples".')
+        try:
+            return self._read_clips(ranges, unit)
+        except IndexWrongError:
+            index = scan_audio(self.file, self.facts, damaged=self.damaged, decode_all=True)
+            self.file.cache[("audio_index", self.damaged)] = index
+        try:
+            return self._read_clips(ranges, unit)
+        except IndexWrongError as error:
+            raise DecodeError("Decoding it twice gives two results. It is damaged", self.facts.codec, ROUTE) from error
+
+    def _read_clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit) -> list[AudioClip | None]:
+        index = self.index
+        rate = self._rate(index)
+        find = index.range_of_seconds if unit == "seconds" else index.range_of_samples
+        found = [find(start, end, rate) for start, end in ranges]
+        self._check_size([span for span in found if span is not None], index)
+        plans = [self.wanted.plan(span, index) for span in found if span is not None]
+        parts = [SoundPart(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
+        with self.file.opened():
+            AudioFeed(self.file, self.facts, index, damaged=self.damaged, exact=self.exact).fill(parts)
+        following = iter(parts)
+        return [None if span is None else self._finish(next(following), span, index) for span in found]
+
+    def _finish(self, part: SoundPart, span: tuple[int, int], index: AudioIndex) -> AudioClip:
+        """Returns the clip of samples `span`, made of those of the stream."""
+        samples = part.samples
+        if self.wanted.changes(index):
+            with translated_errors(self.file.format):
+                samples = resample_part(samples, part.start, span, index, self.wanted)
+        scale = index.rate / self.sample_rate
+        start = index.seconds(span[0] * scale)
+        if len(index.span_starts) > 1:
+            return AudioClip(samples, start, index.seconds(span[1] * scale))
+        return AudioClip(samples, start, index.start_seconds + span[1] / self.sample_rate)
+
+    def _rate(self, index: AudioIndex) -> int | None:
+        """Returns the rate that samples are counted at, None if it is the stream's own."""
+        return None if self.wanted.sample_rate in (None, index.rate) else self.wanted.sample_rate
+
+    def _check_size(self, spans: list[tuple[int, int]], index: AudioIndex) -> None:
+        limits = self.file.limits
+        samples = sum(stop - start for start, stop in spans)
+        size = samples * index.dtype.itemsize * max(index.channels, self.channels)
+        if samples > limits.max_audio_samples or size > limits.max_bytes:
+            raise DecodeError(
+                f"{samples} samples of {index.channels} channels are beyond "
+                f"max_audio_samples={limits.max_audio_samples} or max_bytes={limits.max_bytes} of AVLimits. "
+                "Ask for shorter ranges, or raise the limit",
+                self.facts.codec,
+                ROUTE,
+            )

@@ -1,0 +1,107 @@
+"""Brings sound to another sample rate and number of channels, so that clips are slices of the whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.av.audio_index import AudioIndex
+from energon_dali.errors import ConfigError
+
+MAX_CHANNELS = 8
+"""FFmpeg knows a usual layout for up to so many."""
+_FILTER_TAPS = 32
+"""Length of swresample's filter, in samples of the lower of the two rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoundFormat:
+    """What sound is brought to.
+
+    Raises:
+        ConfigError: A number is not positive, or there are too many channels.
+    """
+
+    sample_rate: int | None = None
+    """Samples per second; None keeps the stream's."""
+    channels: int | None = None
+    """Number of channels, in FFmpeg's usual layout (1 mono, 2 stereo, 6 is 5.1); None keeps the stream's."""
+
+    def __post_init__(self) -> None:
+        if self.sample_rate is not None and self.sample_rate < 1:
+            raise ConfigError(
+                f"sample_rate={self.sample_rate} was given. Give samples per second, such as 16000, or None."
+            )
+        if self.channels is not None and not 1 <= self.channels <= MAX_CHANNELS:
+            raise ConfigError(f"audio_channels={self.channels} was given. Give 1 to {MAX_CHANNELS}, or None.")
+
+    def changes(self, index: AudioIndex) -> bool:
+        """Returns whether sound of a stream has to be changed at all."""
+        return self.sample_rate not in (None, index.rate) or self.channels not in (None, index.channels)
+
+    def plan(self, span: tuple[int, int], index: AudioIndex) -> tuple[int, int]:
+        """Returns (first, stop) of the stream's samples that samples `span` of the wanted rate are made of.
+
+        The first is where the filter is in the same phase as at the start of the stream, far enough in front.
+        """
+        step_in, step_out = _steps(self, index)
+        if step_in == step_out or span[0] == span[1]:
+            start = min(span[0] * step_in // step_out, len(index))
+            return start, start + span[1] - span[0]
+        margin = _FILTER_TAPS * max(1, math.ceil(step_in / step_out)) + 1
+        start = max(0, (span[0] // step_out - math.ceil(margin / step_in)) * step_in)
+        return start, min(len(index), -(-span[1] * step_in // step_out) + margin)
+
+
+def resample_part(
+    samples: npt.NDArray[Any], start: int, span: tuple[int, int], index: AudioIndex, wanted: SoundFormat
+) -> npt.NDArray[Any]:
+    """Returns samples `span` of the wanted format: [channels, span], of the same type; a new array or a view of one.
+
+    Args:
+        samples: What `SoundFormat.plan` asked for, [channels, samples].
+        start: Number of its first sample.
+        span: (first, stop) at the wanted rate.
+        index: The stream.
+        wanted: What it is brought to.
+    """
+    channels = wanted.channels or index.channels
+    if span[0] == span[1]:
+        return np.empty((channels, 0), samples.dtype)
+    step_in, step_out = _steps(wanted, index)
+    result = np.concatenate(_convert(samples, index, wanted), axis=1)
+    before = span[0] - start // step_in * step_out
+    return result[:, before : before + span[1] - span[0]]
+
+
+def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: SoundFormat) -> list[npt.NDArray[Any]]:
+    import av
+
+    planar = av.AudioFormat(index.sample_format).is_planar
+    layout = f"{index.channels}c" if index.layout.endswith(" channels") else index.layout
+    resampler = av.AudioResampler(
+        format=index.sample_format,
+        layout=layout if wanted.channels is None else f"{wanted.channels}c",
+        rate=wanted.sample_rate or index.rate,
+    )
+    packed = samples if planar else samples.T.reshape(1, -1)
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format=index.sample_format, layout=layout)
+    frame.sample_rate, frame.pts, frame.time_base = index.rate, 0, Fraction(1, index.rate)
+    frames = [*resampler.resample(frame), *resampler.resample(None)]
+    return [
+        piece.to_ndarray() if planar else piece.to_ndarray().reshape(piece.samples, -1).T
+        for piece in frames
+        if piece is not None and piece.samples
+    ]
+
+
+def _steps(wanted: SoundFormat, index: AudioIndex) -> tuple[int, int]:
+    """Returns the smallest numbers of samples before and after that last equally long."""
+    rate = wanted.sample_rate or index.rate
+    common = math.gcd(rate, index.rate)
+    return index.rate // common, rate // common

@@ -1,0 +1,266 @@
+"""Finds out which samples each packet of a sound stream gives: told by the packets, or by decoding all of them once.
+
+What a packet will give follows from its codec (PCM: its bytes; Opus: its first byte; AAC, MP3: the codec's frame) or
+from its duration. The first packets are decoded to see that this holds and what is cut away in front (encoder delay,
+edit lists), the last ones to see what is cut away behind. Where it does not hold, all packets are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.av.audio_index import AudioIndex, find_spans
+from energon_dali.av.container import ROUTE, MediaFile
+from energon_dali.av.frame_index import NO_TIME, Int64s
+from energon_dali.av.index_scan import Damaged
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+    from av.packet import Packet
+
+    from energon_dali.av.stream_facts import StreamFacts
+
+_HEAD_PACKETS = 8
+"""Decoded at the start: encoder delay covers up to two packets, and what follows must be as foretold."""
+_TAIL_PACKETS = 8
+"""Decoded at the end, of which the first half only brings the decoder into step."""
+_UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class _Packets:
+    """What was seen of the packets."""
+
+    pts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    foretold: list[int] = field(default_factory=list)
+    """Samples that each packet should give, `_UNKNOWN` where nothing tells."""
+    given: dict[int, int] = field(default_factory=dict)
+    """Samples that decoded packets gave."""
+    first_time: Fraction | None = None
+    """When the first decoded sample is heard, in seconds."""
+    first_number: int = 0
+    """The packet that gave it."""
+    frame: AudioFrame | None = None
+    """The first decoded frame."""
+
+    def note(self, frame: AudioFrame) -> None:
+        """Counts the samples of a decoded frame for its packet."""
+        number = int(frame.opaque)  # type: ignore[call-overload]
+        if self.frame is None:
+            self.frame, self.first_number = frame, number
+            if frame.pts is not None and frame.time_base is not None:
+                self.first_time = frame.pts * frame.time_base
+        self.given[number] = self.given.get(number, 0) + frame.samples
+
+
+def scan_audio(
+    file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error", decode_all: bool = False
+) -> AudioIndex:
+    """Returns the index of a sound stream.
+
+    Args:
+        file: The file.
+        facts: Its sound stream.
+        damaged: "partial" decodes everything, and passes over packets that cannot be decoded.
+        decode_all: Decodes everything, because the packets are known not to tell the truth.
+
+    Raises:
+        DecodeError: The file cannot be read, or gives no sample.
+    """
+    with file.opened():
+        if damaged == "partial" or decode_all:
+            return _index_by_decoding(file, facts, tolerant=damaged == "partial")
+        return _index_of_packets(file, facts) or _index_by_decoding(file, facts, tolerant=False)
+
+
+def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator[Packet[Any]]:
+    """Yields the packets of a stream from where the container stands, within the limits of the file.
+
+    Raises:
+        DecodeError: It takes too long, or there are too many packets.
+    """
+    from av.error import FFmpegError
+
+    deadline, stream = file.deadline(), file.container.streams[position]
+    packets: Iterator[Packet[Any]] = file.container.demux(stream)
+    for number in range(file.limits.max_packets):
+        if not number & 15:
+            deadline.check()
+        try:
+            packet = next(packets)
+        except StopIteration:
+            return
+        except (FFmpegError, EOFError):
+            if not tolerant:
+                raise
+            return
+        if packet.size:
+            yield packet
+    raise DecodeError(f"The sound has more packets than AVLimits(max_packets={number + 1}) allows", "", ROUTE)
+
+
+def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = False) -> list[AudioFrame]:
+    """Returns the frames that a packet gives; None takes out what the decoder still holds."""
+    from av.error import FFmpegError
+
+    try:
+        frames: list[AudioFrame] = context.decode(packet)
+    except (FFmpegError, EOFError):
+        if not tolerant:
+            raise
+        return []
+    return frames
+
+
+def start_over(file: MediaFile, position: int) -> Any:
+    """Returns the codec context of a stream at its first packet, with a decoder that has seen nothing."""
+    container = file.reopen()
+    return _select(file, container, position)
+
+
+def _select(file: MediaFile, container: Any, position: int) -> Any:
+    stream = container.streams[position]
+    file.select(stream)
+    file.cache["moved"] = True
+    return stream.codec_context
+
+
+def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
+    container = file.reopen() if file.cache.get("moved") else file.container
+    context = _select(file, container, facts.position)
+    seen = _Packets()
+    for number, packet in enumerate(demux(file, facts.position)):
+        seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
+        seen.sizes.append(packet.size)
+        seen.foretold.append(_foretell(packet, facts, context, seen))
+        if number < _HEAD_PACKETS:
+            packet.opaque = number
+            for frame in decode_frames(context, packet):
+                seen.note(frame)
+    count = len(seen.pts)
+    if count < 2 * (_HEAD_PACKETS + _TAIL_PACKETS) or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
+        return None
+    in_step = range(_HEAD_PACKETS // 2, _HEAD_PACKETS - 1)  # the last may still be in the decoder
+    if any(seen.given.get(number) != seen.foretold[number] for number in in_step):
+        return None
+    given = np.array(seen.foretold, np.int64)
+    given[: _HEAD_PACKETS // 2] = [seen.given.get(number, 0) for number in range(_HEAD_PACKETS // 2)]
+    tail = _decode_tail(file, facts, seen)
+    if tail is None:
+        return None
+    given[-len(tail) :] = tail
+    return _build(seen, given, facts, proven=False)
+
+
+def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[int] | None:
+    """Returns how many samples each of the last packets gives, None if they cannot be reached."""
+    first = len(seen.pts) - _TAIL_PACKETS
+    if NO_TIME in seen.pts[first:]:
+        return None
+    container = file.container
+    context = _select(file, container, facts.position)
+    container.seek(seen.pts[first], stream=container.streams[facts.position])
+    numbers = {(seen.pts[number], seen.sizes[number]): number for number in range(first, len(seen.pts))}
+    tail, reached = _Packets(), []
+    for packet in demux(file, facts.position):
+        number = numbers.get((packet.pts or 0, packet.size))
+        if number is None:
+            continue
+        reached.append(number)
+        packet.opaque = number
+        for frame in decode_frames(context, packet):
+            tail.note(frame)
+    for frame in decode_frames(context, None):
+        tail.note(frame)
+    if reached != list(range(first, len(seen.pts))):
+        return None
+    middle = first + _TAIL_PACKETS // 2
+    if tail.given.get(middle) != seen.foretold[middle]:
+        return None
+    return [tail.given.get(number, 0) for number in range(middle, len(seen.pts))]
+
+
+def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -> AudioIndex:
+    context = start_over(file, facts.position)
+    seen = _Packets()
+    for number, packet in enumerate(demux(file, facts.position, tolerant=tolerant)):
+        seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
+        seen.sizes.append(packet.size)
+        packet.opaque = number
+        for frame in decode_frames(context, packet, tolerant=tolerant):
+            seen.note(frame)
+    for frame in decode_frames(context, None, tolerant=tolerant):
+        seen.note(frame)
+    given = np.array([seen.given.get(number, 0) for number in range(len(seen.pts))], np.int64)
+    return _build(seen, given, facts, proven=True)
+
+
+def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -> AudioIndex:
+    frame = seen.frame
+    if frame is None:
+        raise DecodeError("No sample of the sound can be decoded", facts.codec, ROUTE)
+    starts = np.concatenate(([0], np.cumsum(given)))
+    pts = np.array(seen.pts, np.int64)
+    seconds = np.where(pts == NO_TIME, np.nan, pts * float(facts.time_base))
+    if seen.first_time is not None:
+        seconds[seen.first_number] = float(seen.first_time)
+    heard = np.flatnonzero((given > 0) & (np.arange(len(given)) >= seen.first_number))
+    span_starts, span_seconds = find_spans(starts[heard], seconds[heard], frame.sample_rate)
+    return AudioIndex(
+        starts,
+        pts,
+        np.array(seen.sizes, np.int64),
+        frame.sample_rate,
+        frame.layout.nb_channels,
+        frame.layout.name,
+        frame.format.name,
+        frame.to_ndarray().dtype,
+        span_starts,
+        span_seconds,
+        proven,
+    )
+
+
+def _foretell(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Packets) -> int:
+    """Returns how many samples a packet should give before anything is cut away, `_UNKNOWN` if nothing tells."""
+    if facts.codec.startswith("pcm_"):
+        if not seen.given:
+            return _UNKNOWN
+        samples, size = seen.given[0], seen.sizes[0]
+        return packet.size * samples // size if packet.size * samples % size == 0 else _UNKNOWN
+    if facts.codec == "opus":
+        return _count_opus(bytes(memoryview(packet)[:2])) * facts.sample_rate // 48000
+    if facts.codec in ("aac", "mp3") and context.frame_size:
+        return int(context.frame_size)
+    if facts.codec == "flac" and context.extradata and context.extradata[:2] == context.extradata[2:4]:
+        return int.from_bytes(context.extradata[:2], "big")  # STREAMINFO: smallest and largest block
+    duration = (packet.duration or 0) * facts.time_base * facts.sample_rate
+    exact = duration > 0 and duration.denominator == 1 and facts.time_base <= Fraction(1, facts.sample_rate or 1)
+    return int(duration) if exact else _UNKNOWN
+
+
+def _count_opus(start: bytes) -> int:
+    """Returns the samples at 48 kHz of an Opus packet (RFC 6716, 3.1 and 3.2), `_UNKNOWN` if it is none.
+
+    Args:
+        start: Its first two bytes, as far as it has them.
+    """
+    if not start:
+        return _UNKNOWN
+    config, code = start[0] >> 3, start[0] & 3
+    if config < 12:
+        samples = (480, 960, 1920, 2880)[config & 3]
+    elif config < 16:
+        samples = (480, 960)[config & 1]
+    else:
+        samples = (120, 240, 480, 960)[config & 3]
+    if code < 3:
+        return samples * (1, 2, 2)[code]
+    return samples * (start[1] & 63) if len(start) > 1 else _UNKNOWN
