@@ -18,6 +18,7 @@ from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DecodeError
+from energon_dali.plan import OrderSpec
 from energon_dali.shards import RawSample, ShardReader
 
 ROWS_PER_READER = 8192
