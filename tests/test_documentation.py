@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from benchmarks.data.recipe import Recipe, make_dataset
 from energon_dali.cli.main import main
+from tests.av.corpus import VideoRecipe, encode_video
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,7 +27,7 @@ CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages speak of: data/captions, data/crude and data/photo.jpg."""
+    """A folder with what the pages speak of: data/captions, data/crude, data/photo.jpg and data/film.mp4."""
     root = tmp_path_factory.mktemp("reader")
     made = make_dataset(Recipe(name="captions", samples=48, shards=4, style="jpeg"), root / "data", progress=False)
     shutil.copytree(made, root / "data" / "crude")
@@ -36,6 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.exit_code == 0, done.output
     photo = files("sklearn").joinpath("datasets/images/china.jpg").read_bytes()
     (root / "data" / "photo.jpg").write_bytes(photo)
+    film = VideoRecipe(frames=250, size=(320, 180), b_frames=2, gop=250, audio="aac")
+    (root / "data" / "film.mp4").write_bytes(encode_video(film))
     return root
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.headers import ImageHeader
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, map_handles
@@ -21,6 +22,8 @@ from energon_dali.decode.spec import ImageSpec
 
 __all__ = [
     "CenterCrop",
+    "ClipAudio",
+    "ClipsHandle",
     "DaliDecoder",
     "DecodeFailure",
     "Decoded",
@@ -37,6 +40,7 @@ __all__ = [
     "RandomResizedCrop",
     "Resize",
     "SampleDecoder",
+    "VideoClips",
     "map_handles",
     "screen_image",
 ]
