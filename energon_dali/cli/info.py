@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from energon_dali.cli.failure import told_to_user
+from energon_dali.cli.metadataset import describe_file, is_metadataset
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards import WebdatasetFolder, sample_type_name
 
@@ -19,8 +20,12 @@ _USUAL_ORDER = ("train", "val", "test")
 @click.option("--split-config", default="split.yaml", show_default=True, help="Name of the split file.")
 @click.option("--dataset-config", default="dataset.yaml", show_default=True, help="Name of the dataset configuration.")
 def info(path: str, split_config: str, dataset_config: str) -> None:
-    """Summarise the prepared dataset at PATH."""
+    """Summarise the prepared dataset, or the metadataset (.yaml), at PATH."""
     with told_to_user():
+        if is_metadataset(path):
+            for line in describe_file(path):
+                click.echo(line)
+            return
         # The class name is shown, nothing is loaded, so the dataset needs no trust.
         folder = WebdatasetFolder(
             path, split_config=split_config, dataset_config=dataset_config, trust_dataset_code=True

@@ -10,6 +10,7 @@ import click
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, usable_workers
+from energon_dali.cli.metadataset import is_metadataset, prepare_file
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
 from energon_dali.shards.meta.dataset_config import CRUDE, write_dataset_config
 from energon_dali.shards.meta.document import META
@@ -75,12 +76,15 @@ class PrepareOptions:
 @click.option("--field-map", metavar="JSON", help='Such as \'{"image": "jpg", "caption": "txt"}\'.')
 @click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the index while it is built.")
 def prepare(path: str, **given: object) -> None:
-    """Make the folder PATH of tar shards a dataset: index, check and split it.
+    """Make the folder PATH of tar shards a dataset: index, check and split it; or index the joins of a metadataset.
 
     Writes PATH/.nv-meta and an index beside each shard. The shards stay as they are.
     """
     options = PrepareOptions(**given)  # type: ignore[arg-type]
     with told_to_user():
+        if is_metadataset(path):
+            prepare_file(path)
+            return
         root = StoragePath.of(path)
         if not root.is_dir():
             raise click.ClickException(f"{root} is no folder. Give the folder that holds the tar shards.")
