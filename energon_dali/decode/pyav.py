@@ -99,6 +99,8 @@ def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
     Raises:
         DecodeError: The data cannot be decoded, or decoding costs more than the limits allow.
     """
+    if handle.decoded is not None:
+        return handle.decoded
     from energon_dali.av import MediaFile
 
     with file or MediaFile(handle.data, limits=handle.limits) as opened:
@@ -165,6 +167,19 @@ def count_frames_to_decode(frames: Int64Array, index: FrameIndex) -> int:
     return int((furthest - groups + 1).sum())
 
 
+def has_plain_packets(index: FrameIndex) -> bool:
+    """Returns whether the frames of a video can be counted by its packets, as DALI does.
+
+    Each packet is one shown frame with a time stamp of its own that is not negative, and no frame is shown before the
+    keyframe that precedes it in the file (a decoder that begins there cannot give it).
+    """
+    packets = index.packets
+    if not len(packets) or len(packets) != len(index) or packets.is_hidden.any() or int(packets.pts.min()) < 0:
+        return False
+    earliest_after = np.minimum.accumulate(packets.pts[::-1])[::-1]  # int64[packets], the packet itself included
+    return bool((earliest_after >= packets.pts)[packets.is_key].all())
+
+
 def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
     """Returns clips without frames, with the sound that the handle's spec asks for: none, or all of its clips.
 
@@ -187,23 +202,24 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
         shape = (len(handle.starts), wanted.channels, round(seconds * wanted.sample_rate))
         none = np.stack([handle.starts, handle.starts], 1)
         return Clips(None, None, torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate)
-    from energon_dali.av import AudioReader, MediaFile
+    from energon_dali.av import MediaFile
+    from energon_dali.av.audio_reader import AudioReader
 
     if file is None:
         with MediaFile(handle.data, limits=handle.limits) as opened:
             return decode_audio_of_clips(handle, opened)
     reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels)
     rate = reader.sample_rate
-    length = round(seconds * rate)
-    sound = np.zeros((len(handle.starts), reader.channels, length), np.float32)
-    times = np.zeros((len(handle.starts), 2), np.float64)
-    for clip, start in enumerate(handle.starts.tolist()):
-        first = round((start - reader.start_seconds) * rate)
-        skipped = max(0, -first)
-        samples = reader.read(first + skipped, first + length) if skipped < length else sound[clip, :, :0]
-        sound[clip, :, skipped : skipped + samples.shape[1]] = as_float(samples)
-        begin = start + skipped / rate
-        times[clip] = begin, begin + samples.shape[1] / rate
+    starts = handle.starts.tolist()
+    sound = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
+    times = np.stack([handle.starts, handle.starts], 1)
+    for row, clip in enumerate(reader.read_clips([(start, start + seconds) for start in starts])):
+        if clip is None:
+            continue  # the stream begins later, or ended before
+        skipped = max(0, round((clip.start_seconds - starts[row]) * rate))
+        heard = clip.samples[:, : max(0, sound.shape[2] - skipped)]
+        sound[row, :, skipped : skipped + heard.shape[1]] = as_float(heard)
+        times[row] = clip.start_seconds, clip.start_seconds + heard.shape[1] / rate
     return Clips(None, None, torch.from_numpy(sound), torch.from_numpy(times), rate)
 
 
@@ -245,14 +261,15 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     handle.bit_depth, handle.colour = video.bit_depth, reader.colours
     handle.frame_count = len(index)
     handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)
+    alone = sum(stream.kind == "video" for stream in file.streams) == 1
+    handle.packets_are_frames = alone and has_plain_packets(index)
 
 
 def _choose_sound(handle: ClipsHandle, file: MediaFile) -> None:
-    from energon_dali.av import AudioReader
+    from energon_dali.av.audio_reader import AudioReader
 
-    reader = AudioReader(file)
-    end = reader.start_seconds + reader.num_samples / reader.sample_rate
-    handle.starts = choose_starts(handle.spec, reader.start_seconds, end, handle.seed)
+    index = AudioReader(file).index
+    handle.starts = choose_starts(handle.spec, index.start_seconds, index.end_seconds, handle.seed)
 
 
 def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dtype[np.uint8]]:

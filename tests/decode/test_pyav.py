@@ -169,3 +169,62 @@ def test_a_file_without_what_is_asked_for() -> None:
     assert (clips.audio.shape, int(clips.audio.count_nonzero())) == ((2, 1, 4000), 0)
     assert clips.audio_timestamps is not None
     assert (clips.audio_timestamps[:, 0] == clips.audio_timestamps[:, 1]).all()
+
+
+AUDIO_FILES = ("pcm16-wav", "f32-wav", "pcm24-wav", "flac", "flac-start-mkv", "mp3", "opus-webm")
+
+
+def full_sound(data: bytes) -> tuple[float, int, Any]:
+    """Returns (start in seconds, rate, float32[C, S] in [-1, 1]) of the whole sound, decoded in one pass."""
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.audio[0]
+        frames = list(container.decode(stream))
+        channels = stream.codec_context.layout.nb_channels
+        parts = [
+            part if frame.format.is_planar else part.reshape(-1, channels).T
+            for frame in frames
+            for part in [frame.to_ndarray()]
+        ]
+        whole = np.concatenate(parts, axis=1)
+        if whole.dtype.kind == "i":
+            whole = whole.astype(np.float64) / 2.0 ** (8 * whole.dtype.itemsize - 1)
+        return float(frames[0].pts * frames[0].time_base), frames[0].sample_rate, whole.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", AUDIO_FILES)
+def test_sound_is_that_of_a_full_decode(name: str) -> None:
+    first, rate, whole = full_sound(audio_file(name))
+    spec = VideoClips(3, 1, clip_duration_seconds=0.5, sampling="random", audio=True)
+    clips = clips_of(audio_file(name), spec, name="wav", seed=5)
+    assert (clips.frames, clips.timestamps, clips.audio_sample_rate) == (None, None, rate)
+    assert clips.audio is not None
+    assert clips.audio_timestamps is not None
+    assert clips.audio.shape == (3, whole.shape[0], round(rate / 2))
+    for sound, (start, end) in zip(clips.audio.numpy(), clips.audio_timestamps.tolist(), strict=True):
+        place = round((start - first) * rate)
+        assert (sound == whole[:, place : place + sound.shape[1]]).all()
+        assert end - start == pytest.approx(0.5, abs=2 / rate)
+
+
+@pytest.mark.parametrize("name", ["h264-aac-mp4", "vp9-opus-webm", "mjpeg-pcm-mov", "h264-flac-start-mkv"])
+def test_clips_bring_the_sound_of_their_time(name: str) -> None:
+    first, rate, whole = full_sound(video_file(name))
+    spec = VideoClips(2, 4, clip_duration_seconds=0.8, audio=True)
+    clips = clips_of(video_file(name), spec)
+    assert clips.audio is not None
+    assert clips.audio_timestamps is not None
+    assert clips.timestamps is not None
+    for sound, (start, end), shown in zip(
+        clips.audio.numpy(), clips.audio_timestamps.tolist(), clips.timestamps.tolist(), strict=True
+    ):
+        assert shown[0] - 1 / 25 <= start <= shown[0] + 1 / 25 + 0.03  # sound may begin a packet later than the picture
+        place, count = round((start - first) * rate), round((end - start) * rate)
+        silent = sound.shape[1] - count
+        lead = 0 if (sound[:, :1] != 0).any() else silent
+        assert (sound[:, lead : lead + count] == whole[:, place : place + count]).all()
+    brought = spec.__class__(2, 4, clip_duration_seconds=0.8, audio=ClipAudio(sample_rate=8000, channels=1))
+    resampled = clips_of(video_file(name), brought)
+    assert resampled.audio is not None
+    assert (resampled.audio.shape, resampled.audio_sample_rate) == ((2, 1, 6400), 8000)
+    both = generic_batch([resampled, clips_of(video_file("h264-aac-mp4"), brought)])
+    assert (both.audio.shape, both.audio_sample_rate) == ((2, 2, 1, 6400), [8000, 8000])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from energon_dali.av import AVLimits
     from energon_dali.av.colour import ColourFacts
     from energon_dali.decode.clips.video_clips import VideoClips
+    from energon_dali.samples import Clips
 
 
 def _no_frames() -> Int64Array:
@@ -55,10 +56,17 @@ class ClipsHandle(MediaHandle):
     """Frames of the whole video."""
     frames_to_decode: int = 0
     """Frames that a decoder must decode to have the wanted ones: all from the keyframe before each on."""
+    packets_are_frames: bool = False
+    """Whether there is one video stream, each packet of it is one shown frame, and no frame is shown before the
+    keyframe that precedes it in the file: then a decoder may count packets."""
+    uniform_frames: bool | None = None
+    """Whether all frames say that they are alike in size and pixel format; None where nobody has looked yet."""
     audio_codec: str = ""
     """FFmpeg's name of the audio codec, where sound is wanted; else ""."""
     limits: AVLimits | None = None
     """What decoding may cost; None for the defaults."""
+    decoded: Clips | None = None
+    """The clips, where they are decoded already and only wait to be moved to a device; `data` is then empty."""
 
     def decode(self) -> Any:
         """Returns the `Clips` at once, decoded with PyAV in the calling thread.

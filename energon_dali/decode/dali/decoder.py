@@ -198,11 +198,21 @@ class DaliDecoder(MediaDecoder):
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
         from energon_dali.decode.pyav import decode_clips
 
-        if self.placement == "worker" or not uses_dali(self.video_decode_device, "video"):
+        if self.placement == "worker":
             return decode_clips(handle, file)
-        if self.video_decode_device != "cpu" and sees_gpu():
-            return handle  # its pixels must end on the GPU, which a worker must not touch
-        return handle if takes_dali(handle, self.video_decode_device, "cpu") else decode_clips(handle, file)
+        on_gpu = self.video_decode_device != "cpu" and sees_gpu()
+        # Whether a GPU decodes AV1 is known in the rank alone.
+        if takes_dali(handle, self.video_decode_device, "gpu" if on_gpu else "cpu") or (
+            on_gpu and handle.codec == "av1"
+        ):
+            file.close()
+            return handle
+        clips = decode_clips(handle, file)
+        if not on_gpu:
+            return clips
+        # Decoded here, beside the other workers; the rank moves it to the GPU, which a worker must not touch.
+        handle.decoded, handle.data = clips, b""
+        return handle
 
     def _may_use_gpu(self) -> bool:
         return self.placement == "rank" and self.image_decode_device != "cpu" and sees_gpu()
@@ -219,7 +229,9 @@ def takes_dali(handle: ClipsHandle, option: DeviceOption, kind: Literal["cpu", "
     """
     from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
 
-    return suits_dali_video(handle, kind) and (option != "auto" or prefers_dali(handle, kind))
+    if handle.decoded is not None:
+        return False
+    return (option != "auto" or prefers_dali(handle, kind)) and suits_dali_video(handle, kind)
 
 
 def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:
