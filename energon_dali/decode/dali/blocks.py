@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali, takes_dali
 from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.gather import Gather
 from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.image_engine import DaliImageEngine
 from energon_dali.decode.dali.output import bring_to_device, consumer_stream
 from energon_dali.decode.dali.registry import engine_for
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
@@ -25,36 +26,6 @@ if TYPE_CHECKING:
 _PIL_THREADS = 2
 _pil_pool: ThreadPoolExecutor | None = None
 _pil_lock = threading.Lock()
-
-
-class _Gather:
-    """Puts the outcomes of the parts of a block into one future."""
-
-    def __init__(self, count: int) -> None:
-        self.future: Future[list[Outcome]] = Future()
-        self._outcomes: list[Outcome | None] = [None] * count
-        self._missing = count
-        self._lock = threading.Lock()
-
-    def put(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        with self._lock:
-            for position, outcome in zip(positions, outcomes, strict=True):
-                self._outcomes[position] = outcome
-            self._missing -= len(positions)
-            complete = self._missing == 0
-        if complete and not self.future.done():
-            self.future.set_result(self._outcomes)  # type: ignore[arg-type]
-
-    def put_when_done(self, positions: Sequence[int], part: Future[list[Outcome]]) -> None:
-        def take(done: Future[list[Outcome]]) -> None:
-            error = done.exception()
-            if error is None:
-                self.put(positions, done.result())
-                return
-            with suppress(InvalidStateError):  # another part failed before
-                self.future.set_exception(error)
-
-        part.add_done_callback(take)
 
 
 def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
@@ -71,7 +42,7 @@ def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> F
     clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
     if not clips:
         return _submit_images(decoder, handles)
-    gather = _Gather(len(handles))
+    gather = Gather(len(handles))
     _submit_clips(decoder, handles, clips, gather)
     if len(clips) < len(handles):
         chosen = set(clips)
@@ -81,7 +52,7 @@ def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> F
 
 
 def _submit_clips(
-    decoder: DaliDecoder, handles: Sequence[MediaHandle], positions: Sequence[int], gather: _Gather
+    decoder: DaliDecoder, handles: Sequence[MediaHandle], positions: Sequence[int], gather: Gather
 ) -> None:
     """Starts to decode the clips at some positions of a block."""
     device = decoder.video_device
@@ -112,7 +83,7 @@ def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Futu
     first = handles[0].spec if handles else decoder.spec
     if all(type(handle) is DaliHandle and handle.spec is first for handle in handles):
         return _submit(decoder, first, device, handles, stream)
-    gather = _Gather(len(handles))
+    gather = Gather(len(handles))
     groups: dict[ImageSpec, list[int]] = {}
     for position, handle in enumerate(handles):
         try:
@@ -133,7 +104,7 @@ def _submit(
     decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any
 ) -> Future[list[Outcome]]:
     engine = engine_for(
-        ImageGraph.from_spec(spec), device,
+        DaliImageEngine, ImageGraph.from_spec(spec), device,
         num_threads=decoder.threads_on(device), max_batch_size=decoder.max_batch_size,
         gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
     )  # fmt: skip

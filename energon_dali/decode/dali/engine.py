@@ -1,44 +1,46 @@
-"""Runs one image pipeline on a thread of its own, and keeps it busy."""
+"""Runs one pipeline on a thread of its own, and keeps it busy: what the engines of images and of videos share."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.feed import ImageBatch, feed_batch, split_block
-from energon_dali.decode.dali.graph import ImageGraph, build_pipeline
 from energon_dali.decode.dali.library import Pipeline
 from energon_dali.decode.dali.memory import DeviceMemory
-from energon_dali.decode.dali.output import bring_to_device, count_bytes, take_values
-from energon_dali.decode.dali.recovery import decode_suspects, raise_if_device_failed
-from energon_dali.decode.geometry import handle_geometry
-from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.errors import DecodeError, DeviceFailedError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.spec import ImageSpec
+from energon_dali.decode.dali.output import count_bytes
+from energon_dali.decode.dali.recovery import raise_if_device_failed
+from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
+from energon_dali.errors import DeviceFailedError
 
 _IN_FLIGHT = 2
 """Runs given to DALI at a time: one that decodes, one that waits, so that Python's part costs no decoding time."""
 
+BatchT = TypeVar("BatchT")
+
 
 @dataclass(slots=True, eq=False)
-class _Block:
-    """A submitted block, until its last image is done."""
+class Block:
+    """A submitted block, until its last part is done."""
 
     outcomes: list[Outcome | None]
+    """One per handle, None while it is missing."""
     missing: int
+    """How many are missing."""
     stream: Any
+    """torch.cuda.Stream on which the values will be used, on a GPU."""
     future: Future[list[Outcome]] = field(default_factory=Future)
+    """Of the whole block."""
 
     def put(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """Takes the outcomes of some positions."""
         for position, outcome in zip(positions, outcomes, strict=True):
             self.outcomes[position] = outcome
         self.missing -= len(positions)
@@ -46,88 +48,98 @@ class _Block:
             self.future.set_result(self.outcomes)  # type: ignore[arg-type]
 
     def fail(self, error: BaseException) -> None:
+        """Gives whoever waits for the block an error."""
         with suppress(InvalidStateError):  # another run of the same block failed before
             self.future.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class Run(Generic[BatchT]):
     """A part of a block that goes through the pipeline at once."""
 
-    block: _Block
+    block: Block
+    """What it is a part of."""
     positions: list[int]
-    batch: ImageBatch
-    spec: ImageSpec
+    """Where in the block."""
+    batch: BatchT
+    """What goes through the pipeline."""
     source_bytes: int
+    """Memory that it takes."""
     error: BaseException | None = None
+    """Why it failed."""
 
 
-class DaliImageEngine:
+class DaliEngine(ABC, Generic[BatchT]):
     """One pipeline, and the one thread that ever touches it: two threads in one DALI pipeline lock up.
 
     Its thread starts with the first block and ends with `close`. Blocks may be submitted from any thread; they are
     decoded in the order of submission.
 
     Args:
-        graph: What the pipeline produces.
         device: Where it decodes.
-        num_threads: CPU threads of the pipeline.
-        max_batch_size: Most images per run; larger blocks are split.
         memory: Budget that the runs of all engines of a device share.
     """
 
-    def __init__(
-        self, graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
-    ) -> None:
-        self.graph = graph
+    def __init__(self, device: Device, memory: DeviceMemory) -> None:
         self.device = device
-        self._num_threads = num_threads
-        self._max_batch_size = max_batch_size
         self._memory = memory
-        self._queue: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
-        self._flying: deque[_Run] = deque()
-        self._held: _Run | None = None
+        self._queue: queue.SimpleQueue[Run[BatchT] | None] = queue.SimpleQueue()
+        self._flying: deque[Run[BatchT]] = deque()
+        self._held: Run[BatchT] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._abandoned = False
         self._pipeline: Pipeline | None = None
         self._suspended: list[Pipeline] = []
-        self._route = "dali-gpu" if device.kind == "gpu" else "dali-cpu"
+        self._route: Route = "dali-gpu" if device.kind == "gpu" else "dali-cpu"
 
+    @abstractmethod
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
-        """Starts to decode a block and returns a future of one outcome per handle; costs about 15 us per handle.
+        """Starts to decode a block and returns a future of one outcome per handle.
 
         Args:
-            handles: Screened images that DALI's parser accepts, all of one spec. Their data must stay unchanged.
+            handles: What DALI may see, all of one spec. Their data must stay unchanged.
             stream: torch.cuda.Stream on which the values will be used, on a GPU; the future does not wait for it.
 
         Returns:
             A future that fails with DeviceFailedError or MemoryError where the device or the memory failed, and never
-            because of an image.
+            because of a file.
 
         Raises:
             RuntimeError: The engine is closed.
         """
-        block = _Block([None] * len(handles), len(handles), stream)
-        if not handles:
-            block.future.set_result([])
-            return block.future
-        geometries: dict[int, Any] = {}
-        refused: dict[int, Outcome] = {}
-        for position, handle in enumerate(handles):
-            try:
-                geometries[position] = handle_geometry(handle)
-            except DecodeError as error:
-                refused[position] = DecodeFailure(error.reason, handle.format, "screen", handle.source)
-        runs = []
-        for positions in split_block(
-            handles, list(geometries), max_images=self._max_batch_size, max_bytes=self._memory.run_bytes,
-            bytes_per_pixel=self.graph.bytes_per_pixel,
-        ):  # fmt: skip
-            batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
-            cost = sum(handle.width * handle.height for handle in batch.handles) * self.graph.bytes_per_pixel
-            runs.append(_Run(block, positions, batch, handles[0].spec, cost))
+
+    @abstractmethod
+    def build_pipeline(self) -> Pipeline:
+        """Returns a new pipeline; called on the engine's thread."""
+
+    @abstractmethod
+    def feed(self, pipeline: Pipeline, batch: BatchT) -> None:
+        """Gives a batch to the inputs of a pipeline; what the pipeline reads is kept alive by the batch."""
+
+    @abstractmethod
+    def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
+        """Returns one value per sample of a TensorList."""
+
+    @abstractmethod
+    def rescue(self, run: Run[BatchT], run_alone: Callable[[BatchT], list[Any]]) -> list[Outcome]:
+        """Returns the outcomes of a run that failed (`run.error` says why).
+
+        Args:
+            run: The run.
+            run_alone: Runs a batch through the pipeline and returns its values; raises what DALI raises.
+
+        Raises:
+            DeviceFailedError: The device failed.
+        """
+
+    def enqueue(self, runs: Sequence[Run[BatchT]]) -> None:
+        """Gives runs to the engine's thread, which is started if it does not run.
+
+        Raises:
+            RuntimeError: The engine is closed.
+        """
         with self._lock:
             if self._closing:
                 raise RuntimeError("This engine is closed: it takes no more blocks. Make or use another decoder.")
@@ -136,9 +148,6 @@ class DaliImageEngine:
                 self._thread.start()
             for run in runs:
                 self._queue.put(run)
-        if refused:
-            block.put(list(refused), list(refused.values()))
-        return block.future
 
     def close(self, timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
         """Ends the thread and the pipeline.
@@ -158,6 +167,16 @@ class DaliImageEngine:
 
     # --- on the engine's thread ------------------------------------------------------------------------------------
 
+    def suspend_pipeline(self) -> None:
+        """Lets the next run build a new pipeline.
+
+        The last four are kept, because taking a pipeline apart right after a parser's failure can end the process.
+        """
+        if self._pipeline is not None:
+            self._suspended.append(self._pipeline)
+            del self._suspended[:-4]
+        self._pipeline = None
+
     def _work(self) -> None:
         more = True
         while more or self._flying:
@@ -171,14 +190,14 @@ class DaliImageEngine:
                     more = self._launch_next(wait=True)
                 continue
             run = self._flying.popleft()
-            images = self._outputs_of(run)
-            if images is None:
+            outputs = self._outputs_of(run)
+            if outputs is None:
                 self._recover(run)
                 continue
             if more:  # DALI goes on while Python packs
                 more = self._launch_next(wait=False)
-            self._deliver(run, images)
-            del run, images  # or the values of the last block would live until the next one
+            self._deliver(run, outputs)
+            del run, outputs  # or the values of the last block would live until the next one
         self._pipeline = None
         self._suspended.clear()
 
@@ -208,80 +227,62 @@ class DaliImageEngine:
             run.block.fail(self._launch_error(error))
         return True
 
-    def _launch(self, batch: ImageBatch) -> None:
+    def _launch(self, batch: BatchT) -> Pipeline:
         if self._pipeline is None:
-            self._pipeline = build_pipeline(
-                self.graph, self.device, num_threads=self._num_threads, max_batch_size=self._max_batch_size
-            )
-        feed_batch(self._pipeline, self.graph, batch)
+            self._pipeline = self.build_pipeline()
+        self.feed(self._pipeline, batch)
         self._pipeline.schedule_run()
+        return self._pipeline
 
-    def _outputs_of(self, run: _Run) -> Any | None:
+    def _outputs_of(self, run: Run[BatchT]) -> Any | None:
         """Waits for a run and returns its TensorList; None if it failed, with the reason in the run."""
         assert self._pipeline is not None
         try:
-            (images,) = self._pipeline.outputs(cuda_stream=run.block.stream)
-            return images
+            (outputs,) = self._pipeline.outputs(cuda_stream=run.block.stream)
+            return outputs
         except Exception as error:  # DALI raises RuntimeError; whoever waits must hear of all
             run.error = error
             return None
         finally:
             self._memory.release_run(run.source_bytes)
 
-    def _deliver(self, run: _Run, images: Any) -> None:
+    def _deliver(self, run: Run[BatchT], outputs: Any) -> None:
         try:
-            self._memory.count(count_bytes(images))
-            values = take_values(images, run.spec, run.block.stream)
-            run.block.put(run.positions, [Decoded(value, self._route) for value in values])  # type: ignore[arg-type]
+            self._memory.count(count_bytes(outputs))
+            values = self.take(outputs, run.batch, run.block.stream)
+            run.block.put(run.positions, [Decoded(value, self._route) for value in values])
         except Exception as error:
             run.block.fail(error)
 
-    def _recover(self, run: _Run) -> None:
-        """Decodes a failed run again, image by image as far as needed, after the runs behind it have come home."""
+    def _recover(self, run: Run[BatchT]) -> None:
+        """Decodes a failed run again, part by part as far as needed, after the runs behind it have come home."""
         failed = [run]
         while self._flying:
             other = self._flying.popleft()
-            images = self._outputs_of(other)
-            if images is None:
+            outputs = self._outputs_of(other)
+            if outputs is None:
                 failed.append(other)
             else:
-                self._deliver(other, images)
+                self._deliver(other, outputs)
         for suspect in failed:
             self._isolate(suspect)
 
-    def _isolate(self, run: _Run) -> None:
-        assert run.error is not None
+    def _isolate(self, run: Run[BatchT]) -> None:
         stream = run.block.stream
 
-        def run_alone(batch: ImageBatch) -> list[Any]:
-            self._launch(batch)
-            assert self._pipeline is not None
-            (images,) = self._pipeline.outputs(cuda_stream=stream)
-            return take_values(images, run.spec, stream)
+        def run_alone(batch: BatchT) -> list[Any]:
+            (outputs,) = self._launch(batch).outputs(cuda_stream=stream)
+            return self.take(outputs, batch, stream)
 
         try:
-            outcomes = decode_suspects(
-                run.batch, run.error, run_alone, self._suspend_pipeline,
-                lambda value: bring_to_device(value, self.device, stream), str(self.device),
-            )  # fmt: skip
-            run.block.put(run.positions, outcomes)
+            run.block.put(run.positions, self.rescue(run, run_alone))
         except BaseException as error:  # a device that failed, or no memory
-            self._suspend_pipeline()
+            self.suspend_pipeline()
             run.block.fail(error)
-
-    def _suspend_pipeline(self) -> None:
-        """Lets the next run build a new pipeline.
-
-        The last four are kept, because taking a pipeline apart right after a parser's failure can end the process.
-        """
-        if self._pipeline is not None:
-            self._suspended.append(self._pipeline)
-            del self._suspended[:-4]
-        self._pipeline = None
 
     def _launch_error(self, error: BaseException) -> BaseException:
         """Returns what a block is told whose run could not be started."""
-        self._suspend_pipeline()
+        self.suspend_pipeline()
         try:
             raise_if_device_failed(error, str(self.device))
         except DeviceFailedError as failed:

@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Hashable
+from typing import Any, Protocol, TypeVar
 
 from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.engine import DaliImageEngine
-from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.engine import DaliEngine
 from energon_dali.decode.dali.library import call_before_dali_exits
 from energon_dali.decode.dali.memory import DeviceMemory, MemoryUse, release_unused
 
 _CLOSE_SECONDS = 10.0
-_engines: dict[tuple[ImageGraph, Device, int, int, int | None], DaliImageEngine] = {}
+_engines: dict[tuple[Hashable, Device, int, int, int | None], DaliEngine[Any]] = {}
 _memories: dict[tuple[Device, int | None], DeviceMemory] = {}
 _lock = threading.Lock()
 
 
+GraphT_contra = TypeVar("GraphT_contra", bound=Hashable, contravariant=True)
+
+
+class EngineMaker(Protocol[GraphT_contra]):
+    """Makes an engine: the class of image engines, or that of video engines."""
+
+    def __call__(
+        self, graph: GraphT_contra, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
+    ) -> DaliEngine[Any]:
+        """Returns a new engine."""
+
+
 def engine_for(
-    graph: ImageGraph,
+    make: EngineMaker[GraphT_contra],
+    graph: GraphT_contra,
     device: Device,
     *,
     num_threads: int,
     max_batch_size: int,
     gpu_memory_budget_bytes: int | None = None,
-) -> DaliImageEngine:
+) -> DaliEngine[Any]:
     """Returns the process's engine for a graph; makes it if there is none. The first block builds the pipeline.
 
     Args:
+        make: The class of engines that the graph is for.
         graph: What to produce.
         device: Where to decode.
         num_threads: CPU threads of the pipeline.
-        max_batch_size: Most images per run.
+        max_batch_size: Most samples per run.
         gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; of no meaning on the CPU.
     """
     budget = gpu_memory_budget_bytes if device.kind == "gpu" else None
@@ -40,7 +55,7 @@ def engine_for(
         engine = _engines.get(key)
         if engine is None:
             memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
-            engine = _engines[key] = DaliImageEngine(
+            engine = _engines[key] = make(
                 graph, device, num_threads=num_threads, max_batch_size=max_batch_size, memory=memory
             )
         return engine

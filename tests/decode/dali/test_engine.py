@@ -15,9 +15,9 @@ import torch
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, SampleDecoder
 from energon_dali.decode.dali import close_engines, memory_use, release_memory
 from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.engine import DaliImageEngine
 from energon_dali.decode.dali.feed import split_block
 from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.image_engine import DaliImageEngine
 from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.registry import engine_for
 from tests.decode.pictures import pictures
@@ -162,7 +162,7 @@ def test_memory_is_reported_and_released() -> None:
 
 
 def test_close_finishes_what_was_submitted() -> None:
-    engine = engine_for(ImageGraph.from_spec(DECODER.spec), Device("cpu"), num_threads=1, max_batch_size=2)
+    engine = engine_for(DaliImageEngine, ImageGraph.from_spec(DECODER.spec), Device("cpu"), num_threads=1, max_batch_size=2)
     futures = [engine.submit(handles(*SAME_SIZE)) for _ in range(3)]
     close_engines()
     assert all(future.done() and len(future.result()) == 5 for future in futures)

@@ -1,0 +1,82 @@
+"""Decodes blocks of images with one pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.engine import Block, DaliEngine, Run
+from energon_dali.decode.dali.feed import ImageBatch, feed_batch, split_block
+from energon_dali.decode.dali.graph import ImageGraph, build_pipeline
+from energon_dali.decode.dali.library import Pipeline
+from energon_dali.decode.dali.memory import DeviceMemory
+from energon_dali.decode.dali.output import bring_to_device, take_values
+from energon_dali.decode.dali.recovery import decode_suspects
+from energon_dali.decode.geometry import handle_geometry
+from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
+from energon_dali.errors import DecodeError
+
+
+class DaliImageEngine(DaliEngine[ImageBatch]):
+    """The engine of one image graph; a block costs about 15 us per handle in the thread that submits it.
+
+    Args:
+        graph: What the pipeline produces.
+        device: Where it decodes.
+        num_threads: CPU threads of the pipeline.
+        max_batch_size: Most images per run; larger blocks are split.
+        memory: Budget that the runs of all engines of a device share.
+    """
+
+    def __init__(
+        self, graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
+    ) -> None:
+        super().__init__(device, memory)
+        self.graph = graph
+        self._num_threads = num_threads
+        self._max_batch_size = max_batch_size
+
+    def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
+        block = Block([None] * len(handles), len(handles), stream)
+        if not handles:
+            block.future.set_result([])
+            return block.future
+        geometries: dict[int, Any] = {}
+        refused: dict[int, Outcome] = {}
+        for position, handle in enumerate(handles):
+            try:
+                geometries[position] = handle_geometry(handle)
+            except DecodeError as error:
+                refused[position] = DecodeFailure(error.reason, handle.format, "screen", handle.source)
+        runs = []
+        for positions in split_block(
+            handles, list(geometries), max_images=self._max_batch_size, max_bytes=self._memory.run_bytes,
+            bytes_per_pixel=self.graph.bytes_per_pixel,
+        ):  # fmt: skip
+            batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
+            cost = sum(handle.width * handle.height for handle in batch.handles) * self.graph.bytes_per_pixel
+            runs.append(Run(block, positions, batch, cost))
+        self.enqueue(runs)
+        if refused:
+            block.put(list(refused), list(refused.values()))
+        return block.future
+
+    def build_pipeline(self) -> Pipeline:
+        return build_pipeline(
+            self.graph, self.device, num_threads=self._num_threads, max_batch_size=self._max_batch_size
+        )
+
+    def feed(self, pipeline: Pipeline, batch: ImageBatch) -> None:
+        feed_batch(pipeline, self.graph, batch)
+
+    def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
+        return take_values(outputs, batch.handles[0].spec, stream)
+
+    def rescue(self, run: Run[ImageBatch], run_alone: Callable[[ImageBatch], list[Any]]) -> list[Outcome]:
+        assert run.error is not None
+        return decode_suspects(
+            run.batch, run.error, run_alone, self.suspend_pipeline,
+            lambda value: bring_to_device(value, self.device, run.block.stream), str(self.device),
+        )  # fmt: skip
