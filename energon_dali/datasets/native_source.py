@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
-from energon_dali.datasets.decode_stage import decode_elements
+from energon_dali.datasets.decode_stage import decode_elements, handles_of
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.restore_key import Key, set_restore_key
@@ -257,8 +257,11 @@ class _NativeIterator(StreamIterator[Any]):
             if failure is not None:
                 raise DecodeError(failure.reason, failure.format, failure.route)
             sample = self._dataset.source.load(raw, planned.seed)
-            if planned.parts is None:
+            # DALI reads no videos here: clips that it decodes are handles still.
+            if planned.parts is None or handles_of(sample):
                 (sample,) = decode_elements(self._dataset.decoder, [sample], strict=True)
+            for route, count in self._dataset.source.load.take_routes().items():
+                self._context.recorder.count(f"route.{route}", count)
         except DecodeError as error:
             parts = {name: part for name, part in raw.parts.items() if not isinstance(part, (Decoded, DecodeFailure))}
             raw.parts = parts
