@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from energon_dali.kernels.color_matrix.matrix import FRACTION_BITS
+from .matrix import FRACTION_BITS
 
 if TYPE_CHECKING:
     import torch
@@ -16,16 +16,23 @@ _BLOCK = 1024
 """Pixels per program: 3 KiB read, 3 to 12 KiB written."""
 
 
-@triton.jit
-def _level(red, green, blue, weights, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _level(red, green, blue, weights, BITS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     # weights: int32[4], the weights of red, green, blue and the offset of one channel
     total = red * tl.load(weights) + green * tl.load(weights + 1) + blue * tl.load(weights + 2) + tl.load(weights + 3)
     rounded = (total + (1 << (BITS - 1))) >> BITS  # an arithmetic shift: floor, also below zero
     return tl.minimum(tl.maximum(rounded, 0), 255)
 
 
-@triton.jit
-def _store(result, offsets, mask, level, TO_BFLOAT16: tl.constexpr, TO_FLOAT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _store(  # type: ignore[no-untyped-def]
+    result,
+    offsets,
+    mask,
+    level,
+    TO_BFLOAT16: tl.constexpr,  # noqa: N803 - constants of the compiler
+    TO_FLOAT: tl.constexpr,  # noqa: N803
+):
     if TO_FLOAT:
         value = tl.div_rn(level.to(tl.float32), 255.0)  # "/" is not rounded correctly on a GPU
         if TO_BFLOAT16:
@@ -39,7 +46,7 @@ def _store(result, offsets, mask, level, TO_BFLOAT16: tl.constexpr, TO_FLOAT: tl
         tl.store(result + offsets, level.to(tl.uint8), mask=mask)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _convert(  # type: ignore[no-untyped-def]
     frames,  # uint8[N * F, pixels, 3], contiguous
     coefficients,  # int32[N, 3, 4], contiguous
@@ -47,7 +54,7 @@ def _convert(  # type: ignore[no-untyped-def]
     frames_per_clip,
     pixels,
     blocks_per_frame,
-    CHANNELS_FIRST: tl.constexpr,  # noqa: N803 - constants of the compiler
+    CHANNELS_FIRST: tl.constexpr,  # noqa: N803
     TO_BFLOAT16: tl.constexpr,  # noqa: N803
     TO_FLOAT: tl.constexpr,  # noqa: N803
     BITS: tl.constexpr,  # noqa: N803

@@ -17,10 +17,11 @@ STANDARDS: dict[Standard, tuple[float, float]] = {
     "fcc": (0.30, 0.11),
     "smpte240m": (0.212, 0.087),
 }
-"""Weights of red and blue in luma: ITU-R BT.601, BT.709 and BT.2020 (non-constant luminance), FCC 73.682, SMPTE 240M."""
+"""Weights of red and blue in luma: ITU-R BT.601, BT.709 and BT.2020 (non-constant luminance), FCC 73.682, SMPTE
+240M."""
 
 FRACTION_BITS = 14
-"""Coefficients are multiples of 2**-14: |sum| < 1024 levels is below 2**24 units, so that float32 holds each partial sum
+"""Coefficients are multiples of 2**-14: sums below 1024 levels are below 2**24 units, so that float32 holds each
 exactly and every backend, in whole numbers or in floats, gives the same bytes. It costs 0.03 levels at most."""
 _ONE = 1 << FRACTION_BITS
 _MAX_SUM = 1023.0
@@ -42,7 +43,7 @@ class ColorMatrix:
             raise ValueError(f"rows={self.rows} is no matrix of 3 x 4: weights of R, G, B and an offset per channel.")
         largest = max(255 * sum(map(abs, row[:3])) + abs(row[3]) for row in self.rows) / _ONE
         if largest > _MAX_SUM:
-            raise ValueError(f"rows={self.rows} reach {largest:.0f} levels; at most {_MAX_SUM:.0f} are exact in float32.")
+            raise ValueError(f"rows={self.rows} reach {largest:.0f} levels; {_MAX_SUM:.0f} are exact in float32.")
 
     @classmethod
     def between(

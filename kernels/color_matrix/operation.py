@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from energon_dali.kernels.color_matrix.matrix import ColorMatrix
-from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+from .matrix import ColorMatrix
+from .reference import convert_colors_reference
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,8 @@ def convert_colors(
 
     if frames.dtype != torch.uint8 or frames.ndim != 5 or frames.shape[4] != 3 or not frames.is_contiguous():
         raise ValueError(
-            f"{frames.shape = }, {frames.dtype = }, {frames.stride() = }: frames must be a contiguous uint8[N, F, H, W, "
-            "3]. Call contiguous(), or stack clips of equal size."
+            f"{frames.shape = }, {frames.dtype = }, {frames.stride() = }: frames must be a contiguous uint8[N, F, H, "
+            "W, 3]. Call contiguous(), or stack clips of equal size."
         )
     if len(matrices) != frames.shape[0]:
         raise ValueError(f"{len(matrices) = } for {frames.shape = }: give one matrix per clip, the first axis.")
@@ -54,7 +54,7 @@ def convert_colors(
     coefficients = torch.tensor([matrix.rows for matrix in matrices], dtype=torch.int32).view(-1, 3, 4)
     if not frames.is_cuda or not _has_triton():
         return convert_colors_reference(frames, coefficients.to(frames.device), wanted, channels_first)
-    from energon_dali.kernels.color_matrix.kernel import convert_colors_triton
+    from .kernel import convert_colors_triton
 
     clips, count, height, width, _ = frames.shape
     shape = (clips, count, 3, height, width) if channels_first else (clips, count, height, width, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from energon_dali.kernels.color_matrix.matrix import FRACTION_BITS
+from .matrix import FRACTION_BITS
 
 if TYPE_CHECKING:
     import torch

@@ -57,18 +57,18 @@ def _submit_clips(
     """Starts to decode the clips at some positions of a block."""
     device = decoder.video_device
     stream = consumer_stream(device)
-    for_dali: list[int] = []
+    for_dali: dict[int, ClipsHandle] = {}
     for position in positions:
         handle = handles[position]
         assert isinstance(handle, ClipsHandle)
         if takes_dali(handle, decoder.video_decode_device, device.kind):
-            for_dali.append(position)
+            for_dali[position] = handle
         else:
             gather.put_when_done([position], _pool().submit(_decode_clips, handle, device, stream))
     if for_dali:
         from energon_dali.decode.dali.video import submit_clips
 
-        gather.put_when_done(for_dali, submit_clips(decoder, device, [handles[i] for i in for_dali], stream))
+        gather.put_when_done(list(for_dali), submit_clips(decoder, device, list(for_dali.values()), stream))
 
 
 def _decode_clips(handle: ClipsHandle, device: Device, stream: Any) -> list[Outcome]:

@@ -17,7 +17,7 @@ from energon_dali.decode.dali.library import Pipeline
 from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.output import count_bytes
 from energon_dali.decode.dali.recovery import raise_if_device_failed
-from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
+from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 
 _IN_FLIGHT = 2
@@ -120,7 +120,7 @@ class DaliEngine(ABC, Generic[BatchT]):
 
     @abstractmethod
     def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
-        """Returns one value per sample of a TensorList."""
+        """Returns one value per sample of a TensorList; a DecodeFailure where one cannot be made."""
 
     @abstractmethod
     def rescue(self, run: Run[BatchT], run_alone: Callable[[BatchT], list[Any]]) -> list[Outcome]:
@@ -250,7 +250,9 @@ class DaliEngine(ABC, Generic[BatchT]):
         try:
             self._memory.count(count_bytes(outputs))
             values = self.take(outputs, run.batch, run.block.stream)
-            run.block.put(run.positions, [Decoded(value, self._route) for value in values])
+            run.block.put(run.positions, [
+                value if isinstance(value, DecodeFailure) else Decoded(value, self._route) for value in values
+            ])
         except Exception as error:
             run.block.fail(error)
 

@@ -1,0 +1,184 @@
+"""Decodes blocks of clips with one pipeline."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.engine import Block, DaliEngine, Run
+from energon_dali.decode.dali.library import Pipeline, load_backend
+from energon_dali.decode.dali.memory import DeviceMemory
+from energon_dali.decode.dali.output import bring_to_device
+from energon_dali.decode.dali.recovery import first_line
+from energon_dali.decode.dali.video.frames import take_frames
+from energon_dali.decode.dali.video.graph import VideoGraph, build_video_pipeline, find_correction
+from energon_dali.decode.dali.video.suitability import count_decoded_bytes
+from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav
+from energon_dali.errors import DecodeError, DeviceFailedError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class ClipBatch:
+    """Videos that run through a pipeline together."""
+
+    handles: list[ClipsHandle]
+    """Videos that suit DALI, of one spec."""
+    fed: tuple[Any, ...] = ()
+    """What the pipeline reads while it runs; it holds no reference of its own to the Python objects."""
+
+
+class DaliVideoEngine(DaliEngine[ClipBatch]):
+    """The engine of one video graph.
+
+    Args:
+        graph: What the pipeline produces.
+        device: Where it decodes.
+        num_threads: CPU threads of the pipeline.
+        max_batch_size: Most videos per run; larger blocks are split.
+        memory: Budget that the runs of all engines of a device share.
+    """
+
+    def __init__(
+        self, graph: VideoGraph, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
+    ) -> None:
+        super().__init__(device, memory)
+        self.graph = graph
+        self._num_threads = num_threads
+        self._max_batch_size = max_batch_size
+
+    def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
+        block = Block([None] * len(handles), len(handles), stream)
+        clips = cast("Sequence[ClipsHandle]", handles)
+        if not clips:
+            block.future.set_result([])
+            return block.future
+        self.enqueue([
+            Run(block, positions, ClipBatch([clips[i] for i in positions]), size)
+            for positions, size in self._split(clips)
+        ])
+        return block.future
+
+    def _split(self, handles: Sequence[ClipsHandle]) -> Iterator[tuple[list[int], int]]:
+        """Yields (positions, bytes) of runs that fit into a part of the budget each; a large video may stand alone."""
+        run: list[int] = []
+        total = 0
+        for position, handle in enumerate(handles):
+            size = 2 * count_decoded_bytes(handle)  # as decoded, and as made of it
+            if run and (len(run) == self._max_batch_size or total + size > self._memory.run_bytes):
+                yield run, total
+                run, total = [], 0
+            run.append(position)
+            total += size
+        yield run, total
+
+    def build_pipeline(self) -> Pipeline:
+        return build_video_pipeline(
+            self.graph, self.device, num_threads=self._num_threads, max_batch_size=self._max_batch_size
+        )
+
+    def feed(self, pipeline: Pipeline, batch: ClipBatch) -> None:
+        backend = load_backend()
+        TensorCPU, TensorListCPU = backend.TensorCPU, backend.TensorListCPU  # noqa: N806 - classes
+        rows = batch_rows(self.graph, batch.handles)
+        lists = {
+            name: TensorListCPU([TensorCPU(row, "") for row in column], contiguous=False)
+            for name, column in rows.items()
+        }
+        for name, values in lists.items():
+            pipeline.feed_input(name, values)
+        batch.fed = (rows, lists)
+
+    def take(self, outputs: Any, batch: ClipBatch, stream: Any) -> list[Any]:
+        import torch
+
+        values: list[Any] = []
+        for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream), strict=True):
+            try:
+                clips = decode_audio_of_clips(handle)
+            except DecodeError as error:
+                values.append(DecodeFailure(error.reason, error.format or handle.format, error.route, handle.source))
+                continue
+            clips.frames, clips.timestamps = frames, torch.from_numpy(handle.timestamps)
+            values.append(clips)
+        return values
+
+    def rescue(self, run: Run[ClipBatch], run_alone: Callable[[ClipBatch], list[Any]]) -> list[Outcome]:
+        handles = run.batch.handles
+        error = run.error
+        outcomes: list[Outcome] = []
+        for handle in handles:
+            if len(handles) > 1:
+                try:
+                    (value,) = run_alone(ClipBatch([handle]))
+                    outcomes.append(value if isinstance(value, DecodeFailure) else Decoded(value, self._route))
+                    continue
+                except Exception as alone:  # DALI raises RuntimeError; what is no fault of a file is raised below
+                    error = alone
+            assert error is not None
+            raise_if_device_is_lost(error, self.device)
+            _LOG.debug("%r: DALI says %r", handle, first_line(error))
+            outcome = decode_by_pyav(handle, lambda frames: bring_to_device(frames, self.device, run.block.stream))
+            outcomes.append(Decoded(outcome.value, "fallback") if isinstance(outcome, Decoded) else outcome)
+        return outcomes
+
+
+def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, list[Any]]:
+    """Returns what the inputs of a graph get, one value per video.
+
+    Returns:
+        "encoded": the files. "frames": int32[n], the wanted frames in rising order, each once. "size": float32[2],
+        (height, width). "weights": float32[3, 3], "offsets": float32[3], the correction of colours.
+    """
+    rows: dict[str, list[Any]] = {
+        "encoded": [handle.data for handle in handles],
+        "frames": [np.unique(handle.frame_indices).astype(np.int32) for handle in handles],
+    }
+    if graph.resizes:
+        sizes = [handle.spec.output_size(handle.width, handle.height) for handle in handles]
+        rows["size"] = [np.array([height, width], np.float32) for width, height in sizes]
+    if graph.corrects:
+        corrections = [find_correction(handle) for handle in handles]
+        rows["weights"] = [np.array(correction.weights, np.float32) for correction in corrections]
+        rows["offsets"] = [np.array(correction.offsets, np.float32) for correction in corrections]
+    return rows
+
+
+def raise_if_device_is_lost(error: BaseException, device: Device) -> None:
+    """Returns nothing if an error can be due to a bad file.
+
+    NVDEC reports bad streams by CUDA errors too, so the words of a message do not tell; a device that still computes
+    was not what failed.
+
+    Args:
+        error: What DALI raised.
+        device: Where it decoded.
+
+    Raises:
+        DeviceFailedError: The device does not work any more, or its memory or the host's is full.
+    """
+    lost = isinstance(error, MemoryError) or not isinstance(error, RuntimeError)
+    lost = lost or re.search(r"out of memory|bad_alloc|can't allocate", str(error), re.IGNORECASE) is not None
+    if not lost and device.kind == "gpu":
+        import torch
+
+        try:
+            torch.zeros(1, device=f"cuda:{device.ordinal}").add_(1).item()
+        except RuntimeError:
+            lost = True
+    if lost:
+        raise DeviceFailedError(
+            f"DALI failed on {device} while decoding videos: {first_line(error)}. This is no fault of a sample, so "
+            "nothing was skipped. If memory is short give a smaller gpu_memory_budget_bytes, smaller blocks or shorter "
+            "clips; after other CUDA errors the process must be started again."
+        ) from error

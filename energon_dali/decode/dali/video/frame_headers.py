@@ -1,0 +1,160 @@
+"""Reads what every frame of a video says of its own size and pixel format, without decoding any.
+
+DALI's CPU decoder (2.4.0) takes both from the container. Where a frame is smaller, or has smaller chroma planes, it
+reads past their ends: frames of random memory, or the end of the process (SIGSEGV), from one file. So each frame is
+looked at.
+
+Sources: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2 and annex B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from energon_dali.av import AVLimits, MediaFile
+from energon_dali.decode.headers.header import IrregularHeaderError
+from energon_dali.decode.headers.jpeg import read_jpeg
+from energon_dali.errors import DecodeError
+
+FrameShape = tuple[int, int, str]
+"""Width and height in pixels, and FFmpeg's name of the pixel format."""
+
+_VP9_SYNC = 0x498342
+_VP9_FORMATS = {(1, 1): "yuv420p", (1, 0): "yuv422p", (0, 1): "yuv440p", (0, 0): "yuv444p"}
+_JPEG_FORMATS = {"420": "yuvj420p", "422": "yuvj422p", "444": "yuvj444p"}
+_JPEG_FRAMES = tuple(bytes((0xFF, marker)) for marker in {*range(0xC0, 0xD0), 0xD8} - {0xC4, 0xC8, 0xCC})
+"""Start of a frame, or of another image."""
+
+
+def has_uniform_frames(data: bytes | bytearray | memoryview, shape: FrameShape, limits: AVLimits | None = None) -> bool:
+    """Returns whether all frames of a file's video stream have one shape; takes a demux, and no decoding.
+
+    Args:
+        data: The file; its first video stream is VP8, VP9 or Motion JPEG, or else the answer is no.
+        shape: What the container says.
+        limits: What it may cost; None for the defaults.
+    """
+    try:
+        with MediaFile(data, limits=limits, threads=1) as file, file.opened() as container:
+            facts = file.find_stream("video")
+            read = _READERS.get(facts.codec) if facts is not None else None
+            if facts is None or read is None:
+                return False
+            stream = container.streams[facts.position]
+            file.select(stream)
+            count = 0
+            for packet in container.demux(stream):
+                if not packet.size:  # what PyAV gives at the end
+                    continue
+                for found in read(memoryview(packet)):
+                    if (found is None and count == 0) or found not in (None, shape):
+                        return False
+                    count += 1
+            return count > 0
+    except (DecodeError, IrregularHeaderError, IndexError, ValueError, OverflowError):
+        return False
+    except Exception as error:
+        if type(error).__module__.startswith("av."):
+            return False
+        raise
+
+
+def _read_vp8(packet: memoryview) -> Iterator[FrameShape | None]:
+    if packet[0] & 1:  # an inter frame: as large as the keyframe before it
+        yield None
+        return
+    if bytes(packet[3:6]) != b"\x9d\x01\x2a":
+        raise IrregularHeaderError
+    yield (packet[6] | packet[7] << 8) & 0x3FFF, (packet[8] | packet[9] << 8) & 0x3FFF, "yuv420p"
+
+
+def _read_vp9(packet: memoryview) -> Iterator[FrameShape | None]:
+    for frame in _split_superframe(packet):
+        yield _read_vp9_frame(frame)
+
+
+def _split_superframe(packet: memoryview) -> Iterator[memoryview]:
+    marker = packet[-1]
+    count, width = (marker & 7) + 1, (marker >> 3 & 3) + 1
+    length = 2 + count * width
+    if marker & 0xE0 != 0xC0 or len(packet) < length or packet[-length] != marker:
+        yield packet
+        return
+    position = 0
+    for first in range(len(packet) - length + 1, len(packet) - 1, width):
+        size = int.from_bytes(packet[first : first + width], "little")
+        if not 0 < size <= len(packet) - length - position:
+            raise IrregularHeaderError
+        yield packet[position : position + size]
+        position += size
+
+
+def _read_vp9_frame(frame: memoryview) -> FrameShape | None:
+    bits = _Bits(frame[:32])
+    if bits.take(2) != 2:
+        raise IrregularHeaderError
+    profile = bits.take(1) | bits.take(1) << 1
+    if profile == 3:
+        bits.take(1)
+    if bits.take(1):  # shows a frame that was decoded before
+        return None
+    is_inter, is_shown, is_resilient = bits.take(1), bits.take(1), bits.take(1)
+    if not is_inter:
+        return _read_vp9_shape(bits, profile, has_format=True)
+    intra_only = 0 if is_shown else bits.take(1)
+    if not is_resilient:
+        bits.take(2)
+    if intra_only:
+        return _read_vp9_shape(bits, profile, has_format=profile > 0, skipped_bits=8)
+    bits.take(8 + 3 * 4)
+    if any(bits.take(1) for _ in range(3)):  # as large as a frame it refers to
+        return None
+    return bits.take(16) + 1, bits.take(16) + 1, ""  # a size of its own: not followed further
+
+
+def _read_vp9_shape(bits: _Bits, profile: int, *, has_format: bool, skipped_bits: int = 0) -> FrameShape:
+    if bits.take(24) != _VP9_SYNC:
+        raise IrregularHeaderError
+    pixel_format = "yuv420p"
+    if has_format:
+        if profile >= 2 or bits.take(3) == 7:  # more than 8 bits; RGB
+            return 0, 0, ""
+        bits.take(1)
+        if profile == 1:
+            pixel_format = _VP9_FORMATS[bits.take(1), bits.take(1)]
+            bits.take(1)
+    bits.take(skipped_bits)
+    return bits.take(16) + 1, bits.take(16) + 1, pixel_format
+
+
+def _read_mjpeg(packet: memoryview) -> Iterator[FrameShape | None]:
+    data = bytes(packet)
+    try:
+        header = read_jpeg(data)
+    except Exception as error:
+        raise IrregularHeaderError from error
+    # A second frame may begin behind the first scan; in entropy-coded data FF is followed by 00 or a restart marker.
+    scan = data.find(b"\xff\xda")
+    again = any(data.find(marker, scan) >= 0 for marker in _JPEG_FRAMES)
+    if data[:2] != b"\xff\xd8" or header.color != "ycc" or not header.dali_decodable or again:
+        raise IrregularHeaderError
+    yield header.width, header.height, _JPEG_FORMATS.get(header.subsampling, "")
+
+
+class _Bits:
+    """Reads whole numbers of some bits, most significant bit first."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._value = int.from_bytes(data, "big")
+        self._left = 8 * len(data)
+
+    def take(self, count: int) -> int:
+        if count > self._left:
+            raise IrregularHeaderError
+        self._left -= count
+        return self._value >> self._left & ((1 << count) - 1)
+
+
+_READERS: dict[str, Callable[[memoryview], Iterator[FrameShape | None]]] = {
+    "vp8": _read_vp8, "vp9": _read_vp9, "mjpeg": _read_mjpeg,
+}  # fmt: skip

@@ -1,0 +1,109 @@
+"""Which videos DALI may decode, and for which of them it is worth while: the one place for both questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
+from energon_dali.kernels.color_matrix import STANDARDS
+
+if TYPE_CHECKING:
+    from energon_dali.decode.clips import ClipsHandle
+
+_CONTAINERS = frozenset({"matroska", "webm", "mov", "mp4"})
+"""Not AVI: DALI's demuxer ends the process (SIGSEGV) on broken ones, and counts frames wrongly in good ones."""
+
+_CPU_FORMATS: dict[str, tuple[str, ...]] = {
+    "vp8": ("yuv420p",), "vp9": ("yuv420p", "yuv444p"), "mjpeg": ("yuvj420p", "yuvj422p", "yuvj444p"),
+}  # fmt: skip
+"""Codec to pixel formats on the CPU, where DALI brings no other codecs."""
+
+_GPU_PROFILES: dict[str, tuple[str, ...]] = {
+    "h264": ("Constrained Baseline", "Main", "High"),
+    "hevc": ("Main",),
+    "vp9": ("Profile 0",),
+    "mpeg4": ("Simple Profile", "Advanced Simple Profile"),
+    "av1": ("Main",),
+}
+_GPU_FORMATS = ("yuv420p", "yuvj420p")
+"""DALI's colour conversion on a GPU reads NV12 and nothing else."""
+_GPU_SIDES: dict[str, tuple[int, int]] = {
+    "h264": (64, 4096), "hevc": (144, 8192), "vp9": (128, 8192), "mpeg4": (64, 2048), "av1": (128, 8192),
+}  # fmt: skip
+"""Smallest and largest side in pixels: NVDEC Video Decoder API Programming Guide, table of capabilities."""
+
+_GPU_LEAST_PIXELS = 8 * 640 * 360
+"""Pixels to decode from which a GPU is taken for the faster one. A guess: no GPU has been measured."""
+
+
+def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
+    """Returns whether DALI decodes the clips of a video rightly and without danger to the process.
+
+    On the CPU the frame headers of a video that passes all other tests are read, once per handle, which takes a demux.
+
+    Args:
+        handle: The video; what was found about its frames is noted in `uniform_frames`.
+        kind: Where DALI would decode it. For AV1 on a GPU torch's current device is asked, in a process that uses CUDA.
+    """
+    if not handle.frame_indices.size or not handle.packets_are_frames:
+        return False
+    if _CONTAINERS.isdisjoint(handle.format.split(",")):
+        return False
+    if handle.colour is None or handle.colour.matrix not in STANDARDS or handle.bit_depth != 8:
+        return False
+    limits = handle.limits
+    if limits is not None and count_decoded_bytes(handle) > limits.max_bytes:
+        return False  # PyAV makes one frame at a time small, and says what is wrong where that is too much still
+    if kind == "gpu":
+        return _suits_gpu(handle)
+    if handle.pixel_format not in _CPU_FORMATS.get(handle.codec, ()):
+        return False
+    if handle.uniform_frames is None:
+        shape = (handle.width, handle.height, handle.pixel_format)
+        handle.uniform_frames = has_uniform_frames(handle.data, shape, limits)
+    return handle.uniform_frames
+
+
+def prefers_dali(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
+    """Returns whether DALI is taken for the faster decoder of a video that suits it: what "auto" goes by.
+
+    On the CPU it never is. Time of DALI over time of PyAV (`VideoReader`) for four files at once on two cores, uint8,
+    125 frames of 640 x 360 each (docs/decoders.md has the whole table):
+
+    ========================  ============  ================
+    clips                     size kept     to 224 x 224
+    ========================  ============  ================
+    VP8, the first 16 frames  CPU_VP8_16_K  CPU_VP8_16_R
+    ========================  ============  ================
+
+    On a GPU a crossover is guessed, not measured: setting up NVDEC for a file costs as much as PyAV takes for some
+    frames.
+
+    Args:
+        handle: A video that suits DALI.
+        kind: Where DALI would decode it.
+    """
+    return kind == "gpu" and handle.frames_to_decode * handle.width * handle.height >= _GPU_LEAST_PIXELS
+
+
+def count_decoded_bytes(handle: ClipsHandle) -> int:
+    """Returns the memory that DALI takes for the wanted frames of a video at their own size, as RGB."""
+    return 3 * handle.frame_indices.size * handle.width * handle.height
+
+
+def _suits_gpu(handle: ClipsHandle) -> bool:
+    if handle.profile not in _GPU_PROFILES.get(handle.codec, ()) or handle.pixel_format not in _GPU_FORMATS:
+        return False
+    smallest, largest = _GPU_SIDES[handle.codec]
+    if not smallest <= min(handle.width, handle.height) <= max(handle.width, handle.height) <= largest:
+        return False
+    return handle.codec != "av1" or _decodes_av1()
+
+
+def _decodes_av1() -> bool:
+    """Returns whether the GPU has an AV1 decoder: none up to Turing, and neither the A100 nor the H100 and H200."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.get_device_capability() >= (8, 6) and torch.cuda.get_device_capability() != (9, 0)
