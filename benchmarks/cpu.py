@@ -179,4 +179,55 @@ IMPORT = Workload(
     limits=(Limit(of="energon_dali", metric="import_seconds", at_most=1.0),),
 )
 
-WORKLOADS = (UINT8, FUSED, TRAINER, RESTORE, PREPARE, IMPORT)
+MANY_SHARDS = Recipe(name="many-shards", samples=4000, shards=200, style="jpeg", seed=3, target_bytes=40_000)
+"""Small pictures, so that what a blend costs per sample shows."""
+
+BLEND = Workload(
+    name="blend",
+    title="200 datasets of 20 pictures, blended, and the same pictures as one dataset",
+    metric="samples_per_second",
+    unit="samples/s",
+    recipe=MANY_SHARDS,
+    output="uint8",
+    samples=4000,
+    candidates=(
+        ours("energon_dali PIL, one dataset", "sample", 2),
+        ours("energon_dali PIL, blend of 200", "sample", 2, leaves=200),
+        ours("energon_dali DALI, one dataset", "dali", 2),
+        ours("energon_dali DALI, blend of 200", "dali", 2, leaves=200),
+        energon("megatron-energon, one dataset"),
+        energon("megatron-energon, blend of 200", leaves=200),
+    ),
+    bars=(
+        Bar(of="energon_dali PIL, blend of 200", to="energon_dali PIL, one dataset", at_least=0.95),
+        Bar(of="energon_dali DALI, blend of 200", to="energon_dali DALI, one dataset", at_least=0.95),
+        Bar(of="megatron-energon, blend of 200", to="megatron-energon, one dataset"),
+    ),
+)
+
+BLEND_RESTORE = Workload(
+    name="blend-restore",
+    title=f"First batch of a blend of 100 datasets, fresh and restored, with a shuffle window of {WINDOW:,}",
+    metric="first_batch_restored_seconds",
+    unit="s",
+    better="lower",
+    recipe=MANY_SHARDS,
+    output="uint8",
+    repetitions=3,
+    candidates=(
+        Candidate(
+            name="energon_dali DALI, 2 workers", program="restoring",
+            options={"library": OURS, "decoder": "dali", "workers": 2, "shuffle_window": WINDOW, "leaves": 100},
+        ),
+        Candidate(
+            name="megatron-energon, 2 workers, window 500", program="restoring", environment="energon",
+            options={"library": ENERGON, "workers": 2, "shuffle_window": 500, "leaves": 100},
+        ),
+    ),
+    limits=(
+        Limit(of="energon_dali DALI, 2 workers", metric="restored_over_fresh", at_most=1.2),
+        Limit(of="energon_dali DALI, 2 workers", metric="state_bytes", at_most=65_536),
+    ),
+)  # fmt: skip
+
+WORKLOADS = (UINT8, FUSED, TRAINER, RESTORE, PREPARE, IMPORT, BLEND, BLEND_RESTORE)

@@ -72,7 +72,7 @@ def quick(workload: Workload) -> Workload:
     """Returns a small version of a workload, to see whether it runs."""
     whole = workload.recipe
     name = f"{whole.name}-quick"
-    recipe = dataclasses.replace(whole, name=name, samples=64)
+    recipe = dataclasses.replace(whole, name=name, samples=64, shards=min(whole.shards, 32))
     if whole.style == "video":
         recipe = dataclasses.replace(whole, name=name, samples=min(whole.samples, 4), seconds=4)
         return dataclasses.replace(workload, recipe=recipe, samples=4, warmup_samples=2, repetitions=1)

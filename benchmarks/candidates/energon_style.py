@@ -1,6 +1,7 @@
 """A loader with Energon's interface: energon_dali, or megatron-energon in its environment; the same lines for both.
 
-Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, shuffle_window.
+Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, shuffle_window,
+leaves (datasets that the files are divided into, and blended).
 Pictures of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.candidates.leaves import dataset_path
 from benchmarks.candidates.stream import CROP_PIXELS, MEAN, STD, Delivered, measure_stream
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
@@ -39,7 +41,7 @@ def open_loader(task: Task) -> Any:
     workers = int(task.options.get("workers", 2))
     order = {"parallel_shard_iters": 1} if task.options.get("feed") == "native" else {}  # an order made of runs
     dataset = library.get_train_dataset(
-        task.dataset,
+        dataset_path(task),
         worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=workers),
         batch_size=task.batch_size,
         shuffle_buffer_size=task.options.get("shuffle_window"),
