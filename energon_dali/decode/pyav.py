@@ -203,7 +203,7 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
         none = np.stack([handle.starts, handle.starts], 1)
         return Clips(None, None, torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate)
     from energon_dali.av import MediaFile
-    from energon_dali.av.audio_reader import AudioReader
+    from energon_dali.av.audio import AudioReader
 
     if file is None:
         with MediaFile(handle.data, limits=handle.limits) as opened:
@@ -266,7 +266,7 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
 
 
 def _choose_sound(handle: ClipsHandle, file: MediaFile) -> None:
-    from energon_dali.av.audio_reader import AudioReader
+    from energon_dali.av.audio import AudioReader
 
     index = AudioReader(file).index
     handle.starts = choose_starts(handle.spec, index.start_seconds, index.end_seconds, handle.seed)

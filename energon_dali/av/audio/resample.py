@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio_index import AudioIndex
+from energon_dali.av.audio.index import AudioIndex
 from energon_dali.errors import ConfigError
 
 MAX_CHANNELS = 8

@@ -91,15 +91,17 @@ class AudioIndex:
         check_range(start, end, "seconds")
         scale = 1.0 if rate is None else rate / self.rate
         total = self.count_at(rate)
-        if start == math.inf:
+        if start == math.inf or end == -math.inf:
             return None
         first = -math.inf if start == -math.inf else math.floor(self.position(start) * scale + 0.5)
         if end == math.inf:
-            stop: float = total
-        elif math.isinf(first) or not self._same_span(start, end):
-            stop = math.floor(self.position(end) * scale + 0.5)
-        else:
-            stop = first + math.floor((end - start) * self.rate * scale + 0.5)
+            return _clip(first, total, total, is_empty=False)
+        stop = math.floor(self.position(end) * scale + 0.5)
+        spans = np.maximum(np.searchsorted(self.span_seconds, (start, end), side="right"), 1)
+        if math.isfinite(first) and spans[0] == spans[1]:
+            stop = int(first) + math.floor((end - start) * self.rate * scale + 0.5)
+            if spans[1] < len(self.span_starts):  # no further than the gap
+                stop = min(stop, math.floor(int(self.span_starts[spans[1]]) * scale + 0.5))
         return _clip(first, stop, total, is_empty=start == end)
 
     def range_of_samples(self, start: float, stop: float, rate: int | None = None) -> tuple[int, int] | None:
@@ -115,7 +117,7 @@ class AudioIndex:
         """
         check_range(start, stop, "samples")
         total = self.count_at(rate)
-        if start == math.inf:
+        if start == math.inf or stop == -math.inf:
             return None
         last = total if stop == math.inf else int(stop)
         first = start if start == -math.inf else int(start)
@@ -124,10 +126,6 @@ class AudioIndex:
     def count_at(self, rate: int | None) -> int:
         """Returns how many samples the whole stream has at a rate; the first lies at the same time as its own."""
         return len(self) if rate is None else len(self) * rate // self.rate
-
-    def _same_span(self, start: float, end: float) -> bool:
-        spans = np.searchsorted(self.span_seconds, (start, end), side="right")
-        return bool(spans[0] == spans[1]) or len(self.span_seconds) == 1
 
 
 def check_range(start: float, end: float, unit: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio_feed import AudioFeed, IndexWrongError, SoundPart
-from energon_dali.av.audio_index import AudioIndex
-from energon_dali.av.audio_resample import SoundFormat, resample_part
-from energon_dali.av.audio_scan import scan_audio
+from energon_dali.av.audio.feed import AudioFeed, IndexWrongError, SoundPart
+from energon_dali.av.audio.index import AudioIndex
+from energon_dali.av.audio.resample import SoundFormat, resample_part
+from energon_dali.av.audio.scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
 from energon_dali.av.index_scan import Damaged
 from energon_dali.av.stream_facts import StreamFacts

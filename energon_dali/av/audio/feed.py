@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio_index import AudioIndex
-from energon_dali.av.audio_scan import decode_frames, demux, start_over
+from energon_dali.av.audio.index import AudioIndex
+from energon_dali.av.audio.scan import decode_frames, demux, start_over
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME
 from energon_dali.av.index_scan import Damaged

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.av.audio_index import AudioIndex, find_spans
+from energon_dali.av.audio.index import AudioIndex, find_spans
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.index_scan import Damaged

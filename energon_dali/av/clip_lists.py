@@ -1,0 +1,107 @@
+"""Reads lists of clips: each range becomes one tensor and its times, in the order of the ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from energon_dali.av.audio.reader import AudioReader, AudioUnit
+from energon_dali.av.container import ROUTE
+from energon_dali.av.video_reader import VideoReader
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    import torch
+
+VideoUnit = Literal["seconds", "frames"]
+Missing = Literal["error", "empty"]
+ClipRange = tuple[float, float]
+WHOLE: list[ClipRange] = [(0, math.inf)]
+"""From the first frame or sample to the last."""
+Clips = tuple[list["torch.Tensor"], list[tuple[float, float]]]
+
+
+def read_video_clips(
+    reader: VideoReader,
+    ranges: Sequence[ClipRange],
+    unit: VideoUnit,
+    size: tuple[int, int] | None,
+    upright: bool,
+    missing: Missing,
+) -> Clips:
+    """Returns (clips, timestamps) of a video; `AVDecoder.get_video_clips` says what they are.
+
+    Frames that several clips share are decoded once.
+
+    Raises:
+        ConfigError: A range is reversed or no number, or the unit or size is wrong.
+        DecodeError: There is no video, nothing in a range, or it cannot be decoded within the limits.
+    """
+    import torch
+
+    if unit not in ("seconds", "frames"):
+        raise ConfigError(f'video_unit={unit!r} is unknown. Choose "seconds" or "frames".')
+    index = reader.index
+    find = index.range_of_seconds if unit == "seconds" else index.range_of_frames
+    spans = [find(float(start), float(end)) for start, end in ranges]
+    if missing == "error" and None in spans:
+        what = f"{len(index)} frames, from {index.start_seconds:g} s to {index.end_seconds:g} s"
+        raise _nothing_there(ranges[spans.index(None)], unit, "video", what, reader.facts.codec)
+    wanted = [np.arange(first, last + 1) for first, last in (span or (0, -1) for span in spans)]
+    pictures = reader.read(np.concatenate([*wanted, np.zeros(0, np.int64)]), size, upright=upright)
+    edges = np.cumsum([0, *map(len, wanted)])
+    clips, timestamps = [], []
+    for place, (span, asked) in enumerate(zip(spans, ranges, strict=True)):
+        clip = pictures[edges[place] : edges[place + 1]]
+        if len(clip) < len(pictures):
+            clip = clip.copy()  # A clip that is kept or sent away must not carry the others with it.
+        clips.append(torch.from_numpy(np.ascontiguousarray(clip)).permute(0, 3, 1, 2))
+        if span is None:
+            ends = (index.start_seconds, index.end_seconds)
+            timestamps.append(asked if unit == "seconds" else _times_outside(asked, len(index), ends))
+        else:
+            timestamps.append((index.seconds(span[0])[0], index.seconds(span[1])[1]))
+    return clips, timestamps
+
+
+def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: AudioUnit, missing: Missing) -> Clips:
+    """Returns (clips, timestamps) of audio; `AVDecoder.get_audio_clips` says what they are.
+
+    Raises:
+        ConfigError: A range is reversed or no number, or the unit is wrong.
+        DecodeError: There is no audio, nothing in a range, or it cannot be decoded within the limits.
+    """
+    import torch
+
+    found = reader.read_clips([(float(start), float(end)) for start, end in ranges], unit)
+    index = reader.index
+    clips, timestamps = [], []
+    for asked, clip in zip(ranges, found, strict=True):
+        if clip is not None:
+            clips.append(torch.from_numpy(np.ascontiguousarray(clip.samples)))
+            timestamps.append((clip.start_seconds, clip.end_seconds))
+            continue
+        if missing == "error":
+            what = f"{reader.num_samples} samples, from {index.start_seconds:g} s to {index.end_seconds:g} s"
+            raise _nothing_there(asked, unit, "audio", what, reader.facts.codec)
+        clips.append(torch.from_numpy(np.empty((reader.channels, 0), index.dtype)))
+        ends = (index.start_seconds, index.end_seconds)
+        timestamps.append(asked if unit == "seconds" else _times_outside(asked, reader.num_samples, ends))
+    return clips, timestamps
+
+
+def _times_outside(asked: ClipRange, count: int, ends: tuple[float, float]) -> tuple[float, float]:
+    """Returns the times of frames or samples that are not there: the start or the end of the stream."""
+    return (ends[1], ends[1]) if asked[0] >= count and not math.isinf(-asked[0]) else (ends[0], ends[0])
+
+
+def _nothing_there(asked: ClipRange, unit: str, kind: str, what: str, codec: str) -> DecodeError:
+    return DecodeError(
+        f"Nothing of the {kind} lies in the clip range ({asked[0]}, {asked[1]}) in {unit}: it has {what}. Ask for what "
+        'is there, or give missing="empty" for a clip of length 0 in its place',
+        codec,
+        ROUTE,
+    )

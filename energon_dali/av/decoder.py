@@ -1,0 +1,298 @@
+"""AVDecoder: a video or audio file from which clips are decoded when they are asked for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from energon_dali.av.audio.reader import AudioReader, AudioUnit
+from energon_dali.av.clip_lists import WHOLE, ClipRange, Missing, VideoUnit, read_audio_clips, read_video_clips
+from energon_dali.av.container import MediaFile
+from energon_dali.av.data import AVData
+from energon_dali.av.index_scan import Damaged
+from energon_dali.av.limits import AVLimits
+from energon_dali.av.metadata import describe_audio, describe_video
+from energon_dali.av.source import MediaSource, open_source
+from energon_dali.av.video_reader import VideoReader
+from energon_dali.errors import ConfigError
+from energon_dali.samples.media_metadata import AVMetadata
+
+if TYPE_CHECKING:
+    import torch
+
+
+class AVDecoder:
+    """A video or audio file; nothing is opened or decoded until a method is called, and the file is opened only once.
+
+    Ranges of video are (first, last), **both included**. In "frames" they count from 0. In "seconds" they are
+    presentation times, as the file gives them: a stream that starts at 2 s has nothing at 1 s. They go from the frame
+    shown at the start through the one shown at the end, so (t, t) is the one frame shown at t, also where the frame
+    rate varies. A range that begins before the stream or ends behind it gives the frames there are.
+
+    Ranges of audio go up to the end, **without it**: samples (0, 100) are 100 samples, and one second of 16 kHz is
+    16,000 samples. In "samples" they count from 0, in "seconds" they are presentation times.
+
+    A range with nothing in it, wholly before or behind the stream, raises DecodeError; with `missing="empty"` it gives
+    a clip of no frames or samples, so that there are always as many clips as ranges.
+
+    It is picklable, with what was given as stream and options; an open file stays behind. One decoder may be used by
+    several threads, one at a time.
+
+    Args:
+        stream: The file: bytes, bytearray or memoryview (never copied), a seekable binary stream, or a path.
+        suppress_warnings: Taken for Energon's sake: no method warns.
+        missing: What a range gives in which there is nothing: "error" or "empty".
+        damaged: What happens where the file cannot be decoded: "error" raises where such frames or samples are asked
+            for; "partial" takes the rest for the whole, at the cost of decoding all of it once.
+        apply_rotation: Turns frames upright as the file says (multiples of 90 degrees). Energon does not.
+        sample_rate: Samples per second of audio that is returned and counted; None keeps the file's.
+        audio_channels: Mixes audio to so many channels, 1 to 8; None keeps the file's.
+        exact_audio: Audio clips are bit for bit slices of the whole. This costs up to the decoding of the whole audio
+            where a decoder makes noise of its own (AAC). False always seeks, and such noise may be other noise.
+        limits: What one call may cost; None for `AVLimits()`.
+        threads: Threads of FFmpeg; None for one per core, but one in worker and forked processes.
+
+    Raises:
+        ConfigError: An option is unknown or cannot work.
+    """
+
+    def __init__(
+        self,
+        stream: MediaSource,
+        suppress_warnings: bool = False,
+        *,
+        missing: Missing = "error",
+        damaged: Damaged = "error",
+        apply_rotation: bool = False,
+        sample_rate: int | None = None,
+        audio_channels: int | None = None,
+        exact_audio: bool = True,
+        limits: AVLimits | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if missing not in ("error", "empty"):
+            raise ConfigError(f'missing={missing!r} is unknown. Choose "error" or "empty".')
+        self.suppress_warnings = suppress_warnings
+        self.missing: Missing = missing
+        self.apply_rotation = apply_rotation
+        self.file = MediaFile(stream, limits=limits, threads=threads)
+        self.video = VideoReader(self.file, damaged=damaged)
+        self.audio = AudioReader(
+            self.file, sample_rate=sample_rate, channels=audio_channels, damaged=damaged, exact=exact_audio
+        )
+
+    @property
+    def stream(self) -> BinaryIO:
+        """The file as a binary stream at its start: the one that was given, else a new one (of bytes: over a copy)."""
+        source = self.file.source
+        if isinstance(source, memoryview):
+            return io.BytesIO(source)
+        return open(source, "rb") if isinstance(source, str) else cast("BinaryIO", open_source(source))
+
+    def get_video(self) -> AVData:
+        """Returns all frames as one clip, without audio.
+
+        Raises:
+            DecodeError: There is no video, or it cannot be decoded within the limits.
+        """
+        return self.get_clips(WHOLE, None, "frames")
+
+    def get_audio(self) -> AVData:
+        """Returns all samples as one clip, without video.
+
+        Raises:
+            DecodeError: There is no audio, or it cannot be decoded within the limits.
+        """
+        return self.get_clips(None, WHOLE, audio_unit="samples")
+
+    def get_video_with_audio(self) -> AVData:
+        """Returns all frames and all samples, each as one clip.
+
+        Raises:
+            DecodeError: Video or audio is not there, or cannot be decoded within the limits.
+        """
+        return self.get_clips(WHOLE, WHOLE, "frames", "samples")
+
+    def get_clips(
+        self,
+        video_clip_ranges: Sequence[ClipRange] | None = None,
+        audio_clip_ranges: Sequence[ClipRange] | None = None,
+        video_unit: VideoUnit = "seconds",
+        audio_unit: AudioUnit = "seconds",
+        video_out_frame_size: tuple[int, int] | None = None,
+    ) -> AVData:
+        """Returns clips of video, audio, or both; what is not asked for is an empty list.
+
+        Args:
+            video_clip_ranges: (first, last) of each clip, see the class; None for no video.
+            audio_clip_ranges: (start, end) of each clip, see the class; None for no audio.
+            video_unit: "seconds" or "frames".
+            audio_unit: "seconds" or "samples".
+            video_out_frame_size: (width, height) in pixels that frames are resized to; None keeps theirs.
+
+        Raises:
+            ConfigError: A range is reversed or no number, or a unit or size is wrong.
+            DecodeError: A stream is not there, has nothing in a range, or cannot be decoded within the limits.
+        """
+        data = AVData(video_clips=[], video_timestamps=[], audio_clips=[], audio_timestamps=[])
+        if video_clip_ranges is not None:
+            found = self.get_video_clips(video_clip_ranges, video_unit, video_out_frame_size)
+            data.video_clips, data.video_timestamps = found
+        if audio_clip_ranges is not None:
+            data.audio_clips, data.audio_timestamps = self.get_audio_clips(audio_clip_ranges, audio_unit)
+        return data
+
+    def get_video_clips(
+        self,
+        video_clip_ranges: Sequence[ClipRange],
+        video_unit: VideoUnit = "seconds",
+        video_out_frame_size: tuple[int, int] | None = None,
+    ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
+        """Returns (clips, timestamps): uint8 (frames, 3, H, W) per clip, and (start, end) in seconds of what it shows.
+
+        Args:
+            video_clip_ranges: (first, last) of each clip, both included, see the class.
+            video_unit: "seconds" or "frames".
+            video_out_frame_size: (width, height) in pixels that frames are resized to; None keeps theirs.
+
+        Raises:
+            ConfigError: A range is reversed or no number, or the unit or size is wrong.
+            DecodeError: There is no video, nothing in a range, or it cannot be decoded within the limits.
+        """
+        return read_video_clips(
+            self.video, video_clip_ranges, video_unit, video_out_frame_size, self.apply_rotation, self.missing
+        )
+
+    def get_audio_clips(
+        self, audio_clip_ranges: Sequence[ClipRange], audio_unit: AudioUnit = "seconds"
+    ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
+        """Returns (clips, timestamps): (channels, samples) per clip, and (start, end) in seconds of what is heard.
+
+        Samples keep the type of the codec: uint8, int16, int32, float32 or float64.
+
+        Args:
+            audio_clip_ranges: (start, end) of each clip, without the end, see the class.
+            audio_unit: "seconds" or "samples".
+
+        Raises:
+            ConfigError: A range is reversed or no number, or the unit is wrong.
+            DecodeError: There is no audio, nothing in a range, or it cannot be decoded within the limits.
+        """
+        return read_audio_clips(self.audio, audio_clip_ranges, audio_unit, self.missing)
+
+    def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
+        """Returns the whole file: its video if it has one, else its audio; None if it has neither.
+
+        Args:
+            video_decode_audio: A video brings its audio too, if it has any.
+
+        Raises:
+            DecodeError: The file cannot be decoded within the limits.
+        """
+        with_audio = self.has_audio_stream()
+        if self.has_video_stream():
+            return self.get_video_with_audio() if video_decode_audio and with_audio else self.get_video()
+        return self.get_audio() if with_audio else None
+
+    def get_metadata(
+        self,
+        get_video: bool = True,
+        get_video_duration: bool = True,
+        get_video_frame_count: bool = True,
+        get_video_frame_size: bool = True,
+        get_audio: bool = True,
+        get_audio_duration: bool = True,
+        get_audio_num_samples: bool = False,
+    ) -> AVMetadata:
+        """Returns what is known of the file, None for what it does not have; decodes nothing that can be told without.
+
+        Durations are exact, from the start of the first frame or sample to the end of the last, as decoding gives them.
+
+        Args:
+            get_video: Describes the video.
+            get_video_duration: Finds its exact duration; else what the header says.
+            get_video_frame_count: Counts its frames.
+            get_video_frame_size: Gives its width and height.
+            get_audio: Describes the audio, as the file has it.
+            get_audio_duration: Finds its exact duration; else what the header says.
+            get_audio_num_samples: Counts its samples.
+
+        Raises:
+            DecodeError: The file cannot be read.
+        """
+        metadata = AVMetadata()
+        if get_video and self.has_video_stream():
+            describe_video(metadata, self.video, duration=get_video_duration, frame_count=get_video_frame_count,
+                           frame_size=get_video_frame_size, upright=self.apply_rotation)  # fmt: skip
+        if get_audio and self.has_audio_stream():
+            describe_audio(metadata, self.audio, duration=get_audio_duration, num_samples=get_audio_num_samples)
+        return metadata
+
+    def get_video_fps(self) -> float:
+        """Returns the average number of frames per second.
+
+        Raises:
+            DecodeError: There is no video, or it cannot be read.
+        """
+        rate = self.video.facts.average_rate
+        if rate:
+            return float(rate)
+        return len(self.video.index) / (self.video.index.end_seconds - self.video.index.start_seconds)
+
+    def get_audio_samples_per_second(self) -> int:
+        """Returns the number of samples per second and channel, as they are returned and counted.
+
+        Raises:
+            DecodeError: There is no audio, or it cannot be read.
+        """
+        return self.audio.wanted.sample_rate or self.audio.facts.sample_rate
+
+    def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
+        """Returns (duration in seconds, number of frames); None where there is no video or it was not asked for.
+
+        Args:
+            get_frame_count: Counts the frames.
+
+        Raises:
+            DecodeError: The file cannot be read.
+        """
+        found = self.get_metadata(True, True, get_frame_count, False, False)
+        return found.video_duration, found.video_num_frames
+
+    def get_audio_duration(self) -> float | None:
+        """Returns the duration of the audio in seconds, None if there is none.
+
+        Raises:
+            DecodeError: The file cannot be read.
+        """
+        return self.get_metadata(get_video=False).audio_duration
+
+    def has_video_stream(self) -> bool:
+        """Returns whether there is a video; a cover picture is none.
+
+        Raises:
+            DecodeError: The file cannot be opened.
+        """
+        return self.file.find_stream("video") is not None
+
+    def has_audio_stream(self) -> bool:
+        """Returns whether there is audio.
+
+        Raises:
+            DecodeError: The file cannot be opened.
+        """
+        return self.file.find_stream("audio") is not None
+
+    def close(self) -> None:
+        """Closes the file; it opens again when it is used again."""
+        self.file.close()
+
+    def __enter__(self) -> AVDecoder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"AVDecoder({self.file!r})"

@@ -1,0 +1,73 @@
+"""The handler of video and audio parts that webdataset's decoders take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from energon_dali.av.container import translated_errors
+from energon_dali.av.data import AVData
+from energon_dali.av.decoder import AVDecoder
+from energon_dali.av.source import MemoryReader
+from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
+SUFFIXES = (
+    "aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm",
+)  # fmt: skip
+"""What this handler takes, in lower case."""
+
+
+class AVWebdatasetDecoder:
+    """Makes an AVDecoder, the decoded file, or PyAV's container of a part; None of what is neither video nor audio.
+
+    Args:
+        video_decode_audio: With "torch", a video brings its audio too.
+        av_decode: "AVDecoder" (nothing is decoded yet), "torch" (`AVData` of the whole file) or "pyav" (an open
+            `av.container.InputContainer`).
+        **options: Options of `AVDecoder`.
+
+    Raises:
+        ConfigError: `av_decode` is unknown.
+    """
+
+    def __init__(
+        self, video_decode_audio: bool, av_decode: Literal["torch", "AVDecoder", "pyav"] = "AVDecoder", **options: Any
+    ) -> None:
+        if av_decode not in ("torch", "AVDecoder", "pyav"):
+            raise ConfigError(f'av_decode={av_decode!r} is unknown. Choose "AVDecoder", "torch" or "pyav".')
+        self.video_decode_audio = video_decode_audio
+        self.av_decode = av_decode
+        self.options = options
+
+    def read_av_data(self, data: bytes | memoryview) -> AVDecoder:
+        """Returns the decoder of a file; nothing is opened yet."""
+        return AVDecoder(data, **self.options)
+
+    def __call__(self, key: str, data: bytes | memoryview) -> AVDecoder | AVData | InputContainer | None:
+        """Returns what a part becomes; None if its name says that it is neither video nor audio.
+
+        Args:
+            key: Part name or file name ("mp4", "left.mp4").
+            data: Its content; what is returned may keep a view of it.
+
+        Raises:
+            DecodeError: The file cannot be opened, or decoded within the limits.
+        """
+        if key.rpartition(".")[2].lower() not in SUFFIXES:
+            return None
+        decoder = self.read_av_data(data)
+        if self.av_decode == "AVDecoder":
+            return decoder
+        if self.av_decode == "pyav":
+            return _open_container(data)
+        with decoder:
+            return decoder.get_frames(self.video_decode_audio)
+
+
+def _open_container(data: bytes | memoryview) -> InputContainer:
+    import av
+
+    with translated_errors():
+        return av.open(MemoryReader(memoryview(data).cast("B")), "r", metadata_errors="ignore")
