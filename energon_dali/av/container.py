@@ -42,14 +42,16 @@ def count_threads(threads: int | None) -> int:
     """Returns how many threads FFmpeg decodes with.
 
     Args:
-        threads: As asked for. None: one in worker and forked processes, whose siblings keep the other cores busy (and
-            because a forked child must not inherit threads); else one per core, up to `MAX_THREADS`.
+        threads: As asked for. None: one in worker and forked processes, whose siblings keep the other cores busy; else
+            as many as OMP_NUM_THREADS says (the loader's workers have 1 there), or one per core, up to `MAX_THREADS`.
     """
     if threads is not None:
         return threads
-    if _forked or multiprocessing.parent_process() is not None or os.environ.get("ENERGON_DALI_WORKER"):
+    if _forked or multiprocessing.parent_process() is not None:
         return 1
-    return max(1, min(len(os.sched_getaffinity(0)), MAX_THREADS))
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    allowed = int(said) if said.isdecimal() else len(os.sched_getaffinity(0))
+    return max(1, min(allowed, MAX_THREADS))
 
 
 class MediaFile:

@@ -9,6 +9,7 @@ import numpy as np
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
 from energon_dali.av.key_packets import find_length_size, is_clean_start, is_hidden
+from energon_dali.av.mark import RESTAMPED, Mark, read_mark
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ _TOLD_BY_PACKETS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4"))
 """Codecs with one shown frame per packet, apart from what `key_packets.is_hidden` and the rules below find."""
 _UNORDERED = frozenset(("vp8", "vp9", "av1"))
 """Those of them that show packets in the order of the file, so that no container can mix up their times."""
-RESTAMPED = frozenset(("vp9", "av1"))
-"""Codecs that show an earlier picture again: the frame bears the time of the packet that says so, and the mark
-(`packet.opaque`) of the packet that brought it. Their frames are known by their time, those of others by the mark."""
 _EMPTY_PICTURE_BYTES = 20
 """MPEG-4 packets up to this size may be pictures that were not coded, for which no frame comes."""
 _PROGRESSIVE = (0, 1)
@@ -162,12 +160,12 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     container = file.reopen()
     stream: Any = container.streams[facts.position]
     file.select(stream)
-    shown: list[tuple[int | None, int | None]] = []
+    shown: list[tuple[int, int | None]] = []
 
     def decode(number: int, packet: Any) -> None:
-        packet.opaque = number
+        packet.opaque = Mark(number)
         try:
-            shown.extend((frame.opaque, frame.pts) for frame in packet.decode())
+            shown.extend((read_mark(frame), frame.pts) for frame in packet.decode())
         except (FFmpegError, EOFError):
             if damaged == "error":
                 raise
@@ -175,8 +173,8 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     table = read_packets(file, container, stream, facts, decode)
     if facts.codec in RESTAMPED:
         packet_at = dict(zip(table.pts.tolist(), range(len(table)), strict=True))
-        shown = [(packet_at.get(pts), pts) for _, pts in shown]
-    known = [(number, pts) for number, pts in shown if number is not None and number < len(table)]
+        shown = [(packet_at.get(NO_TIME if pts is None else pts, -1), pts) for _, pts in shown]
+    known = [(number, pts) for number, pts in shown if 0 <= number < len(table)]
     positions = np.array([number for number, _ in known], np.int64)
     pts = _times_of(positions, [pts for _, pts in known], table)
     ranks = np.arange(len(positions))

@@ -9,7 +9,7 @@ import numpy as np
 
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
-from energon_dali.av.index_scan import RESTAMPED
+from energon_dali.av.mark import RESTAMPED, Mark, read_mark
 from energon_dali.av.stream_facts import StreamFacts
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class PacketFeed:
                 continue
             if self._skips:
                 context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
-            packet.opaque = number
+            packet.opaque = Mark(number)
             try:
                 frames = context.decode(packet)
             except FFmpegError:
@@ -121,7 +121,7 @@ class PacketFeed:
             numbers: Packet to number of frame, for wanted frames; what is yielded leaves it.
         """
         for frame in frames:
-            packet: Any = self._packet_at.get(frame.pts) if self._packet_at is not None else frame.opaque
+            packet = read_mark(frame) if self._packet_at is None else self._packet_at.get(frame.pts, -1)
             found = numbers.pop(packet, None)
             if found is not None:
                 yield found, frame
