@@ -179,7 +179,7 @@ def resolve_path(text: str, document: Document, keys: Keys) -> StoragePath:
             return StoragePath.of(f"{document.base.url}/{text}")
         scheme, _, way = document.base.url.partition("://")
         host, _, folder = way.partition("/")
-        return StoragePath.of(f"{scheme}://{host}{posixpath.normpath(f'/{folder}/{text}')}")
+        return StoragePath.of(f"{scheme}://{host}{posixpath.normpath('/' + f'{folder}/{text}'.lstrip('/'))}")
     except StorageError as error:
         raise document.error(keys, str(error)) from error
 
