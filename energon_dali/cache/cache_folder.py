@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 from energon_dali.errors import StorageError
@@ -67,6 +68,9 @@ class ProcessFolder:
         self._root = root
         self._own: CacheFolder | None = None
         self._path: Path | None = None
+        self._removed = False
+        # Threads come for the folder together; the collector may remove it while this very thread makes it.
+        self._lock = threading.RLock()
 
     def root(self) -> Path:
         """Returns the folder that other processes make theirs in.
@@ -74,10 +78,11 @@ class ProcessFolder:
         Raises:
             StorageError: It cannot be made.
         """
-        if self._root is None:
-            self._own = CacheFolder(self._parent)
-            self._root = self._own.path
-        return self._root
+        with self._lock:
+            if self._root is None:
+                self._own = CacheFolder(self._parent)
+                self._root = self._own.path
+            return self._root
 
     def path(self) -> Path:
         """Returns the folder for the files of this process.
@@ -85,9 +90,13 @@ class ProcessFolder:
         Raises:
             StorageError: It cannot be made.
         """
-        if self._path is None:
-            self._path = self._make(f"{self.pid}-")
-        return self._path
+        with self._lock:
+            if self._path is None:
+                self._path = self._make(f"{self.pid}-")
+            if self._removed:
+                self.remove()
+                raise StorageError(f"The cache folder {self._path} was removed with its pool.")
+            return self._path
 
     def make_root(self) -> Path:
         """Returns a new folder for a pool that works with a share of the limits.
@@ -108,12 +117,14 @@ class ProcessFolder:
             ) from error
 
     def remove(self) -> None:
-        """Removes the folder."""
-        for path in (self._path, self._owned_root):
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
-        if self._own is not None:
-            self._own.remove()
+        """Removes the folder; there is no other afterwards."""
+        with self._lock:
+            self._removed = True
+            for path in (self._path, self._owned_root):
+                if path is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+            if self._own is not None:
+                self._own.remove()
 
 
 def remove_stale(parent: Path) -> None:
