@@ -39,7 +39,7 @@ _GPU_LEAST_PIXELS = 8 * 640 * 360
 def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
     """Returns whether DALI decodes the clips of a video rightly and without danger to the process.
 
-    On the CPU the frame headers of a video that passes all other tests are read, once per handle, which takes a demux.
+    The frame headers of a video that passes all other tests are read, once per handle, which takes a demux.
 
     Args:
         handle: The video; what was found about its frames is noted in `uniform_frames`.
@@ -54,13 +54,12 @@ def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
     limits = handle.limits
     if limits is not None and count_decoded_bytes(handle) > limits.max_bytes:
         return False  # PyAV makes one frame at a time small, and says what is wrong where that is too much still
-    if kind == "gpu":
-        return _suits_gpu(handle)
-    if handle.pixel_format not in _CPU_FORMATS.get(handle.codec, ()):
+    formats = _GPU_FORMATS if kind == "gpu" else _CPU_FORMATS.get(handle.codec, ())
+    if handle.pixel_format not in formats or (kind == "gpu" and not _suits_gpu(handle)):
         return False
     if handle.uniform_frames is None:
         shape = (handle.width, handle.height, handle.pixel_format)
-        handle.uniform_frames = has_uniform_frames(handle.data, shape, limits)
+        handle.uniform_frames = has_uniform_frames(handle.data, handle.codec, shape)
     return handle.uniform_frames
 
 
@@ -92,7 +91,7 @@ def count_decoded_bytes(handle: ClipsHandle) -> int:
 
 
 def _suits_gpu(handle: ClipsHandle) -> bool:
-    if handle.profile not in _GPU_PROFILES.get(handle.codec, ()) or handle.pixel_format not in _GPU_FORMATS:
+    if handle.profile not in _GPU_PROFILES.get(handle.codec, ()):
         return False
     smallest, largest = _GPU_SIDES[handle.codec]
     if not smallest <= min(handle.width, handle.height) <= max(handle.width, handle.height) <= largest:
