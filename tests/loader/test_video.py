@@ -111,8 +111,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("encoder", [Pyav, Dali, DaliWherePossible])
+@pytest.mark.parametrize(
+    ("encoder", "num_workers"), [(Pyav, 0), (Pyav, 2), (Dali, 2), (DaliWherePossible, 0), (DaliWherePossible, 2)]
+)
 def test_clips_come_beside_images_and_bad_videos_are_counted(
     folder: Path, encoder: type[Any], num_workers: int
 ) -> None:
@@ -121,7 +122,7 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
     seen: Counter[str] = Counter()
     open_before = 0
     with loader_of(folder, encoder(), num_workers) as loader:
-        for number, batch in enumerate(islice(iter(loader), epochs * len(good) // BATCH)):
+        for batch in islice(iter(loader), epochs * len(good) // BATCH):
             open_before = open_before or descriptors()
             seen.update(batch.__key__)
             assert isinstance(batch, (Batch, Film))
@@ -130,7 +131,6 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
             assert batch.image.shape[1] == 3  # type: ignore[union-attr]
         stats = loader.stats()
         assert descriptors() <= open_before + 8, "files stay open"
-        assert number > 10
     assert set(seen) == good
     assert {failure["key"] for failure in stats["failures"]} == {f"k{number:04d}" for number in BAD}
     routes = stats.routes
@@ -143,26 +143,23 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
     assert videos > 0
 
 
-@pytest.mark.parametrize("encoder", [Dali, DaliWherePossible])
-def test_every_decoder_gives_the_same_clips_in_the_same_order(folder: Path, encoder: type[Any]) -> None:
+def test_every_decoder_gives_the_same_clips_in_the_same_order(folder: Path) -> None:
     def batches(made: Any, num_workers: int) -> list[Any]:
         with loader_of(folder, made, num_workers) as loader:
             return list(islice(iter(loader), 7))
 
-    expected, given = batches(Pyav(), 2), batches(encoder(), 0)
-    for one, other in zip(expected, given, strict=True):
-        assert one.__key__ == other.__key__
-        assert torch.equal(one.clips.timestamps, other.clips.timestamps)
-        assert (one.clips.frames.float() - other.clips.frames.float()).abs().mean() < 3
-        if encoder is Dali:
-            assert [type(value) for value in (one, other)] == [Film, Film]
+    expected = batches(Pyav(), 2)
+    for encoder in (Dali, DaliWherePossible):
+        for one, other in zip(expected, batches(encoder(), 0), strict=True):
+            assert type(one) is type(other) is Film
+            assert one.__key__ == other.__key__
+            assert torch.equal(one.clips.timestamps, other.clips.timestamps)
+            assert (one.clips.frames.float() - other.clips.frames.float()).abs().mean() < 3
+            assert torch.equal(one.clips.frames, other.clips.frames) or encoder is DaliWherePossible
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("encoder", [Pyav, Dali])
-def test_what_comes_after_a_restore_is_what_would_have_come(
-    folder: Path, encoder: type[Any], num_workers: int
-) -> None:
+@pytest.mark.parametrize(("encoder", "num_workers"), [(Pyav, 2), (DaliWherePossible, 0)])
+def test_what_comes_after_a_restore_is_what_would_have_come(folder: Path, encoder: type[Any], num_workers: int) -> None:
     with loader_of(folder, encoder(), num_workers) as loader:
         stream = iter(loader)
         for _ in range(4):
