@@ -118,8 +118,8 @@ if TYPE_CHECKING:
         batch_stack,
         cooker,
         generic_batch,
-        stateless,
     )
+    from energon_dali.task_encoder.stateless import stateless
     from energon_dali.worker_config import WorkerConfig
 
 __version__ = "0.1.0"
@@ -193,8 +193,9 @@ _HOMES = {
     "samples.clips": ("Clips",),
     "task_encoder": (
         "AugmentTaskEncoder", "Cooker", "DefaultTaskEncoder", "PackSelection", "SequencePacker", "TaskEncoder",
-        "basic_sample_keys", "batch_list", "batch_pad_stack", "batch_stack", "cooker", "generic_batch", "stateless",
+        "basic_sample_keys", "batch_list", "batch_pad_stack", "batch_stack", "cooker", "generic_batch",
     ),
+    "task_encoder.stateless": ("stateless",),
     "worker_config": ("WorkerConfig",),
 }  # fmt: skip
 """Module of each public name."""

@@ -14,6 +14,7 @@ from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
+from energon_dali.datasets.sources.measured_blend import BlendBy, MeasuredBlendDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
@@ -38,10 +39,14 @@ class Stages:
     """Drop the smaller batch at the end of an epoch."""
     packing_buffer_size: int | None = None
     """Samples in the packing buffer; None does not pack."""
+    packing_first_buffer_size: int | None = None
+    """Samples in the buffer of the first round, which each round doubles; None waits for a full one."""
     virtual_epoch_length: int = 0
     """Batches per rank after which an epoch ends; 0 leaves it to the data."""
     limit: int | None = None
     """Batches per rank after which validation ends; None takes all."""
+    blend_by: BlendBy | None = None
+    """Unit in which the weights of a blend hold; None are samples."""
 
 
 def block_size(batch_size: int | None) -> int:
@@ -84,12 +89,15 @@ def build_stages(
         tree = _map(tree, encoder, "preencode_sample")
     pack_decoder: Decoder | None = None
     if decoder is not None:
+        tree = _measure(tree, encoder, stages)
         hand_over = HandOverDataset(tree, block_size=block_size(stages.batch_size))
         # A packing buffer of a split encoder holds encoded media; what is chosen is decoded there.
         pack_decoder = decoder if split and stages.packing_buffer_size is not None else None
         tree = DecodeDataset(hand_over, None if pack_decoder else decoder)
     if overridden(encoder, "encode_sample"):
         tree = _map(tree, encoder, "encode_sample")
+    if decoder is None:
+        tree = _measure(tree, encoder, stages)
     tree = _pack(tree, encoder, stages, pack_decoder)
     tree, batched = _batch(tree, encoder, stages)
     if batched and overridden(encoder, "encode_batch"):
@@ -164,6 +172,11 @@ def _check_hooks(encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> No
             f"{name} packs samples, but packing_buffer_size is not set. Give the number of samples to choose from, "
             f"such as 100."
         )
+    if stages.packing_first_buffer_size is not None and stages.packing_buffer_size is None:
+        raise ConfigError(
+            f"packing_first_buffer_size={stages.packing_first_buffer_size} was given without packing_buffer_size, "
+            "which turns packing on. Give both, or neither."
+        )
 
 
 def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> SavableDataset[Any]:
@@ -176,6 +189,21 @@ def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], ho
         map_fn_config=_hook_config(encoder, hook),
         stage=hook,
     )
+
+
+def _measure(
+    tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages
+) -> SavableDataset[Any]:
+    """Returns the samples as a worker has encoded them, measured where the weights of a blend are not in samples."""
+    if stages.blend_by is None:
+        return tree
+    if rank_decoder(encoder) is not None and overridden(encoder, "encode_sample"):
+        raise ConfigError(
+            f"blend_by={stages.blend_by!r} measures encoded samples where the blend is drawn, in the workers, and "
+            f"{type(encoder).__name__}.encode_sample runs behind the decoder, in the rank. Split it into "
+            "preencode_sample (tokenise, measure: in the workers) and postencode_sample (on decoded media)."
+        )
+    return MeasuredBlendDataset(tree, stages.blend_by)
 
 
 def _hook_config(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, Any]:
@@ -197,6 +225,7 @@ def _pack(
         sample_encoder=encoder.postencode_sample if post else None,
         sample_encoder_stateless=is_stateless(encoder.postencode_sample) if post else True,
         decoder=decoder,
+        first=stages.packing_first_buffer_size,
         packer_config=_hook_config(encoder, "select_samples_to_pack", "pack_selected_samples"),
         failure_tolerance=failure_tolerance(encoder.pack_selected_samples, encoder.__default_failure_tolerance__),
     )

@@ -1,0 +1,70 @@
+"""A run over a blend with packing that notes each batch, with the state behind it, on disk; made to be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from energon_dali import SequencePacker, TaskEncoder, WorkerConfig, stateless
+
+
+class Packing(TaskEncoder[Any, Any, Any, Any]):
+    """Packs captions by their lengths, and keeps what fits badly; some samples fail, some give several."""
+
+    decoder = None
+    packer = SequencePacker(60, length=lambda sample: len(sample.caption), max_padding=0.1)
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        number = int(sample.caption.split()[-1])
+        if number % 11 == 3:
+            raise ValueError("bad")
+        yield sample
+        if number % 5 == 0:
+            yield sample
+
+    def select_samples_to_pack(self, samples: list[Any]) -> Any:
+        return self.packer(samples)
+
+    @stateless
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return {"__restore_key__": (), "keys": [sample.__key__ for sample in samples]}
+
+    @stateless
+    def batch(self, samples: list[Any]) -> Any:
+        return [sample["keys"] for sample in samples]
+
+
+def silent(error: Exception, sample: Any, sources: Any) -> None:
+    """An error handler that says nothing."""
+
+
+def open_loader(folder: Path) -> Any:
+    """Returns the loader over a blend of the two datasets in a folder."""
+    # Imported here, because its workers need this module and no torch.
+    from energon_dali import get_savable_loader, get_train_dataset
+
+    parts = [{"weight": 3, "path": f"{folder}/one"}, {"weight": 1, "path": f"{folder}/two"}]
+    blend = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": parts}}}
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=4, global_error_handler=silent)
+    dataset = get_train_dataset(
+        blend, worker_config=config, batch_size=2, shuffle_buffer_size=20, packing_buffer_size=8,
+        task_encoder=Packing(),
+    )  # fmt: skip
+    return get_savable_loader(dataset)
+
+
+def run(folder: Path, place: Path, until: int) -> None:
+    """Goes on where the file at `place` says, and writes it anew behind every batch."""
+    loader = open_loader(folder)
+    saved: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {"state": None, "batches": []}
+    loader.restore_state_rank(saved["state"])
+    for batch in loader:
+        saved = {"state": loader.save_state_rank(), "batches": [*saved["batches"], batch]}
+        beside = place.with_suffix(".tmp")
+        beside.write_text(json.dumps(saved))
+        os.replace(beside, place)
+        if len(saved["batches"]) >= until:
+            return
