@@ -58,7 +58,7 @@ def check_source(source: Any) -> MediaSource:
     """
     if type(source) is io.BytesIO:
         source = source.getvalue()  # Shares the bytes where the stream was made from bytes.
-    if isinstance(source, (bytes, bytearray, memoryview)):
+    if isinstance(source, (bytes, bytearray, memoryview, pickle.PickleBuffer)):
         view = memoryview(source)
         if not view.contiguous:
             raise ConfigError(
