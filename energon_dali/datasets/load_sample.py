@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+from energon_dali.av import AVData
 from energon_dali.decode import Decoded, Decoder, MediaHandle
 from energon_dali.decode.media_decoder import find_part_kind
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan import sample_seeds
 from energon_dali.plan.rng import Int64Array
-from energon_dali.samples import CrudeSample, SourceInfo
+from energon_dali.samples import Clips, CrudeSample, SourceInfo
 from energon_dali.shards import RawSample
 
 _NAME_NUMBERS: dict[str, int] = {}
@@ -218,6 +219,6 @@ def _route_of(name: str, value: Any) -> str | None:
     """Returns by what a part was decoded; None for what is no medium, or is not decoded yet."""
     if isinstance(value, MediaHandle):
         return None
-    if type(value).__name__ in ("AVData", "Clips"):
+    if isinstance(value, (AVData, Clips)):
         return "pyav"
     return "pil" if find_part_kind(name)[0] == "image" else None

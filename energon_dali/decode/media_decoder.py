@@ -31,8 +31,10 @@ IMAGE_SUFFIXES = frozenset({
 })  # fmt: skip
 """Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video
 here, and bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
-AV_SUFFIXES = frozenset({"mp4", "avi", "mov", "webm", "mkv", "flac", "mp3", "wav", "flv", "mpg", "mpeg"})
-"""Suffixes (in lower case) of video and audio."""
+AV_SUFFIXES = frozenset({
+    "aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm",
+})  # fmt: skip
+"""Suffixes (in lower case) of video and audio. Against Energon: aac, m4a, m4v, mpeg, mpg, ogg and opus came in."""
 _GUESS_BYTES = 8192
 """What `filetype` looks at."""
 

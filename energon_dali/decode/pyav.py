@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.av import AVLimits, FrameIndex, MediaFile
+    from energon_dali.decode.media_decoder import AVDecode
     from energon_dali.samples import SourceInfo
 
 ROUTE: Route = "pyav"
 _BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
-def open_part(raw: bytes | memoryview, av_decode: str, video_decode_audio: bool, limits: AVLimits | None) -> Any:
+def open_part(raw: bytes | memoryview, av_decode: AVDecode, video_decode_audio: bool, limits: AVLimits | None) -> Any:
     """Returns what a video or audio part becomes with one of the three names of `av_decode`.
 
     Args:
@@ -38,18 +39,11 @@ def open_part(raw: bytes | memoryview, av_decode: str, video_decode_audio: bool,
     Raises:
         DecodeError: The file cannot be opened, or decoded.
     """
-    if av_decode == "pyav":
-        return _open_container(raw)
-    from energon_dali.av import AVDecoder, AVLimits
+    from energon_dali.av import AVWebdatasetDecoder
 
-    decoder = AVDecoder(raw, limits=limits or AVLimits())
-    if av_decode == "AVDecoder":
-        return decoder
-    try:
-        data = decoder.get_frames(video_decode_audio=video_decode_audio)
-        return bytes(raw) if data is None else data
-    finally:
-        decoder.close()
+    # The part is known to be video or audio, by its name or by its content; "mp4" stands for all of them.
+    value = AVWebdatasetDecoder(video_decode_audio, av_decode, limits=limits)("mp4", raw)
+    return bytes(raw) if value is None else value
 
 
 def stage_clips(
@@ -287,13 +281,3 @@ def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dty
         )
     reader = VideoReader(file)
     return reader.read(handle.frame_indices.ravel(), size=None if handle.spec.size is None else (width, height))
-
-
-def _open_container(raw: bytes | memoryview) -> Any:
-    import av
-
-    from energon_dali.av.container import translated_errors
-    from energon_dali.av.source import MemoryReader
-
-    with translated_errors():
-        return av.open(MemoryReader(memoryview(raw).cast("B")), metadata_errors="ignore")
