@@ -25,6 +25,7 @@ from energon_dali import (
 from energon_dali.av import AVData, AVDecoder
 from energon_dali.av.webdataset import SUFFIXES
 from energon_dali.decode.media_decoder import AV_SUFFIXES
+from energon_dali.errors import ConfigError
 from tests.av.corpus import audio_file, broken_files, video_file
 from tests.loader.dataset_folder import prepare, write_shards
 from tests.quiet import quiet
@@ -158,6 +159,8 @@ def test_a_whole_file_and_the_bare_container() -> None:
     assert sound.audio_clips[0].shape == (2, 100_003)
     with SampleDecoder(av_decode="pyav").decode("webm", data) as container:
         assert sum(1 for _ in container.decode(video=0)) == 60
+    with pytest.raises(ConfigError, match="cannot travel to the rank"):
+        _ = DaliDecoder(av_decode="pyav", image_decode_device="cpu").placement
     guessing = SampleDecoder(guess_content=True)
     for content in (data, video_file("h264-mp4"), video_file("mjpeg-avi"), audio_file("mp3"), audio_file("opus-ogg")):
         assert type(guessing.decode("movie", content)) is AVDecoder

@@ -111,10 +111,18 @@ class DaliDecoder(MediaDecoder):
 
         Raises:
             DeviceError: DALI or a GPU was asked for by name and is not there.
+            ConfigError: Parts become what cannot travel to the rank.
         """
         if isinstance(self.av_decode, VideoClips):
             uses_dali(self.video_decode_device, "video")
-        return "rank" if uses_dali(self.image_decode_device) else "worker"
+        if not uses_dali(self.image_decode_device):
+            return "worker"
+        if self.av_decode == "pyav":
+            raise ConfigError(
+                'av_decode="pyav" was given to a DaliDecoder. It opens files in the workers, and an open file cannot '
+                'travel to the rank, where hooks run. Use av_decode="AVDecoder", or SampleDecoder.'
+            )
+        return "rank"
 
     @staticmethod
     def available() -> bool:
