@@ -10,7 +10,7 @@ from energon_dali.av.frame_index import FrameIndex
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.uniform import get_clips_uniform, get_single_frames_uniform
-from energon_dali.av.video_reader import VideoReader
+from energon_dali.av.video.reader import VideoReader
 from energon_dali.av.webdataset import AVWebdatasetDecoder
 
 __all__ = [

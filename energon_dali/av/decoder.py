@@ -10,11 +10,11 @@ from energon_dali.av.audio.reader import AudioReader, AudioUnit
 from energon_dali.av.clip_lists import WHOLE, ClipRange, Missing, VideoUnit, read_audio_clips, read_video_clips
 from energon_dali.av.container import MediaFile
 from energon_dali.av.data import AVData
-from energon_dali.av.index_scan import Damaged
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.metadata import describe_audio, describe_video
 from energon_dali.av.source import MediaSource, open_source
-from energon_dali.av.video_reader import VideoReader
+from energon_dali.av.video.reader import VideoReader
+from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import ConfigError
 from energon_dali.samples.media_metadata import AVMetadata
 

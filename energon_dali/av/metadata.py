@@ -8,7 +8,7 @@ from energon_dali.samples.media_metadata import AVMetadata
 
 if TYPE_CHECKING:
     from energon_dali.av.audio.reader import AudioReader
-    from energon_dali.av.video_reader import VideoReader
+    from energon_dali.av.video.reader import VideoReader
 
 
 def describe_video(

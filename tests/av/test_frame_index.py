@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_dali.av import FrameIndex, MediaFile, VideoReader
 from energon_dali.av.frame_index import PacketTable, find_starts
-from energon_dali.av.key_packets import find_length_size, find_units, is_clean_start, is_hidden
+from energon_dali.av.video.key_packets import find_length_size, find_units, is_clean_start, is_hidden
 from energon_dali.errors import ConfigError
 from tests.av.corpus import VIDEOS, video_file
 from tests.av.full_decode import GUESSED_TIMES, decoded

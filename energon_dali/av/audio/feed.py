@@ -12,8 +12,8 @@ from energon_dali.av.audio.index import AudioIndex
 from energon_dali.av.audio.scan import decode_frames, demux, start_over
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME
-from energon_dali.av.index_scan import Damaged
 from energon_dali.av.stream_facts import StreamFacts
+from energon_dali.av.video.scan import Damaged
 
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame

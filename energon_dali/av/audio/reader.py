@@ -14,8 +14,8 @@ from energon_dali.av.audio.index import AudioIndex
 from energon_dali.av.audio.resample import SoundFormat, resample_part
 from energon_dali.av.audio.scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
-from energon_dali.av.index_scan import Damaged
 from energon_dali.av.stream_facts import StreamFacts
+from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import ConfigError, DecodeError
 
 Sound = npt.NDArray[Any]

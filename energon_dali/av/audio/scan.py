@@ -17,7 +17,7 @@ import numpy as np
 from energon_dali.av.audio.index import AudioIndex, find_spans
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
-from energon_dali.av.index_scan import Damaged
+from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from energon_dali.av.key_packets import find_length_size, find_units
+from energon_dali.av.video.key_packets import find_length_size, find_units
 
 CODECS_WITH_PARAMETERS = frozenset({"h264", "hevc", "mpeg4", "av1"})
 """FFmpeg's names of the codecs that `keeps_parameters` knows."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
-from energon_dali.av.key_packets import find_length_size, is_clean_start, is_hidden
-from energon_dali.av.mark import RESTAMPED, Mark, read_mark
+from energon_dali.av.video.key_packets import find_length_size, is_clean_start, is_hidden
+from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:

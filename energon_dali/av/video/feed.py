@@ -9,8 +9,8 @@ import numpy as np
 
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
-from energon_dali.av.mark import RESTAMPED, Mark, read_mark
 from energon_dali.av.stream_facts import StreamFacts
+from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 
 if TYPE_CHECKING:
     from av.packet import Packet
