@@ -11,6 +11,12 @@ DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/test_operati
   colours. At the border of the image DALI repeats the outermost pixel where PIL leaves it out of the filter: pixels
   within the filter's reach differ more.
 
+Clips on the CPU, DALI against PyAV (FFmpeg 8; tests/decode/dali/test_video.py): DALI's frames equal swscale's exact
+conversion with BT.601 bit for bit, and correcting them to another matrix adds at most one level inside BT.601's gamut.
+The reader of PyAV takes swscale's fast conversion, which at the video's own, even size uses each chroma sample for two
+pixels without interpolation: sharp edges of colours differ by many levels. Resizing, swscale scales luma and chroma, DALI
+RGB.
+
 DALI on a GPU against the CPU: the JPEG library is another one. Its inverse DCT and colour conversion round differently.
 """
 
@@ -44,6 +50,9 @@ CPU_BICUBIC = Tolerance(inside=4, anywhere=32, border_px=4, psnr_db=48)
 """Bicubic on the CPU, against PIL on bytes: observed, not derived. The strict test is the one against PIL in floats."""
 GPU = Tolerance(inside=12, anywhere=40, border_px=4, psnr_db=40)
 """A GPU against the CPU, JPEG; other formats are decoded on the CPU and are as there. Not yet measured on hardware."""
+CLIPS = Tolerance(inside=48, anywhere=64, border_px=2, psnr_db=34)
+"""Clips of photographs, DALI against PyAV's fast conversion: observed, not derived. The strict tests are those against
+the exact conversion."""
 NORMALIZED_ULPS = 8
 """Units in the last place of float32 at 1.0 by which normalised values may differ, before any narrower rounding."""
 

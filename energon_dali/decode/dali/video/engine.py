@@ -23,7 +23,7 @@ from energon_dali.decode.dali.video.graph import VideoGraph, build_video_pipelin
 from energon_dali.decode.dali.video.suitability import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav
-from energon_dali.errors import DecodeError, DeviceFailedError
+from energon_dali.errors import ConfigError, DecodeError, DeviceFailedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -128,9 +128,15 @@ class DaliVideoEngine(DaliEngine[ClipBatch]):
             assert error is not None
             raise_if_device_is_lost(error, self.device)
             _LOG.debug("%r: DALI says %r", handle, first_line(error))
-            outcome = decode_by_pyav(handle, lambda frames: bring_to_device(frames, self.device, run.block.stream))
-            outcomes.append(Decoded(outcome.value, "fallback") if isinstance(outcome, Decoded) else outcome)
+            outcomes.append(self._decode_by_pyav(handle, run.block.stream))
         return outcomes
+
+    def _decode_by_pyav(self, handle: ClipsHandle, stream: Any) -> Outcome:
+        try:
+            outcome = decode_by_pyav(handle, lambda frames: bring_to_device(frames, self.device, stream))
+        except ConfigError as error:  # frames that were there when they were chosen, and are not any more
+            return DecodeFailure(str(error), handle.format, "pyav", handle.source)
+        return Decoded(outcome.value, "fallback") if isinstance(outcome, Decoded) else outcome
 
 
 def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, list[Any]]:
