@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from energon_dali import __version__
+from energon_dali.cli.checkpoint import checkpoint
 from energon_dali.cli.info import info
 from energon_dali.cli.prepare import prepare
 from energon_dali.cli.prepare_media import prepare_media
@@ -16,6 +17,7 @@ def main() -> None:
     """Prepare and inspect datasets of tar shards."""
 
 
+main.add_command(checkpoint)
 main.add_command(info)
 main.add_command(prepare)
 main.add_command(prepare_media)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import LayoutError, StateError
+from energon_dali.plan import Layout
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset, State
@@ -66,6 +67,46 @@ def merge_states(states: Sequence[State]) -> State:
         )
     merged["streams"] = {number: merged["streams"][number] for number in sorted(merged["streams"], key=int)}
     return merged
+
+
+def split_state(state: State, world_size: int) -> list[State]:
+    """Returns the states of the ranks of a job of another size, which each restores with `restore_state_rank`.
+
+    Args:
+        state: Of all ranks, as `merge_states` gives it.
+        world_size: Number of ranks; it must divide the number of streams.
+
+    Raises:
+        StateError: The state is not a loader's, or lacks streams.
+        LayoutError: The streams cannot be divided among the ranks.
+    """
+    whole = merge_states([state])
+    layout = Layout(world_size, 1, whole["num_streams"])
+    given: dict[str, int] = whole["given"]
+    share = sum(given.values()) // world_size
+    same = whole["world_size"] == world_size and len(given) == world_size
+    return [
+        {
+            **whole,
+            "world_size": world_size,
+            "given": {str(rank): given[str(rank)] if same else share},
+            "streams": {str(stream): whole["streams"][str(stream)] for stream in layout.rank_streams(rank)},
+        }
+        for rank in range(world_size)
+    ]
+
+
+def unpack_config(state: State) -> dict[str, Any]:
+    """Returns what a state says of its dataset, as `SavableDataset.config` gave it.
+
+    Raises:
+        StateError: It cannot be read.
+    """
+    try:
+        config: dict[str, Any] = json.loads(zlib.decompress(base64.b85decode(state["config"])))
+    except (ValueError, TypeError, zlib.error) as error:
+        raise StateError(f"The state is damaged: its config cannot be read ({error}). Restore another one.") from error
+    return config
 
 
 def rank_part(state: State, dataset: SavableDataset[Any]) -> State:
@@ -148,10 +189,7 @@ def _packed(config: dict[str, Any]) -> str:
 def _check_config(state: State, config: dict[str, Any]) -> None:
     if state["config"] == _packed(config):
         return
-    try:
-        saved = json.loads(zlib.decompress(base64.b85decode(state["config"])))
-    except (ValueError, TypeError, zlib.error) as error:
-        raise StateError(f"The state is damaged: its config cannot be read ({error}). Restore another one.") from error
+    saved = unpack_config(state)
     now = json.loads(json.dumps(config, sort_keys=True, default=_plain))
     differences = _differences(saved, now, "")
     if differences:  # else only the compression differs, by the version of its library

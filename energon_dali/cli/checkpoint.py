@@ -1,0 +1,156 @@
+"""`energon-dali checkpoint`: looks into the saved states of loaders, and divides them among another number of ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon_dali.cli.failure import told_to_user
+from energon_dali.datasets.base import State
+from energon_dali.errors import StateError
+from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
+from energon_dali.loader.state_file import StateFile, find_state_files, read_state_file, write_state_file
+
+_SHOWN_DATASETS = 12
+
+_FILES = click.Path(exists=True, path_type=Path)
+
+
+@click.group()
+def checkpoint() -> None:
+    """Look into and redistribute the saved states of loaders."""
+
+
+@checkpoint.command("info")
+@click.argument("input_files", nargs=-1, required=True, type=_FILES)
+def checkpoint_info(input_files: tuple[Path, ...]) -> None:
+    """Say what the states in INPUT_FILES (or folders of them) hold, and on which layouts they continue."""
+    with told_to_user():
+        files = [read_state_file(path) for path in find_state_files(input_files)]
+        for line in describe([state for file in files for state in file.states]):
+            click.echo(line)
+
+
+@checkpoint.command("redist")
+@click.argument("input_files", nargs=-1, required=True, type=_FILES)
+@click.argument("output_path", type=click.Path(path_type=Path))
+@click.option("--new-world-size", type=click.IntRange(min=1), help="Write one state per rank for so many ranks.")
+@click.option("--global", "as_global", is_flag=True, help="Write one state for all ranks, which fits every layout.")
+@click.option("--force-overwrite", is_flag=True, help="Replace files that are there.")
+def checkpoint_redist(
+    input_files: tuple[Path, ...],
+    output_path: Path,
+    new_world_size: int | None,
+    as_global: bool,
+    force_overwrite: bool,
+) -> None:
+    """Divide the states in INPUT_FILES, which are those of all ranks or a global one, among another number of ranks.
+
+    The files are written into the folder OUTPUT_PATH, named as the input files are.
+    """
+    if as_global == (new_world_size is not None):
+        raise click.UsageError("Give either --new-world-size or --global.")
+    with told_to_user():
+        files = [read_state_file(path) for path in find_state_files(input_files)]
+        whole = merge_states([state for file in files for state in file.states])
+        states = [whole] if new_world_size is None else split_state(whole, new_world_size)
+        names = output_names(files, len(states), as_global=as_global)
+        written = [output_path / name for name in names]
+        taken = [path for path in written if path.exists()]
+        if taken and not force_overwrite:
+            raise StateError(f"{taken[0]} is there already. Choose another folder, or give --force-overwrite.")
+        for path, state in zip(written, states, strict=True):
+            write_state_file(path, state, wrapped=files[0].wrapped)
+            click.echo(f"Wrote {path}")
+
+
+def output_names(files: Sequence[StateFile], count: int, *, as_global: bool) -> list[str]:
+    """Returns the names of the files to write.
+
+    Several input names that differ in one number give the pattern; else the rank stands behind the name.
+    """
+    first = files[0].path
+    pattern = _numbered(sorted(file.path.name for file in files))
+    if pattern is None:
+        stem = first.stem.removesuffix("_global")
+        head, digits, tail = f"{stem}_rank", 0, first.suffix
+    else:
+        head, digits, tail = pattern
+    if as_global:
+        return [f"{head.rstrip('_-.') or 'state'}_global{first.suffix}"]
+    return [f"{head}{rank:0{digits}d}{tail}" for rank in range(count)]
+
+
+def _numbered(names: Sequence[str]) -> tuple[str, int, str] | None:
+    """Returns (text before the number, its digits with leading zeros, text behind) in which names differ; or None."""
+    if len(names) < 2:
+        return None
+    for match in re.finditer(r"\d+", names[0]):
+        head, tail = names[0][: match.start()], names[0][match.end() :]
+        numbered = re.compile(re.escape(head) + r"\d+" + re.escape(tail))
+        if all(numbered.fullmatch(name) for name in names):
+            return head, len(match.group()), tail
+    return None
+
+
+def describe(states: Sequence[State]) -> Iterator[str]:
+    """Yields lines about the states of one checkpoint.
+
+    Raises:
+        StateError: They are of different jobs, or cannot be read.
+    """
+    first = states[0]
+    streams: dict[str, Any] = {}
+    given: dict[str, int] = {}
+    for state in states:
+        if state["num_streams"] != first["num_streams"] or state["config"] != first["config"]:
+            raise StateError("These states are of different jobs. Give the files of one checkpoint.")
+        streams.update(state["streams"])
+        given.update(state["given"])
+    total, world_size = first["num_streams"], first["world_size"]
+    counts = [streams[number]["count"] for number in sorted(streams, key=int)]
+    missing = [number for number in range(total) if str(number) not in streams]
+    ended = sum(bool(stream["ended"]) for stream in streams.values())
+    yield f"Saved by:  {world_size} ranks; here are {_numbers(given)}"
+    yield f"Streams:   {total}" + (f"; missing here: {_numbers(missing)}" if missing else ", all here")
+    yield f"Batches:   {sum(counts):,} given, {min(counts):,} to {max(counts):,} per stream"
+    yield "Epoch:     " + ", ".join(f"rank {rank}: {given[rank]:,} batches" for rank in sorted(given, key=int)[:8])
+    if ended:
+        yield f"           {ended} streams have reached its end"
+    yield "Fits:      " + ("the ranks that saved it; all of them together: " if missing else "") + fitting(total)
+    yield "Dataset:"
+    yield from _outline(unpack_config(first), "  ")
+
+
+def fitting(num_streams: int) -> str:
+    """Returns the layouts that a number of streams can be divided among."""
+    sizes = [size for size in range(1, num_streams + 1) if num_streams % size == 0]
+    return "ranks x workers of " + ", ".join(map(str, sizes))
+
+
+def _numbers(numbers: Any) -> str:
+    listed = sorted(map(int, numbers))
+    shown = ", ".join(map(str, listed[:16]))
+    return shown + (", ..." if len(listed) > 16 else "")
+
+
+def _outline(config: dict[str, Any], indent: str) -> Iterator[str]:
+    """Yields the tree of datasets, with the numbers and names that say what each does."""
+    plain = {name: value for name, value in config.items() if name not in ("type", "inner", "source", "order", "place")}
+    told = ", ".join(f"{name}={_short(value)}" for name, value in plain.items() if value is not None)
+    yield f"{indent}{config.get('type', '?')}" + (f" ({told})" if told else "")
+    inner = config.get("inner", config.get("source", []))
+    children = inner if isinstance(inner, list) else [inner]
+    for child in children[:_SHOWN_DATASETS]:
+        yield from _outline(child, indent + "  ")
+    if len(children) > _SHOWN_DATASETS:
+        yield f"{indent}  ... and {len(children) - _SHOWN_DATASETS} more"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,115 @@
+"""Files that hold states of loaders: JSON, or what torch.save wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon_dali.datasets.base import State
+from energon_dali.errors import StateError
+from energon_dali.loader.loader_state import check_format
+
+MEGATRON_KEY = "dataloader_state_dict"
+"""Megatron-LM keeps the loader's state under this name in a file of its own per rank."""
+
+SUFFIXES = (".json", ".pt", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The states in one file."""
+
+    path: Path
+    """Where it is."""
+    states: tuple[State, ...]
+    """One, or the list of all ranks' states."""
+    wrapped: bool
+    """Whether the file holds `{"dataloader_state_dict": state}`, as Megatron-LM writes it."""
+
+
+def read_state_file(path: Path) -> StateFile:
+    """Returns what a file holds.
+
+    Args:
+        path: Ends in .json, .pt or .pth; the latter two are loaded with weights_only=True, so that no code runs.
+
+    Raises:
+        StateError: It cannot be read, or holds no state of a loader.
+    """
+    value = _load(path)
+    wrapped = isinstance(value, dict) and MEGATRON_KEY in value
+    if wrapped:
+        value = value[MEGATRON_KEY]
+    states = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    try:
+        for state in states:
+            check_format(state)
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from error
+    return StateFile(path, states, wrapped)
+
+
+def write_state_file(path: Path, state: State, *, wrapped: bool) -> None:
+    """Writes one state, in the format that the name ends in.
+
+    Args:
+        path: Ends in .json, .pt or .pth.
+        state: The state.
+        wrapped: Write `{"dataloader_state_dict": state}`.
+
+    Raises:
+        StateError: The name ends otherwise, or the file cannot be written.
+    """
+    _check_suffix(path)
+    value: Any = {MEGATRON_KEY: state} if wrapped else state
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".json":
+            path.write_text(json.dumps(value) + "\n")
+        else:
+            import torch
+
+            torch.save(value, path)
+    except OSError as error:
+        raise StateError(f"{path} cannot be written: {error}. Choose another place.") from error
+
+
+def find_state_files(paths: Sequence[Path]) -> list[Path]:
+    """Returns files as they are, and of each folder the files in it that may hold states, in the order of their names.
+
+    Raises:
+        StateError: A folder holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
+        if not inside:
+            raise StateError(
+                f"{path} holds no file that ends in {', '.join(SUFFIXES)}. Give the files of a checkpoint."
+            )
+        found += inside
+    return found
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise StateError(f"{path} ends in none of {', '.join(SUFFIXES)}, which say how a state is written. Rename it.")
+
+
+def _load(path: Path) -> Any:
+    _check_suffix(path)
+    try:
+        if path.suffix == ".json":
+            return json.loads(path.read_text())
+        import torch
+
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle raises anything
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StateError(
+            f"{path} cannot be read: {text}. Give a file with the state of a loader of energon_dali; states of "
+            "Megatron Energon hold pickled classes and cannot be read."
+        ) from error
