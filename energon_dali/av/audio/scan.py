@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from energon_dali.av.stream_facts import StreamFacts
 
 _HEAD_PACKETS = 8
-"""Decoded at the start: encoder delay covers up to two packets, and what follows must be as foretold."""
-_TAIL_PACKETS = 8
+"""Decoded at the start: encoder delay covers a few packets, and what follows must be as foretold."""
+_TAIL_PACKETS = 6
 """Decoded at the end, of which the first half only brings the decoder into step."""
 _UNKNOWN = -1
 
@@ -145,13 +145,13 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
             for frame in decode_frames(context, packet):
                 seen.note(frame)
     count = len(seen.pts)
-    if count < 2 * (_HEAD_PACKETS + _TAIL_PACKETS) or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
+    if count < _HEAD_PACKETS + _TAIL_PACKETS or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
         return None
-    in_step = range(_HEAD_PACKETS // 2, _HEAD_PACKETS - 1)  # the last may still be in the decoder
-    if any(seen.given.get(number) != seen.foretold[number] for number in in_step):
+    decoded = _HEAD_PACKETS - 1  # the last may still be in the decoder
+    if any(seen.given.get(number) != seen.foretold[number] for number in range(decoded - 2, decoded)):
         return None
     given = np.array(seen.foretold, np.int64)
-    given[: _HEAD_PACKETS // 2] = [seen.given.get(number, 0) for number in range(_HEAD_PACKETS // 2)]
+    given[:decoded] = [seen.given.get(number, 0) for number in range(decoded)]
     tail = _decode_tail(file, facts, seen)
     if tail is None:
         return None
