@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import click
 
 from energon_dali.cli.failure import told_to_user
+from energon_dali.cli.jsonl import describe_jsonl, is_jsonl
 from energon_dali.cli.metadataset import describe_file, is_metadataset
 from energon_dali.errors import DatasetFormatError
-from energon_dali.shards import WebdatasetFolder, sample_type_name
+from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _USUAL_ORDER = ("train", "val", "test")
@@ -20,8 +21,12 @@ _USUAL_ORDER = ("train", "val", "test")
 @click.option("--split-config", default="split.yaml", show_default=True, help="Name of the split file.")
 @click.option("--dataset-config", default="dataset.yaml", show_default=True, help="Name of the dataset configuration.")
 def info(path: str, split_config: str, dataset_config: str) -> None:
-    """Summarise the prepared dataset, or the metadataset (.yaml), at PATH."""
+    """Summarise the prepared dataset, the metadataset (.yaml), or the .jsonl file at PATH."""
     with told_to_user():
+        if is_jsonl(path):
+            for line in describe_jsonl(JsonlFile(path)):
+                click.echo(line)
+            return
         if is_metadataset(path):
             for line in describe_file(path):
                 click.echo(line)

@@ -9,6 +9,7 @@ import click
 
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.failure import told_to_user
+from energon_dali.cli.jsonl import index_jsonl, is_jsonl
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, usable_workers
 from energon_dali.cli.metadataset import is_metadataset, prepare_file
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
@@ -78,10 +79,17 @@ class PrepareOptions:
 def prepare(path: str, **given: object) -> None:
     """Make the folder PATH of tar shards a dataset: index, check and split it; or index the joins of a metadataset.
 
-    Writes PATH/.nv-meta and an index beside each shard. The shards stay as they are.
+    Writes PATH/.nv-meta and an index beside each shard. The shards stay as they are. A .jsonl file at PATH gets an
+    index beside it.
     """
     options = PrepareOptions(**given)  # type: ignore[arg-type]
     with told_to_user():
+        if is_jsonl(path):
+            index_jsonl(
+                path, progress=options.progress, overwrite=options.force_overwrite,
+                non_interactive=options.non_interactive,
+            )  # fmt: skip
+            return
         if is_metadataset(path):
             prepare_file(path)
             return
