@@ -87,7 +87,7 @@ class DecodeError(EnergonDaliError):
     Args:
         reason: What was wrong, in words.
         format: Format of the data as far as it is known, such as "jpeg"; "" if unknown.
-        route: Which decoder found out: "screen", "dali-cpu", "dali-gpu", "pil", "basic".
+        route: Which decoder found out: "screen", "dali-cpu", "dali-gpu", "pil", "pyav", "basic".
     """
 
     def __init__(self, reason: str, format: str = "", route: str = "") -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.demo [--data PATH]`: a dataset through every decoder of this machine."""
+"""`python -m benchmarks.demo [--data PATH]`: datasets of images and of videos through every decoder of this machine."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Any
 import torch
 
 from benchmarks.data.recipe import Recipe
-from benchmarks.demo.contact_sheet import write_contact_sheet
-from benchmarks.demo.dataset import CAPTIONS, NoDatasetError, own_dataset, users_dataset
+from benchmarks.demo.contact_sheet import write_clips_sheet, write_contact_sheet
+from benchmarks.demo.dataset import CAPTIONS, FILMS, DemoDataset, NoDatasetError, own_dataset, users_dataset
 from benchmarks.demo.encoder import decoders_of_this_machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS) -> int:
+def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS, films: Recipe = FILMS) -> int:
     """Runs the demo; returns 0 if every decoder went through.
 
     Args:
         arguments: Command line; None takes the process's own.
-        recipe: The demo's own dataset.
+        recipe: The demo's own dataset of images.
+        films: Its own dataset of videos.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     parser.add_argument("--data", help="your own tar shards, or a prepared dataset; it is only read")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder to write to (default: demo)")
-    parser.add_argument("--batches", type=int, default=40, help="batches of 64 per decoder (default: 40)")
+    parser.add_argument("--batches", type=int, default=40, help="batches of 64 images per decoder (default: 40)")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="worker processes")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -39,23 +40,38 @@ def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS) -> int:
     except NoDatasetError as error:
         print(error, file=sys.stderr)
         return 2
+    worked = _show("images", dataset, options)
+    if not options.data:
+        worked &= _show("videos", own_dataset(options.out, films), options)
+    return int(not worked)
+
+
+def _show(media: str, dataset: DemoDataset, options: argparse.Namespace) -> bool:
+    """Runs every decoder over a dataset, prints what it did and writes a picture; returns whether all went through."""
     print(f"\nDataset: {dataset.origin}")
-    names = decoders_of_this_machine()
-    rows, sheet = [], options.out / "contact_sheet.png"
-    for name in names:
-        row, picture = _run(name, dataset.path, options)
+    rows = []
+    sheet = options.out / ("clips_sheet.png" if media == "videos" else "contact_sheet.png")
+    for name in decoders_of_this_machine():
+        row, batch = _run(media, name, dataset.path, options)
         rows.append(row)
-        if picture is not None and not rows[:-1]:
-            write_contact_sheet(picture["image"], picture["caption"], sheet)
+        if batch is not None and not rows[:-1]:
+            if media == "videos":
+                write_clips_sheet(batch["clips"], batch["seconds"], batch["caption"], sheet)
+            else:
+                write_contact_sheet(batch["image"], batch["caption"], sheet)
     print("\n" + table(rows))
     print(f"\nA batch as it reaches the trainer: {sheet}")
-    return int(any("error" in row for row in rows))
+    return not any("error" in row for row in rows)
 
 
-def _run(name: str, dataset: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _run(
+    media: str, name: str, dataset: str, options: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Runs one decoder in a process of its own, so that none warms up another."""
     pictures = options.out / "batch.pt"
-    told = {"decoder": name, "dataset": dataset, "batches": options.batches, "workers": options.workers}
+    told = {
+        "media": media, "decoder": name, "dataset": dataset, "batches": options.batches, "workers": options.workers
+    }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.demo.one_decoder", json.dumps({**told, "sheet": str(pictures)})]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)

@@ -11,9 +11,11 @@ from energon_dali.cli.main import main as energon_dali_command
 
 CAPTIONS = Recipe(name="captions", samples=1500, shards=4, seed=7)
 """JPEG, PNG and WebP of 20 to 300 KB with captions."""
-
+FILMS = Recipe(name="films", samples=24, shards=4, seed=7, style="video", seconds=3)
+"""H.264 videos of 3 seconds, 640 x 360, with captions."""
 
 FIELD_MAP = '{"image": "jpg,png,webp", "caption": "txt"}'
+FILM_FIELD_MAP = '{"video": "mp4", "context": "txt"}'
 
 
 class NoDatasetError(Exception):
@@ -33,9 +35,12 @@ class DemoDataset:
 def own_dataset(folder: Path, recipe: Recipe = CAPTIONS) -> DemoDataset:
     """Returns the demo's own dataset, made and prepared if it was not."""
     root = make_dataset(recipe, folder)
+    video = recipe.style == "video"
     if not (root / ".nv-meta" / "dataset.yaml").exists():
-        _prepare(root, "--sample-type", "CaptioningSample", "--field-map", FIELD_MAP)
-    return DemoDataset(str(root), f"{recipe.samples} crops of photographs in {recipe.shards} shards")
+        sample_type, field_map = ("VidQASample", FILM_FIELD_MAP) if video else ("CaptioningSample", FIELD_MAP)
+        _prepare(root, "--sample-type", sample_type, "--field-map", field_map)
+    what = "videos that pan over photographs" if video else "crops of photographs"
+    return DemoDataset(str(root), f"{recipe.samples} {what} in {recipe.shards} shards")
 
 
 def users_dataset(data: str, folder: Path) -> DemoDataset:

@@ -1,4 +1,4 @@
-"""The task encoder of the demo: pictures of one size with the words that belong to them."""
+"""The task encoders of the demo: pictures of one size, or clips of videos, with the words that belong to them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from energon_dali import (
     batch_stack,
     stateless,
 )
+from energon_dali.decode.clips import VideoClips
 
 PICTURE_PIXELS = 224
 OPERATIONS = (RandomResizedCrop(PICTURE_PIXELS, scale=(0.4, 1.0)), HorizontalFlip())
+CLIPS = VideoClips(num_clips=2, frames_per_clip=6, clip_duration_seconds=1.0, size=(224, 126))
 CAPTION_PARTS = ("txt", "caption", "text", "json")
 
 DECODERS = {
@@ -49,9 +51,12 @@ def make_decoder(name: str) -> Decoder:
     """Returns a decoder of DECODERS."""
     device = DECODERS[name]
     if not device:
-        return SampleDecoder(image_decode="torchrgb8", operations=OPERATIONS)
+        return SampleDecoder(image_decode="torchrgb8", operations=OPERATIONS, av_decode=CLIPS)
     where: Literal["gpu", "cpu"] = "gpu" if device == "gpu" else "cpu"
-    return DaliDecoder(image_decode="torchrgb8", operations=OPERATIONS, image_decode_device=where)
+    return DaliDecoder(
+        image_decode="torchrgb8", operations=OPERATIONS, image_decode_device=where, av_decode=CLIPS,
+        video_decode_device="auto" if where == "gpu" else "cpu",
+    )  # fmt: skip
 
 
 @stateless
@@ -88,3 +93,16 @@ class DemoEncoder(DefaultTaskEncoder[Any, Any, Any, Any]):
 
     def encode_batch(self, batch: Any) -> Any:
         return batch
+
+
+class VideoDemoEncoder(DemoEncoder):
+    """Batches as dictionaries: {"clips": uint8[N, 2, 6, 3, 126, 224], "seconds": float64[N, 2, 6], "caption"}."""
+
+    def batch(self, samples: list[Any]) -> Any:
+        clips = [sample.video for sample in samples]
+        return {
+            "__key__": [sample.__key__ for sample in samples],
+            "clips": batch_stack([video.frames for video in clips]),
+            "seconds": batch_stack([video.timestamps for video in clips]),
+            "caption": [sample.context for sample in samples],
+        }

@@ -11,26 +11,28 @@ from typing import Any
 
 from tqdm import tqdm
 
-BATCH_SIZE = 64
+BATCH_SIZES = {"images": 64, "videos": 8}
+"""Samples per batch."""
 STEP_MARGIN = 1.25
 """A training step takes this much longer than the decoding of its batch."""
 TRAINED_SHARE = 0.5
 """Batches beside a training step, as a share of the batches before."""
 
 
-def run(decoder: str, dataset: str, batches: int, workers: int, sheet: Path) -> dict[str, Any]:
+def run(media: str, decoder: str, dataset: str, batches: int, workers: int, sheet: Path) -> dict[str, Any]:
     """Returns samples/s, seconds to the first batch, the share of time the trainer was blocked, and decode routes.
 
     Args:
+        media: "images" or "videos".
         decoder: Name of a decoder of the demo.
         dataset: Prepared dataset.
-        batches: Batches of 64 to take as fast as they come.
+        batches: Batches to take as fast as they come.
         workers: Worker processes.
-        sheet: File for pictures and captions of the first batch, loaded by torch.load.
+        sheet: File for the first batch, loaded by torch.load.
     """
     import torch
 
-    from benchmarks.demo.encoder import DemoEncoder
+    from benchmarks.demo.encoder import DemoEncoder, VideoDemoEncoder
     from energon_dali import WorkerConfig, get_savable_loader, get_train_dataset
 
     began = time.perf_counter()
@@ -38,15 +40,16 @@ def run(decoder: str, dataset: str, batches: int, workers: int, sheet: Path) -> 
     train = get_train_dataset(
         dataset,
         worker_config=config,
-        batch_size=BATCH_SIZE,
+        batch_size=BATCH_SIZES[media],
         shuffle_buffer_size=1000,
-        task_encoder=DemoEncoder(decoder),
+        task_encoder=VideoDemoEncoder(decoder) if media == "videos" else DemoEncoder(decoder),
     )
     with get_savable_loader(train) as loader:
         stream = iter(loader)
         first = next(stream)
         first_batch_seconds = time.perf_counter() - began
-        torch.save({"image": first["image"].cpu(), "caption": first["caption"]}, sheet)
+        torch.save({name: value.cpu() if isinstance(value, torch.Tensor) else value
+                    for name, value in first.items()}, sheet)  # fmt: skip
         started = time.perf_counter()
         samples = sum(len(batch["caption"]) for batch in _counted(stream, batches, decoder))
         seconds = time.perf_counter() - started
@@ -63,7 +66,7 @@ def run(decoder: str, dataset: str, batches: int, workers: int, sheet: Path) -> 
 
 
 def _counted(stream: Iterator[Any], batches: int, decoder: str) -> Iterator[Any]:
-    with tqdm(total=batches * BATCH_SIZE, desc=decoder, unit=" samples", leave=False) as progress:
+    with tqdm(desc=decoder, unit=" samples", leave=False) as progress:
         for _ in range(batches):
             batch = next(stream)
             progress.update(len(batch["caption"]))

@@ -81,7 +81,7 @@ class VidQASample(Sample):
     """A video, a question about it, and answers."""
 
     video: Any
-    """The video, not decoded yet: an AVDecoder, or what the decoder's options say."""
+    """The video: an AVDecoder, `Clips`, or what else `av_decode` says."""
     context: str
     """The question."""
     answers: list[str] | None = None

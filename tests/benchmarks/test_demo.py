@@ -11,6 +11,7 @@ from benchmarks.demo.__main__ import main, table
 from benchmarks.demo.dataset import NoDatasetError, users_dataset
 
 SMALL = Recipe(name="small", samples=80, shards=4, seed=7)
+FILMS = Recipe(name="small-films", samples=8, shards=2, seed=7, style="video", seconds=2)
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +22,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_runs_every_decoder_and_shows_a_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--out", str(folder), "--batches", "2", "--workers", "1"], recipe=SMALL) == 0
+    assert main(["--out", str(folder), "--batches", "2", "--workers", "1"], recipe=SMALL, films=FILMS) == 0
     printed = capsys.readouterr().out
     assert "SampleDecoder" in printed
     assert "trainer blocked" in printed
-    with Image.open(folder / "contact_sheet.png") as sheet:
-        assert sheet.width > 1000
-        assert len(sheet.getcolors(1 << 24) or ()) > 1000  # photographs, not blank tiles
+    assert "pyav" in printed
+    for name in ("contact_sheet.png", "clips_sheet.png"):
+        with Image.open(folder / name) as sheet:
+            assert sheet.width > 1000
+            assert len(sheet.getcolors(1 << 24) or ()) > 1000  # photographs, not blank tiles
 
 
 def test_the_users_own_shards_stay_as_they_are(
