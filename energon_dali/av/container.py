@@ -73,6 +73,8 @@ class MediaFile:
         if threads is not None and threads < 1:
             raise ConfigError(f"threads={threads} was given. At least one decodes. Give 1 or more, or None.")
         self._container: InputContainer | None = None
+        self._is_at_start = False
+        """Whether nobody chose a stream to read since the container was opened."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self.source = check_source(source)
@@ -136,6 +138,7 @@ class MediaFile:
         import av
 
         assert self._container is not None
+        self._is_at_start = False
         for other in self._container.streams:
             other.discard = av.stream.Discard.default if other.index == stream.index else av.stream.Discard.all
         context = stream.codec_context
@@ -150,6 +153,14 @@ class MediaFile:
     def deadline(self) -> Deadline:
         """Returns the clock of one call."""
         return Deadline(self.limits.max_seconds, self.format)
+
+    def rewind(self) -> InputContainer:
+        """Returns the container at its first packet, opened anew if it was read; only inside `opened`.
+
+        Raises:
+            DecodeError: The file cannot be opened any more.
+        """
+        return self.container if self._is_at_start else self.reopen()
 
     def reopen(self) -> InputContainer:
         """Returns the container opened anew, at its first packet; only inside `opened`.
@@ -178,6 +189,7 @@ class MediaFile:
         if isinstance(self.source, memoryview):
             screen_mp4(self.source)
         timeout = self.limits.max_seconds
+        self._is_at_start = True
         container: InputContainer = av.open(
             open_source(self.source), "r", buffer_size=READ_BYTES, metadata_errors="ignore", timeout=timeout
         )

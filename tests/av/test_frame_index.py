@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from energon_dali.av import FrameIndex, MediaFile, VideoReader
 from energon_dali.av.frame_index import PacketTable, find_starts
 from energon_dali.av.video.key_packets import find_length_size, find_units, is_clean_start, is_hidden
+from energon_dali.av.video.mp4_table import read_sample_tables
+from energon_dali.av.video.scan import read_packets
 from energon_dali.errors import ConfigError
 from tests.av.corpus import VIDEOS, video_file
 from tests.av.full_decode import GUESSED_TIMES, decoded
@@ -40,6 +44,34 @@ def test_index_lists_what_a_full_decode_shows_with_its_times(name: str) -> None:
         assert index.durations.tolist() == whole.durations
     assert (index.starts <= index.positions).all()
     assert (index.packets.is_key[index.starts] | (index.starts == 0)).all()
+
+
+@pytest.mark.parametrize("name", [name for name in VIDEOS if name.endswith(("-mp4", "-mov"))])
+def test_sample_tables_say_what_the_packets_say_or_nothing(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "film.mp4"
+    path.write_bytes(video_file(name))
+    found = []
+    for source in (video_file(name), path):
+        with MediaFile(source) as file, file.opened():
+            facts = VideoReader(file).facts
+            table, packets = read_sample_tables(file, facts), read_packets(file, facts)
+        found.append(table is not None)
+        for field in fields(PacketTable) if table is not None else ():
+            np.testing.assert_array_equal(getattr(table, field.name), getattr(packets, field.name), err_msg=field.name)
+    cut_or_repeated = "edit" in name or "fragmented" in name or "negative" in name
+    assert found == [not cut_or_repeated] * 2
+
+
+def test_sample_tables_that_lie_are_not_believed() -> None:
+    data = bytearray(video_file("h264-b-mp4"))
+    for box, value in ((b"ctts", 8 + 4 + 3), (b"stts", 8 + 4 + 3)):
+        lying = bytearray(data)
+        lying[lying.index(box) + 4 + value] ^= 1
+        with MediaFile(bytes(lying)) as file, file.opened():
+            facts = VideoReader(file).facts
+            table = read_sample_tables(file, facts)
+            if table is not None:
+                np.testing.assert_array_equal(table.pts, read_packets(file, facts).pts)
 
 
 @settings(max_examples=150, deadline=None)

@@ -111,7 +111,6 @@ class AudioFeed:
         container = self.file.container
         stream = container.streams[position]
         self.file.select(stream)
-        self.file.cache["moved"] = True
         context = stream.codec_context
         number, part.filled, self._number = -1, 0, -1
         try:

@@ -128,12 +128,11 @@ def start_over(file: MediaFile, position: int) -> Any:
 def _select(file: MediaFile, container: Any, position: int) -> Any:
     stream = container.streams[position]
     file.select(stream)
-    file.cache["moved"] = True
     return stream.codec_context
 
 
 def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
-    container = file.reopen() if file.cache.get("moved") else file.container
+    container = file.rewind()
     context = _select(file, container, facts.position)
     seen = _Packets()
     for number, packet in enumerate(demux(file, facts.position)):

@@ -180,7 +180,6 @@ class PacketFeed:
     def _begin(self, container: Any) -> None:
         self._stream = container.streams[self._facts.position]
         self._file.select(self._stream)
-        self._file.cache["moved"] = True
         self._packets = container.demux(self._stream)
         self._held = None
         self._next = -1

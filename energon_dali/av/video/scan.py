@@ -10,12 +10,10 @@ from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
 from energon_dali.av.video.key_packets import find_length_size, is_clean_start, is_hidden
 from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
+from energon_dali.av.video.mp4_table import read_sample_tables
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
-    from av.container import InputContainer
-    from av.video.stream import VideoStream
-
     from energon_dali.av.stream_facts import StreamFacts
 
 Damaged = Literal["error", "partial"]
@@ -44,14 +42,12 @@ def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "erro
         DecodeError: The file cannot be read, or shows no frame.
     """
     with file.opened():
-        container = file.reopen() if file.cache.get("moved") else file.container
-        file.cache["moved"] = True
-        stream: Any = container.streams[facts.position]
-        file.select(stream)
         index = None
         if damaged == "error":
-            table = read_packets(file, container, stream, facts)
-            index = index_of_packets(table, facts, file.format, stream)
+            table = read_sample_tables(file, facts)
+            if table is None:
+                table = read_packets(file, facts)
+            index = index_of_packets(table, facts, file.format, file.container.streams[facts.position])
         if index is None:
             index = index_by_decoding(file, facts, damaged)
     if not len(index):
@@ -59,21 +55,20 @@ def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "erro
     return index
 
 
-def read_packets(
-    file: MediaFile, container: InputContainer, stream: VideoStream, facts: StreamFacts, decode: Any = None
-) -> PacketTable:
-    """Returns the packets of a stream from the container's position on, without decoding them.
+def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None) -> PacketTable:
+    """Returns the packets of a stream, read one by one.
 
     Args:
-        file: The file, for its limits.
-        container: Open, at its first packet.
-        stream: The stream, selected.
-        facts: The same.
+        file: The file, inside `opened`.
+        facts: The stream.
         decode: Called with (number, packet) of each, also with the empty packet at the end.
 
     Raises:
         DecodeError: There are too many packets, or it takes too long.
     """
+    container = file.rewind()
+    stream: Any = container.streams[facts.position]
+    file.select(stream)
     deadline = file.deadline()
     length_size = find_length_size(facts.codec, stream.codec_context.extradata)
     looks_hidden = facts.codec in ("vp8", "vp9")
@@ -157,9 +152,6 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     """
     from av.error import FFmpegError
 
-    container = file.reopen()
-    stream: Any = container.streams[facts.position]
-    file.select(stream)
     shown: list[tuple[int, int | None]] = []
 
     def decode(number: int, packet: Any) -> None:
@@ -170,7 +162,7 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
             if damaged == "error":
                 raise
 
-    table = read_packets(file, container, stream, facts, decode)
+    table = read_packets(file, facts, decode)
     if facts.codec in RESTAMPED:
         packet_at = dict(zip(table.pts.tolist(), range(len(table)), strict=True))
         shown = [(packet_at.get(NO_TIME if pts is None else pts, -1), pts) for _, pts in shown]
@@ -180,7 +172,8 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     ranks = np.arange(len(positions))
     packet_ranks = np.full(len(table), len(positions), np.int64)
     packet_ranks[positions] = ranks
-    starts = positions if stream.codec_context.codec.intra_only else find_starts(positions, ranks, table, packet_ranks)
+    context: Any = file.container.streams[facts.position].codec_context
+    starts = positions if context.codec.intra_only else find_starts(positions, ranks, table, packet_ranks)
     return FrameIndex(
         pts, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table, proven=True
     )

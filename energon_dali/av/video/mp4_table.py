@@ -1,0 +1,181 @@
+"""Lists the packets of an MP4 video from its sample tables, without reading the media: seconds saved on long files.
+
+FFmpeg gives decoding times, places and key flags in its index; what it does not give, composition offsets and
+durations, stands in the boxes `ctts` and `stts` (ISO/IEC 14496-12, 8.6). Nothing is taken on trust: packets are read at
+the start, in the middle and at the end, and where one differs from what the tables say, or the file is of a rarer kind
+(fragments, edits that cut or repeat), all packets are read instead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.av.frame_index import NO_TIME, Int64s, PacketTable
+from energon_dali.av.video.key_packets import find_length_size, is_clean_start, is_hidden
+
+if TYPE_CHECKING:
+    from energon_dali.av.container import MediaFile
+    from energon_dali.av.stream_facts import StreamFacts
+
+_DISCARDED = 2
+"""AVINDEX_DISCARD_FRAME: an edit list leaves the packet out."""
+_PROBES = 6
+"""Packets that are read at each of three places."""
+_NESTED = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
+
+
+def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | None:
+    """Returns the packets of a video stream by its sample tables; None where they do not tell all, or not the truth.
+
+    Args:
+        file: The file, inside `opened`; the container is moved.
+        facts: Its video stream.
+    """
+    container = file.container
+    stream: Any = container.streams[facts.position]
+    if not file.format.startswith("mov") or stream.frames < 1 or len(stream.index_entries) != stream.frames:
+        return None
+    rows = [(entry.timestamp, entry.pos, entry.size, entry.flags) for entry in stream.index_entries]
+    dts, offsets, sizes, flags = np.ascontiguousarray(np.array(rows, np.int64).T)
+    file.select(stream)
+    with _view(file) as data:
+        boxes = None if data is None else _track_boxes(data, stream.id)
+        if data is None or boxes is None or (flags & _DISCARDED).any() or (offsets + sizes > len(data)).any():
+            return None
+        shifts = _expand(boxes.get(b"ctts", b""), len(dts), ">i4") if b"ctts" in boxes else np.zeros_like(dts)
+        durations = _expand(boxes.get(b"stts", b""), len(dts), ">u4")
+        if shifts is None or durations is None or not _is_plain_edit(boxes.get(b"elst", b"")):
+            return None
+        table = PacketTable(dts + shifts, dts, durations, offsets, (flags & 1).astype(bool), np.zeros(len(dts), bool))
+        origin = _probe(file, stream, table, sizes)
+        if origin is None:
+            return None
+        is_key, hidden = _look_inside(data, table, sizes, facts.codec, stream.codec_context.extradata)
+        return PacketTable(table.pts + origin, dts, durations, offsets, is_key, hidden)
+
+
+@contextmanager
+def _view(file: MediaFile) -> Iterator[memoryview | None]:
+    """Gives the bytes of the file, from memory or mapped; None where they are behind a stream or a URL."""
+    source = file.source
+    if isinstance(source, memoryview):
+        yield source
+    elif isinstance(source, str) and os.path.isfile(source) and os.path.getsize(source):
+        with open(source, "rb") as opened, closing(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)) as mapped:
+            view = memoryview(mapped)
+            try:
+                yield view
+            finally:
+                view.release()
+    else:
+        yield None
+
+
+def _track_boxes(data: memoryview, track: int) -> dict[bytes, bytes] | None:
+    """Returns the contents of the boxes of a track by type; None if it is not there, or the file has fragments."""
+    for kind, content in _boxes(data):
+        if kind == b"moov":
+            tracks = [dict(_leaves(inner)) for name, inner in _boxes(content) if name == b"trak"]
+            if any(name == b"mvex" for name, _ in _boxes(content)):
+                return None
+            return next((boxes for boxes in tracks if _track_number(boxes.get(b"tkhd", b"")) == track), None)
+    return None
+
+
+def _track_number(header: bytes) -> int:
+    """Returns the number in a `tkhd` box, -1 if it is cut."""
+    at = 20 if header[:1] == b"\1" else 12
+    return int.from_bytes(header[at : at + 4], "big") if len(header) >= at + 4 else -1
+
+
+def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yields (type, content) of the boxes side by side in `data`; stops where one is malformed."""
+    at = 0
+    while at + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        header = 8
+        if size == 1 and at + 16 <= len(data):
+            size, header = struct.unpack_from(">Q", data, at + 8)[0], 16
+        size = size or len(data) - at
+        if size < header or at + size > len(data):
+            return
+        yield kind, data[at + header : at + size]
+        at += size
+
+
+def _leaves(data: memoryview) -> Iterator[tuple[bytes, bytes]]:
+    """Yields (type, content) of the small boxes inside a track, at any depth that matters."""
+    for kind, content in _boxes(data):
+        if kind in _NESTED:
+            yield from _leaves(content)
+        elif kind in (b"tkhd", b"stts", b"ctts", b"elst"):
+            yield kind, bytes(content)
+
+
+def _expand(content: bytes, count: int, dtype: str) -> Int64s | None:
+    """Returns the values of a run-length table, one per sample, int64 [count]; None if it is not one of `count`.
+
+    Args:
+        content: Version and flags, number of runs, then (samples, value) of each, 32 bits each.
+        count: Number of samples.
+        dtype: Of the values, ">u4" or ">i4".
+    """
+    runs = (len(content) - 8) // 8
+    if runs < 1 or int.from_bytes(content[4:8], "big") != runs:
+        return None
+    pairs = np.frombuffer(content, ">u4", 2 * runs, 8).reshape(runs, 2)
+    lengths = pairs[:, 0].astype(np.int64)
+    if lengths.sum() != count:
+        return None
+    values = np.ascontiguousarray(pairs[:, 1]).view(dtype).astype(np.int64)
+    return np.repeat(values, lengths)
+
+
+def _is_plain_edit(content: bytes) -> bool:
+    """Returns whether an edit list shows one piece of the media, at its own speed, or there is none."""
+    if not content:
+        return True
+    wide = content[:1] == b"\1"
+    size, start = (20, 8) if wide else (12, 4)
+    entries = [content[at : at + size] for at in range(8, len(content) - size + 1, size)]
+    times = [int.from_bytes(entry[start : start * 2], "big", signed=True) for entry in entries]
+    speeds = {entry[start * 2 :] for entry in entries}
+    return sum(time != -1 for time in times) <= 1 and speeds <= {b"\0\1\0\0"}
+
+
+def _probe(file: MediaFile, stream: Any, table: PacketTable, sizes: Int64s) -> int | None:
+    """Returns what is to be added to pts, found from packets at three places; None where they contradict the table."""
+    container = file.container
+    found: set[int] = set()
+    for time in (table.dts[0], table.dts[len(table) // 2], table.dts[-1]):
+        container.seek(int(time), stream=stream, backward=True)
+        packets = container.demux(stream)
+        for packet in (packet for packet, _ in zip(packets, range(_PROBES), strict=False) if packet.size):
+            at = int(np.searchsorted(table.dts, NO_TIME if packet.dts is None else packet.dts))
+            if at == len(table) or packet.pts is None or (packet.dts, packet.pos, packet.size, packet.duration) != (
+                table.dts[at], table.offsets[at], sizes[at], table.durations[at],
+            ):  # fmt: skip
+                return None
+            found.add(packet.pts - int(table.pts[at]))
+    return found.pop() if len(found) == 1 else None
+
+
+def _look_inside(data: memoryview, table: PacketTable, sizes: Int64s, codec: str, extradata: Any) -> tuple[Any, Any]:
+    """Returns (is_key, is_hidden) by the packets' own headers: only key packets are looked at, or each of VP9."""
+    is_key, hidden = table.is_key.copy(), table.is_hidden.copy()
+    length_size = find_length_size(codec, extradata)
+    places = np.flatnonzero(is_key) if codec in ("h264", "hevc") else ()
+    for at in places:
+        packet = data[table.offsets[at] : table.offsets[at] + sizes[at]]
+        is_key[at] = is_clean_start(codec, packet, length_size)
+    if codec in ("vp8", "vp9"):
+        spans = zip(table.offsets.tolist(), sizes.tolist(), strict=True)
+        hidden = np.array([is_hidden(codec, data[offset : offset + size]) for offset, size in spans], bool)
+    return is_key, hidden
