@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import TaskEncoder, choose_cooker, failure_tolerance, is_stateless, overridden
+from energon_dali.task_encoder import TaskEncoder, failure_tolerance, is_stateless, overridden
 
 LARGEST_BLOCK = 64
 """Samples per block at most: enough to keep every decode thread busy, few enough to be there soon."""
@@ -109,39 +107,6 @@ def build_stages(
     if stages.limit is not None:
         tree = LimitDataset(tree, stages.limit)
     return tree
-
-
-def cook(
-    source: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], subflavors: Mapping[str, Any], dataset: str
-) -> SavableDataset[Any]:
-    """Returns a source of crude samples with the stage that makes samples of them.
-
-    Args:
-        source: Gives crude samples.
-        encoder: Its first cooker that matches the subflavors is taken, once for the dataset.
-        subflavors: Of the dataset.
-        dataset: Its path, for messages.
-
-    Raises:
-        ConfigError: No cooker matches, or it asks for what a plain dataset does not have.
-    """
-    cooker = choose_cooker(encoder.cookers, subflavors, dataset)
-    if cooker.need_primary or cooker.need_cache:
-        raise ConfigError(
-            f"The cooker of {dataset} asks for {'primary' if cooker.need_primary else 'cache'}, which only datasets "
-            f"with auxiliary stores have, "
-            "and those cannot be opened so far. Use a cooker without it."
-        )
-    overrides = overridden(encoder, "cook_crude_sample")
-    function = functools.partial(encoder.cook_crude_sample, cooker=cooker, aux={}) if overrides else cooker.cook
-    return MapDataset(
-        source,
-        function,
-        stateless_map_fn=is_stateless(cooker.cook) and (not overrides or is_stateless(encoder.cook_crude_sample)),
-        failure_tolerance=failure_tolerance(cooker.cook, encoder.__default_failure_tolerance__),
-        map_fn_config=_hook_config(encoder, "cook_crude_sample"),
-        stage="cook_crude_sample",
-    )
 
 
 def rank_decoder(encoder: TaskEncoder[Any, Any, Any, Any]) -> Decoder | None:
