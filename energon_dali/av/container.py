@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source
+from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.stream_facts import StreamFacts, find_facts
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -186,8 +186,9 @@ class MediaFile:
     def _open(self) -> InputContainer:
         import av
 
-        if isinstance(self.source, memoryview):
-            screen_mp4(self.source)
+        with view_bytes(self.source) as data:
+            if data is not None:
+                screen_mp4(data)
         timeout = self.limits.max_seconds
         self._is_at_start = True
         container: InputContainer = av.open(

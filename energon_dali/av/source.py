@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, cast
 
 from energon_dali.errors import ConfigError
@@ -88,6 +91,25 @@ def pickle_source(source: MediaSource, protocol: int) -> Any:
     if isinstance(source, memoryview):
         return pickle.PickleBuffer(source) if protocol >= 5 else source.tobytes()
     return source
+
+
+@contextmanager
+def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
+    """Gives the bytes of a source without copying: memory, or a file that is mapped; None behind a stream or a URL.
+
+    The view ends with the `with` block.
+    """
+    if isinstance(source, memoryview):
+        yield source
+    elif isinstance(source, str) and os.path.isfile(source) and os.path.getsize(source):
+        with open(source, "rb") as opened, closing(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)) as mapped:
+            view = memoryview(mapped)
+            try:
+                yield view
+            finally:
+                view.release()
+    else:
+        yield None
 
 
 def open_source(source: MediaSource) -> Any:

@@ -177,7 +177,11 @@ def test_files_that_are_no_media_cannot_be_opened_or_hold_no_frame(name: str) ->
     assert caught.value.route in ("pyav", "screen")
 
 
-def test_a_claim_of_ten_million_frames_is_refused_before_its_index_is_made() -> None:
+def test_a_claim_of_ten_million_frames_is_refused_before_its_index_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "lie.mp4"
+    path.write_bytes(broken_files()["mp4-ten-million-frames"])
+    with MediaFile(path) as file, pytest.raises(DecodeError, match="claims 10,000,000 samples"):
+        read(file)
     with pytest.raises(DecodeError, match=r"claims 10,000,000 samples of at least 10,000,000 bytes"):
         screen_mp4(memoryview(broken_files()["mp4-ten-million-frames"]))
     screen_mp4(memoryview(video_file(NAME)))

@@ -8,16 +8,14 @@ the start, in the middle and at the end, and where one differs from what the tab
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_dali.av.frame_index import NO_TIME, Int64s, PacketTable
+from energon_dali.av.source import view_bytes
 from energon_dali.av.video.key_packets import find_length_size, is_clean_start, is_hidden
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
     rows = [(entry.timestamp, entry.pos, entry.size, entry.flags) for entry in stream.index_entries]
     dts, offsets, sizes, flags = np.ascontiguousarray(np.array(rows, np.int64).T)
     file.select(stream)
-    with _view(file) as data:
+    with view_bytes(file.source) as data:
         boxes = None if data is None else _track_boxes(data, stream.id)
         if data is None or boxes is None or (flags & _DISCARDED).any() or (offsets + sizes > len(data)).any():
             return None
@@ -59,23 +57,6 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
             return None
         is_key, hidden = _look_inside(data, table, sizes, facts.codec, stream.codec_context.extradata)
         return PacketTable(table.pts + origin, dts, durations, offsets, is_key, hidden)
-
-
-@contextmanager
-def _view(file: MediaFile) -> Iterator[memoryview | None]:
-    """Gives the bytes of the file, from memory or mapped; None where they are behind a stream or a URL."""
-    source = file.source
-    if isinstance(source, memoryview):
-        yield source
-    elif isinstance(source, str) and os.path.isfile(source) and os.path.getsize(source):
-        with open(source, "rb") as opened, closing(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)) as mapped:
-            view = memoryview(mapped)
-            try:
-                yield view
-            finally:
-                view.release()
-    else:
-        yield None
 
 
 def _track_boxes(data: memoryview, track: int) -> dict[bytes, bytes] | None:
