@@ -16,14 +16,13 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import DatasetError, DatasetFormatError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
-from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
 
-PLANNED_ROWS = 256
-"""Samples whose places and seeds are computed at once: below a blend few are read at a time."""
+PLANNED_ROWS = 128
+"""Samples whose places and seeds are computed at once, whatever is read at once."""
 
 
 class Reader(Protocol):
@@ -136,7 +135,11 @@ class _SourceIterator(StreamIterator[Any]):
         self._position = 0
         self._read_size = dataset.read_size
         self._ahead: deque[tuple[RawSample | DatasetError, int, int]] = deque()
-        self._plan: tuple[int, int, list[Int64Array]] | None = None
+        self._length_of = -1
+        self._length = 0
+        self._plan_of = -1
+        self._plan_start = 0
+        self._plan: list[list[int]] = []
 
     def __next__(self) -> Any:
         while True:
@@ -168,7 +171,7 @@ class _SourceIterator(StreamIterator[Any]):
     def _read(self) -> None:
         """Reads the next samples ahead; raises StopIteration at the end of an epoch that is not repeated."""
         empty_epochs = 0
-        while self._position >= self._order.num_samples(self._epoch):  # does not build the order of an empty epoch
+        while self._position >= self._epoch_length():
             self._epoch += 1
             self._position = 0
             empty_epochs += 1
@@ -182,41 +185,48 @@ class _SourceIterator(StreamIterator[Any]):
                 )
         self._read_rows(self._position, self._read_size)
 
+    def _epoch_length(self) -> int:
+        """Returns the number of samples of the running epoch, without building the order of an empty one."""
+        if self._length_of != self._epoch:
+            self._length_of, self._length = self._epoch, self._order.num_samples(self._epoch)
+        return self._length
+
     def read_ahead(self, count: int) -> None:
         self._read_size = 1  # whoever asks for reading ahead says how far: what is beyond is not wanted yet
-        position = self._position + len(self._ahead)
-        if len(self._ahead) < count and position < self._order.num_samples(self._epoch):
-            self._read_rows(position, count - len(self._ahead))
+        missing = count - len(self._ahead)
+        if missing > 0:
+            position = self._position + len(self._ahead)
+            if position < self._epoch_length():
+                self._read_rows(position, missing)
 
     def _read_rows(self, position: int, count: int) -> None:
-        """Reads `count` samples of the running epoch from `position` on, or as many as there are."""
+        """Reads at most `count` samples, and at least one, of the running epoch from `position` on."""
         start = time.perf_counter()
-        shards, indices, epochs, numbers, seeds = self._rows(position, count)
+        first = position - self._plan_start
+        if self._plan_of != self._epoch or not 0 <= first < len(self._plan[0]):
+            self._make_plan(position)
+            first = 0
+        shards, indices, epochs, numbers, seeds = [column[first : first + count] for column in self._plan]
         raws = self._reader.read(shards, indices)
-        tickets = (
-            number if isinstance(raw, DatasetError) else seed
-            for raw, number, seed in zip(raws, numbers, seeds, strict=True)
-        )
-        self._ahead.extend(zip(raws, epochs, tickets, strict=True))
+        size = 0
+        for raw, epoch, number, seed in zip(raws, epochs, numbers, seeds, strict=True):
+            if isinstance(raw, DatasetError):
+                self._ahead.append((raw, epoch, number))
+            else:
+                self._ahead.append((raw, epoch, seed))
+                size += sum(map(len, raw.parts.values()))
         self._recorder.spend("read", time.perf_counter() - start)
         self._recorder.count("samples.read", len(raws))
-        self._recorder.count("bytes.read", sum(_size(raw) for raw in raws))
+        self._recorder.count("bytes.read", size)
 
-    def _rows(self, position: int, count: int) -> list[list[int]]:
-        """Returns shards, indices, passes, numbers and seeds of `count` samples, or as many as the epoch has.
-
-        They are planned many at a time, and kept in arrays: below a blend few samples are read at once.
-        """
-        plan = self._plan
-        end = min(position + count, self._order.num_samples(self._epoch))
-        if plan is None or plan[0] != self._epoch or not plan[1] <= position <= end <= plan[1] + len(plan[2][0]):
-            order = self._order.epoch(self._epoch)
-            shards, indices, epochs = order.samples(position, min(len(order), position + max(count, PLANNED_ROWS)))
-            places = zip(shards.tolist(), indices.tolist(), strict=True)
-            numbers = np.fromiter((self._reader.index_of(*place) for place in places), np.int64, len(shards))
-            seeds = np.array(self._load.seeds(epochs, numbers), np.int64)
-            plan = self._plan = (self._epoch, position, [shards.astype(np.int64), indices, epochs, numbers, seeds])
-        return [column[position - plan[1] : end - plan[1]].tolist() for column in plan[2]]
+    def _make_plan(self, position: int) -> None:
+        """Plans the next samples of the running epoch, many at a time: below a blend few are read at once."""
+        order = self._order.epoch(self._epoch)
+        shards, indices, epochs = order.samples(position, min(len(order), position + PLANNED_ROWS))
+        columns = [shards.tolist(), indices.tolist(), epochs.tolist()]
+        numbers = list(map(self._reader.index_of, columns[0], columns[1]))
+        seeds = self._load.seeds(epochs, np.array(numbers, np.int64))
+        self._plan_of, self._plan_start, self._plan = self._epoch, position, [*columns, numbers, seeds]
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "position": self._position}
@@ -273,6 +283,3 @@ class RawFailure:
         parts = ", ".join(f"{name} ({size} bytes)" for name, size in self.parts.items())
         return f"raw sample {self.__key__!r}: {parts}"
 
-
-def _size(raw: RawSample | DatasetError) -> int:
-    return 0 if isinstance(raw, DatasetError) else sum(map(len, raw.parts.values()))

@@ -45,7 +45,7 @@ class Line:
         starts = self.starts[lowest:highest]
         first = self.slices.first[lowest:highest] + np.maximum(begin - starts, 0)
         last = np.minimum(self.slices.last[lowest:highest], self.slices.first[lowest:highest] + end - starts)
-        return Line.of(Slices(self.slices.shard[lowest:highest], first, last), self.passes[lowest:highest])
+        return Line.of(Slices.trusted(self.slices.shard[lowest:highest], first, last), self.passes[lowest:highest])
 
 
 class PieceFinder:
