@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.scan import decode_frames, demux, start_over
+from energon_dali.av.audio.packets import decode_frames, demux, start_over
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME
 from energon_dali.av.stream_facts import StreamFacts
@@ -63,6 +63,7 @@ class AudioFeed:
         self.index = index
         self._tolerant = damaged == "partial"
         self._exact = exact
+        self._starts: list[int] = index.starts.tolist()
         self._number = -1
         """The packet whose frames come."""
         self._next = 0
@@ -139,16 +140,17 @@ class AudioFeed:
         Raises:
             DecodeError: A packet cannot be decoded.
         """
-        position, tolerant = self.facts.position, self._tolerant
-        context = start_over(self.file, position)
-        self._number = -1
+        tolerant = self._tolerant
+        context, packets = start_over(self.file, self.facts, tolerant=tolerant)
+        self._number, self._next = -1, 0
         for part in parts:
             part.filled = 0
-        for number, packet in enumerate(demux(self.file, position, tolerant=tolerant)):
+        last = max(part.stop for part in parts)
+        for number, packet in enumerate(packets):
             packet.opaque = number
             for frame in decode_frames(context, packet, tolerant=tolerant):
                 self._place(frame, parts)
-            if all(part.filled == part.stop - part.start for part in parts):
+            if self._next >= last and all(part.filled == part.stop - part.start for part in parts):
                 return
         for frame in decode_frames(context, None, tolerant=tolerant):
             self._place(frame, parts)
@@ -163,7 +165,7 @@ class AudioFeed:
         """
         index, number = self.index, int(frame.opaque)  # type: ignore[call-overload]
         if number != self._number:
-            self._number, self._next = number, int(index.starts[number])
+            self._number, self._next = number, self._starts[number]
         start, self._next = self._next, self._next + frame.samples
         samples: Sound | None = None
         for part in parts:
@@ -173,7 +175,7 @@ class AudioFeed:
             if samples is None:
                 samples = _as_channels(frame)
                 fits = samples.shape[0] == index.channels and samples.dtype == index.dtype
-                if not fits or self._next > index.starts[number + 1] or frame.sample_rate != index.rate:
+                if not fits or self._next > self._starts[number + 1] or frame.sample_rate != index.rate:
                     raise IndexWrongError
             part.samples[:, low - part.start : high - part.start] = samples[:, low - start : high - start]
             part.filled += high - low

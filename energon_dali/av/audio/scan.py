@@ -7,7 +7,6 @@ edit lists), the last ones to see what is cut away behind. Where it does not hol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.audio.index import AudioIndex, find_spans
+from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, select, start_over
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.video.scan import Damaged
@@ -80,69 +80,21 @@ def scan_audio(
         return _index_of_packets(file, facts) or _index_by_decoding(file, facts, tolerant=False)
 
 
-def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator[Packet[Any]]:
-    """Yields the packets of a stream from where the container stands, within the limits of the file.
-
-    Raises:
-        DecodeError: It takes too long, or there are too many packets.
-    """
-    from av.error import FFmpegError
-
-    deadline, stream = file.deadline(), file.container.streams[position]
-    packets: Iterator[Packet[Any]] = file.container.demux(stream)
-    for number in range(file.limits.max_packets):
-        if not number & 15:
-            deadline.check()
-        try:
-            packet = next(packets)
-        except StopIteration:
-            return
-        except (FFmpegError, EOFError):
-            if not tolerant:
-                raise
-            return
-        if packet.size:
-            yield packet
-    raise DecodeError(f"The sound has more packets than AVLimits(max_packets={number + 1}) allows", "", ROUTE)
-
-
-def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = False) -> list[AudioFrame]:
-    """Returns the frames that a packet gives; None takes out what the decoder still holds."""
-    from av.error import FFmpegError
-
-    try:
-        frames: list[AudioFrame] = context.decode(packet)
-    except (FFmpegError, EOFError):
-        if not tolerant:
-            raise
-        return []
-    return frames
-
-
-def start_over(file: MediaFile, position: int) -> Any:
-    """Returns the codec context of a stream at its first packet, with a decoder that has seen nothing."""
-    container = file.reopen()
-    return _select(file, container, position)
-
-
-def _select(file: MediaFile, container: Any, position: int) -> Any:
-    stream = container.streams[position]
-    file.select(stream)
-    return stream.codec_context
-
-
 def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
     container = file.rewind()
-    context = _select(file, container, facts.position)
+    context = select(file, container, facts.position)
     seen = _Packets()
+    head: list[tuple[int | None, int, Any]] = []
     for number, packet in enumerate(demux(file, facts.position)):
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
         seen.foretold.append(_foretell(packet, facts, context, seen))
         if number < _HEAD_PACKETS:
+            head.append((packet.pts, packet.size, packet.get_sidedata(CUT) if packet.has_sidedata(CUT) else None))
             packet.opaque = number
             for frame in decode_frames(context, packet):
                 seen.note(frame)
+    file.cache[HEAD] = head
     count = len(seen.pts)
     if count < _HEAD_PACKETS + _TAIL_PACKETS or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
         return None
@@ -164,7 +116,7 @@ def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[in
     if NO_TIME in seen.pts[first:]:
         return None
     container = file.container
-    context = _select(file, container, facts.position)
+    context = select(file, container, facts.position)
     container.seek(seen.pts[first], stream=container.streams[facts.position])
     numbers = {(seen.pts[number], seen.sizes[number]): number for number in range(first, len(seen.pts))}
     tail, reached = _Packets(), []
@@ -187,9 +139,9 @@ def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[in
 
 
 def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -> AudioIndex:
-    context = start_over(file, facts.position)
+    context, packets = start_over(file, facts, tolerant=tolerant)
     seen = _Packets()
-    for number, packet in enumerate(demux(file, facts.position, tolerant=tolerant)):
+    for number, packet in enumerate(packets):
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
         packet.opaque = number
