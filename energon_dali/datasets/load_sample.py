@@ -10,7 +10,7 @@ from zlib import crc32
 
 from energon_dali.av import AVData
 from energon_dali.decode import Decoded, Decoder, MediaHandle
-from energon_dali.decode.media_decoder import find_part_kind
+from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan import sample_seeds
 from energon_dali.plan.rng import Int64Array

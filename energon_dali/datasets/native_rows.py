@@ -9,7 +9,7 @@ from energon_dali.datasets.load_sample import part_seed
 from energon_dali.decode.dali.decoder import suits_dali
 from energon_dali.decode.dali.index_file import NativeRow
 from energon_dali.decode.headers.label import unpack_header
-from energon_dali.decode.media_decoder import find_part_kind
+from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.shards import ExtentIndex
 

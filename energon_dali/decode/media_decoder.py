@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -11,6 +11,7 @@ from energon_dali.decode.basic import decode_basic, gunzip
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import Decoder, MediaHandle
 from energon_dali.decode.operations import Operation
+from energon_dali.decode.part_kind import PartKind, find_part_kind, guess_part_kind, require_filetype
 from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, ImageDecode, ImageDtype, ImageSpec
 from energon_dali.errors import ConfigError, DecodeError
@@ -21,22 +22,6 @@ if TYPE_CHECKING:
     from energon_dali.samples import SourceInfo
 
 AVDecode = Literal["AVDecoder", "torch", "pyav"]
-PartKind = Literal["image", "av", "basic"]
-
-IMAGE_SUFFIXES = frozenset({
-    "apng", "avif", "avifs", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc",
-    "fli", "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe",
-    "jpeg", "jpf", "jpg", "jpx", "mpo", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr",
-    "qoi", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "vda", "vst", "webp", "wmf", "xbm", "xpm",
-})  # fmt: skip
-"""Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video
-here, and bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
-AV_SUFFIXES = frozenset({
-    "aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm",
-})  # fmt: skip
-"""Suffixes (in lower case) of video and audio. Against Energon: aac, m4a, m4v, mpeg, mpg, ogg and opus came in."""
-_GUESS_BYTES = 8192
-"""What `filetype` looks at."""
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -45,6 +30,7 @@ class DecoderOptions(TypedDict, total=False):
     image_decode: ImageDecode
     av_decode: AVDecode | VideoClips
     av_limits: AVLimits | None
+    av_options: Mapping[str, Any] | None
     video_decode_audio: bool
     guess_content: bool
     operations: Sequence[Operation]
@@ -65,6 +51,8 @@ class MediaDecoder(Decoder):
             "torch" decodes the whole file to `AVData`. "pyav" gives PyAV's open container, which cannot travel between
             processes. `VideoClips` gives `Clips`, decoded ahead of the hooks.
         av_limits: What decoding one video or audio part may cost; None for the defaults of `AVLimits`.
+        av_options: Other options of `AVDecoder`, for av_decode="AVDecoder" and "torch", such as {"missing": "empty",
+            "sample_rate": 16000}.
         video_decode_audio: With av_decode="torch", whether a video brings its audio.
         guess_content: Looks at the content of each part (package `filetype`) and not at its suffix to find media; costs
             about 20 us per part.
@@ -86,6 +74,7 @@ class MediaDecoder(Decoder):
         image_decode: ImageDecode = "torchrgb",
         av_decode: AVDecode | VideoClips = "AVDecoder",
         av_limits: AVLimits | None = None,
+        av_options: Mapping[str, Any] | None = None,
         video_decode_audio: bool = False,
         guess_content: bool = False,
         operations: Sequence[Operation] = (),
@@ -101,7 +90,7 @@ class MediaDecoder(Decoder):
                 f"Choose one of {', '.join(get_args(AVDecode))}, or give VideoClips(...)."
             )
         if guess_content:
-            _require_filetype()
+            require_filetype()
         self.spec = ImageSpec(
             image_decode,
             tuple(operations) if isinstance(operations, list) else operations,  # type: ignore[arg-type]
@@ -113,6 +102,7 @@ class MediaDecoder(Decoder):
         )
         self.av_decode = av_decode
         self.av_limits = av_limits
+        self.av_options = _checked_options(av_options, av_decode)
         self.video_decode_audio = video_decode_audio
         self.guess_content = guess_content
         self._kinds: dict[str, tuple[PartKind, str]] = {}
@@ -168,7 +158,7 @@ class MediaDecoder(Decoder):
                 content, name = gunzip(bytes(content), self.spec.max_bytes), name[:-3]
                 kind = self._kinds.get(name) or self._learn(name)
             if self.guess_content:
-                kind = _guess(content, kind)
+                kind = guess_part_kind(content, kind)
             if kind[0] == "image":
                 return self._finish_image(self.make_handle(name, content, seed=seed, source=source))
             if kind[0] == "av":
@@ -181,7 +171,9 @@ class MediaDecoder(Decoder):
         from energon_dali.decode import pyav  # only here: who reads no video need not load it
 
         if not isinstance(self.av_decode, VideoClips):
-            return pyav.open_part(raw, self.av_decode, self.video_decode_audio, self.av_limits)
+            return pyav.open_part(
+                raw, self.av_decode, self.video_decode_audio, {**self.av_options, "limits": self.av_limits}
+            )
         handle, file = pyav.stage_clips(name, raw, self.av_decode, seed=seed, source=source, limits=self.av_limits)
         return self._finish_clips(handle, file)
 
@@ -206,6 +198,7 @@ class MediaDecoder(Decoder):
             "av_decode": {"type": "VideoClips", **_plain(asdict(self.av_decode))}
             if isinstance(self.av_decode, VideoClips)
             else self.av_decode,
+            "av_options": dict(self.av_options),
             "av_limits": None if self.av_limits is None else asdict(self.av_limits),
             "video_decode_audio": self.video_decode_audio,
             "guess_content": self.guess_content,
@@ -229,41 +222,31 @@ class MediaDecoder(Decoder):
         return kind
 
 
-def find_part_kind(name: str) -> tuple[PartKind, str]:
-    """Returns what a part is by its part name or file name, and its suffix.
+def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> dict[str, Any]:
+    """Returns the options of AVDecoder as a dict of their own.
 
-    Args:
-        name: Part name ("jpg", "left.png"), or file name with a directory ("train/0001.jpg").
+    Raises:
+        ConfigError: There is none of that name, it cannot have that value, or what `av_decode` says takes none.
     """
-    directory, _, base = name.rpartition("/")
-    suffix = base.rpartition(".")[2] if "." in base or not directory else ""
-    lower = suffix.lower()
-    if lower in IMAGE_SUFFIXES:
-        return "image", suffix
-    return ("av" if lower in AV_SUFFIXES else "basic"), suffix
-
-
-def _guess(raw: bytes | memoryview, named: tuple[PartKind, str]) -> tuple[PartKind, str]:
-    """Returns the kind of a part by its content where that is media; what its name says otherwise."""
-    import filetype
-
-    found = filetype.guess(bytes(raw[:_GUESS_BYTES]))
-    if found is None:
-        return named
-    if found.mime.startswith(("video/", "audio/")):
-        return "av", str(found.extension)
-    guessed = find_part_kind(found.extension)
-    return guessed if guessed[0] != "basic" else ("basic", named[1])
-
-
-def _require_filetype() -> None:
-    try:
-        import filetype  # noqa: F401
-    except ImportError as error:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"av_options={options!r} is no mapping. Give the options of AVDecoder by name, as a dict.")
+    if av_decode not in ("AVDecoder", "torch"):
         raise ConfigError(
-            "guess_content=True was given and the package filetype is not installed. It is what recognises media by "
-            "their content. Run `pip install filetype`, or leave guess_content out."
+            f"av_options={dict(options)} were given with av_decode={av_decode!r}. They are options of AVDecoder, for "
+            'av_decode="AVDecoder" and "torch". VideoClips has fields of its own; leave av_options out.'
+        )
+    from energon_dali.av import AVDecoder
+
+    try:
+        AVDecoder(b"", **{**options, "limits": None})  # opens nothing
+    except TypeError as error:
+        raise ConfigError(
+            f"av_options={dict(options)} cannot be given to AVDecoder: {error}. Give its keyword options, such as "
+            "missing, damaged, apply_rotation, sample_rate and audio_channels; limits have av_limits."
         ) from error
+    return dict(options)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,14 +24,16 @@ ROUTE: Route = "pyav"
 _BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
-def open_part(raw: bytes | memoryview, av_decode: AVDecode, video_decode_audio: bool, limits: AVLimits | None) -> Any:
+def open_part(
+    raw: bytes | memoryview, av_decode: AVDecode, video_decode_audio: bool, options: Mapping[str, Any]
+) -> Any:
     """Returns what a video or audio part becomes with one of the three names of `av_decode`.
 
     Args:
         raw: The file; what is returned may keep a view of it.
         av_decode: "AVDecoder" opens nothing yet, "torch" decodes the whole file, "pyav" opens PyAV's container.
         video_decode_audio: With "torch", whether a video brings its audio.
-        limits: What decoding may cost; None for the defaults.
+        options: Other options of AVDecoder.
 
     Returns:
         An AVDecoder; AVData, or the bytes where there is nothing to decode; or an av.container.InputContainer.
@@ -42,7 +44,7 @@ def open_part(raw: bytes | memoryview, av_decode: AVDecode, video_decode_audio: 
     from energon_dali.av import AVWebdatasetDecoder
 
     # The part is known to be video or audio, by its name or by its content; "mp4" stands for all of them.
-    value = AVWebdatasetDecoder(video_decode_audio, av_decode, limits=limits)("mp4", raw)
+    value = AVWebdatasetDecoder(video_decode_audio, av_decode, **options)("mp4", raw)
     return bytes(raw) if value is None else value
 
 
@@ -202,7 +204,7 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
     if file is None:
         with MediaFile(handle.data, limits=handle.limits) as opened:
             return decode_audio_of_clips(handle, opened)
-    reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels)
+    reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels, damaged=handle.spec.damaged)
     rate = reader.sample_rate
     starts = handle.starts.tolist()
     sound = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
@@ -246,13 +248,14 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
             raise DecodeError("The file has no video stream, and clips of its frames are wanted")
         _choose_sound(handle, file)
         return
-    reader = VideoReader(file)
+    reader = VideoReader(file, damaged=spec.damaged)
     index = reader.index
     handle.frame_indices, handle.starts = choose_frames(spec, index.times, index.end_seconds, handle.seed)
     handle.timestamps = index.times[handle.frame_indices]
     handle.width, handle.height = video.width, video.height
     handle.codec, handle.profile, handle.pixel_format = video.codec, video.profile, video.pixel_format
     handle.bit_depth, handle.colour = video.bit_depth, reader.colours
+    handle.rotation = reader.rotation if spec.apply_rotation else 0
     handle.frame_count = len(index)
     handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)
     alone = sum(stream.kind == "video" for stream in file.streams) == 1
@@ -262,7 +265,7 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
 def _choose_sound(handle: ClipsHandle, file: MediaFile) -> None:
     from energon_dali.av.audio import AudioReader
 
-    index = AudioReader(file).index
+    index = AudioReader(file, damaged=handle.spec.damaged).index
     handle.starts = choose_starts(handle.spec, index.start_seconds, index.end_seconds, handle.seed)
 
 
@@ -270,8 +273,10 @@ def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dty
     """Returns the wanted frames: uint8[clips * frames, H, W, 3]."""
     from energon_dali.av import VideoReader
 
-    width, height = handle.spec.output_size(handle.width, handle.height)
-    size = handle.frame_indices.size * width * height * 3 * _BYTES_PER_VALUE[handle.spec.dtype]
+    spec = handle.spec
+    stored = (handle.height, handle.width) if handle.rotation % 180 else (handle.width, handle.height)
+    width, height = spec.output_size(*stored)
+    size = handle.frame_indices.size * width * height * 3 * _BYTES_PER_VALUE[spec.dtype]
     if size > file.limits.max_bytes:
         raise DecodeError(
             f"The clips take {size:,} bytes, more than AVLimits(max_bytes={file.limits.max_bytes:,}). Ask for fewer or "
@@ -279,5 +284,7 @@ def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dty
             handle.format,
             ROUTE,
         )
-    reader = VideoReader(file)
-    return reader.read(handle.frame_indices.ravel(), size=None if handle.spec.size is None else (width, height))
+    frames = VideoReader(file, damaged=spec.damaged).read(
+        handle.frame_indices.ravel(), None if spec.size is None else (width, height), upright=handle.rotation != 0
+    )
+    return np.ascontiguousarray(frames)

@@ -16,7 +16,7 @@ from energon_dali.av import AVLimits
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.pyav import stage_clips
-from energon_dali.errors import DecodeError
+from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.loader.workers.transport import pack
 from energon_dali.samples import Clips
 from energon_dali.task_encoder import generic_batch
@@ -228,3 +228,38 @@ def test_clips_bring_the_sound_of_their_time(name: str) -> None:
     assert (resampled.audio.shape, resampled.audio_sample_rate) == ((2, 1, 6400), 8000)
     both = generic_batch([resampled, clips_of(video_file("h264-aac-mp4"), brought)])
     assert (both.audio.shape, both.audio_sample_rate) == ((2, 2, 1, 6400), [8000, 8000])
+
+
+@pytest.mark.parametrize("angle", [90, 180, 270])
+def test_frames_are_turned_upright_on_request(angle: int) -> None:
+    data = video_file(f"h264-rotated-{angle}-mp4")
+    stored = clips_of(data, VideoClips(1, 2)).frames
+    upright = clips_of(data, VideoClips(1, 2, apply_rotation=True)).frames
+    assert stored is not None
+    assert upright is not None
+    assert torch.equal(upright, torch.rot90(stored, -angle // 90, dims=(3, 4)))
+    small = clips_of(data, VideoClips(1, 2, apply_rotation=True, size=32)).frames
+    assert small is not None
+    assert small.shape[3:] == ((48, 32) if angle % 180 else (32, 48))
+
+
+def test_a_damaged_video_gives_what_is_there_on_request() -> None:
+    data = bytearray(video_file("h264-one-gop-mkv"))
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    last = VideoClips(1, 1, stride=1, sampling="at", at=(0.0,))
+    assert clips_of(bytes(data), last).frames is not None
+    clips = clips_of(bytes(data), VideoClips(2, 3, damaged="partial"))
+    assert clips.timestamps is not None
+    assert 0 < clips.timestamps.max() < 1.4  # of 1.6 s
+
+
+def test_options_reach_the_av_decoder() -> None:
+    data = video_file("h264-aac-mp4")
+    decoder = SampleDecoder(av_options={"missing": "empty", "sample_rate": 8000, "audio_channels": 1})
+    clips = decoder.decode("mp4", data).get_clips([(100, 101)], [(0, 1)])
+    assert (clips.video_clips[0].shape[0], clips.audio_clips[0].shape) == (0, (1, 8000))
+    for options, words in (({"missin": "empty"}, "missin"), ({"missing": "no"}, "missing='no'"), ([1], "av_options")):
+        with pytest.raises(ConfigError, match=words):
+            SampleDecoder(av_options=options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="fields of its own"):
+        DaliDecoder(av_options={"missing": "empty"}, av_decode=VideoClips())

@@ -24,7 +24,7 @@ from energon_dali import (
 )
 from energon_dali.av import AVData, AVDecoder
 from energon_dali.av.webdataset import SUFFIXES
-from energon_dali.decode.media_decoder import AV_SUFFIXES
+from energon_dali.decode.part_kind import AV_SUFFIXES
 from energon_dali.errors import ConfigError
 from tests.av.corpus import audio_file, broken_files, video_file
 from tests.loader.dataset_folder import prepare, write_shards

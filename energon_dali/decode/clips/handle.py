@@ -30,8 +30,8 @@ def _no_times() -> Float64Array:
 class ClipsHandle(MediaHandle):
     """An encoded video whose clips are chosen, by a demux, and not decoded; `format` is its container's ("mp4").
 
-    `width` and `height` are those of the stored frames. Handles are made by `make_clips_handle` alone, so that every
-    backend decodes the same frames.
+    `width` and `height` are those of the stored frames, before any rotation. Handles are made by `pyav.stage_clips`
+    alone, so that every backend decodes the same frames.
     """
 
     spec: VideoClips  # type: ignore[assignment]
@@ -61,6 +61,8 @@ class ClipsHandle(MediaHandle):
     keyframe that precedes it in the file: then a decoder may count packets."""
     uniform_frames: bool | None = None
     """Whether all frames say that they are alike in size and pixel format; None where nobody has looked yet."""
+    rotation: int = 0
+    """Degrees by which frames are turned counter-clockwise, where the spec asks for that: 0, 90, 180 or 270."""
     audio_codec: str = ""
     """FFmpeg's name of the audio codec, where sound is wanted; else ""."""
     limits: AVLimits | None = None

@@ -13,6 +13,7 @@ ClipSampling = Literal["uniform", "random", "at"]
 ClipDtype = Literal["uint8", "float32", "float16", "bfloat16"]
 ClipLayout = Literal["FCHW", "FHWC"]
 ShortClip = Literal["repeat", "error"]
+DamagedVideo = Literal["error", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,12 @@ class VideoClips:
     short: ShortClip = "repeat"
     """What a clip gives that reaches behind the end of its video: "repeat" repeats the last frame, which its
     timestamps show; "error" is a DecodeError."""
+    damaged: DamagedVideo = "error"
+    """What a file gives that cannot be decoded everywhere: "error" is a DecodeError where a clip needs such a frame;
+    "partial" takes the frames (and the sound) that can be decoded for the whole video, at the cost of decoding all of
+    each file once, by PyAV."""
+    apply_rotation: bool = False
+    """Turns frames upright as the file says (multiples of 90 degrees), by PyAV; costs the decoding of a first frame."""
 
     def __post_init__(self) -> None:
         for name in ("num_clips", "frames_per_clip", "stride"):
@@ -107,7 +114,7 @@ class VideoClips:
             )
         for name, allowed in (
             ("sampling", get_args(ClipSampling)), ("dtype", get_args(ClipDtype)),
-            ("layout", get_args(ClipLayout)), ("short", get_args(ShortClip)),
+            ("layout", get_args(ClipLayout)), ("short", get_args(ShortClip)), ("damaged", get_args(DamagedVideo)),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise ConfigError(

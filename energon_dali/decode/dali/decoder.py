@@ -237,7 +237,7 @@ def takes_dali(handle: ClipsHandle, option: DeviceOption, kind: Literal["cpu", "
     """
     from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
 
-    if handle.decoded is not None:
+    if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
         return False
     return (option != "auto" or prefers_dali(handle, kind)) and suits_dali_video(handle, kind)
 
