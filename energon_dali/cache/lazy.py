@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from energon_dali.cache.file_store import FileStore, add_source
+from energon_dali.errors import DatasetError
 from energon_dali.samples import SourceInfo
 
 if TYPE_CHECKING:
@@ -79,8 +81,9 @@ class Lazy(ABC, Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.settle()
-        data = None if self._error is not None else self._data
-        return SettledLazy, (self._identity, data, self._error, self._source)
+        if self._error is not None:
+            return SettledLazy, (self._identity, None, _portable(self._error), self._source)
+        return SettledLazy, (self._identity, self._data, None, self._source)
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -90,6 +93,15 @@ class Lazy(ABC, Generic[T]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.fname!r})"
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns an error as it is if it survives a pickle, else its text: one reference must not end a whole stream."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return DatasetError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class DirectLazy(Lazy[T]):

@@ -27,7 +27,7 @@ def prepare_media(
     media_metadata_by_extension: bool,
     tmp_path: Path | None,
 ) -> None:
-    """Describe the media (sizes, formats, durations) of the prepared dataset at PATH."""
+    """Describe the media (sizes, formats, durations) of the prepared dataset, or of the plain folder, at PATH."""
     with told_to_user():
         media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
         if media is None:

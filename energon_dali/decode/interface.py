@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from energon_dali.cache.lazy import Lazy
+from energon_dali.cache import FileStoreDecoder, Lazy
 
 if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageSpec
@@ -138,6 +138,8 @@ class Decoder(ABC):
             for name, value in sample.items()
         }
 
+
+FileStoreDecoder.register(Decoder)  # type: ignore[type-abstract]  # every decoder is one of files
 
 _HOLDERS = (MediaHandle, dict, list, tuple, Lazy)
 """What handles stand in, besides dataclasses that are samples."""

@@ -32,7 +32,7 @@ from energon_dali.cache import (
 )
 from energon_dali.datasets.decode_stage import handles_of, put_outcomes
 from energon_dali.decode import Decoded
-from energon_dali.errors import ConfigError, FileMissingError
+from energon_dali.errors import ConfigError, DatasetError, FileMissingError
 from energon_dali.samples import ImageSample
 from tests.cache.files import Numbers, source
 from tests.loader.dataset_folder import picture
@@ -215,11 +215,25 @@ def test_names_of_the_current_sample_are_told_apart(folder: Path) -> None:
     (folder / "files").rmdir()
 
 
+class OddError(Exception):
+    """An exception that does not survive a pickle."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def fail_oddly(name: str) -> Any:
+    raise OddError(1, 2)
+
+
 def test_references_arrive_with_their_data_or_their_failure(folder: Path) -> None:
     store = Numbers()
     pool = FileStoreCachePool(parent_cache_dir=folder)
-    sent = [pool.get_lazy(store, "3"), DirectLazy(store, "4"), pool.to_cache([5], "v"), pool.get_lazy(store, "x")]
-    three, four, five, missing = pickle.loads(pickle.dumps(sent))
+    sent = [
+        pool.get_lazy(store, "3"), DirectLazy(store, "4"), pool.to_cache([5], "v"), pool.get_lazy(store, "x"),
+        MockLazy("m", fail_oddly),
+    ]  # fmt: skip
+    three, four, five, missing, odd = pickle.loads(pickle.dumps(sent))
     target: dict[str, Any] = {}
     assert three.get(target) == b"3" * 100
     assert (four.get(), five.get()) == (b"4" * 100, [5])
@@ -228,6 +242,8 @@ def test_references_arrive_with_their_data_or_their_failure(folder: Path) -> Non
     assert isinstance(three, SettledLazy)
     with pytest.raises(FileMissingError, match="no file 'x'"):
         missing.get()
+    with pytest.raises(DatasetError, match="OddError: 1 and 2"):
+        odd.get()
     pool.close()
 
 

@@ -28,6 +28,7 @@ from energon_dali.samples import CrudeSample, SourceInfo, TextSample
 from energon_dali.samples.media_metadata import AVMetadata, ImageMetadata, read_media_metadata, write_media_metadata
 from energon_dali.shards import StoragePath, prepare_dataset, prepare_jsonl
 from energon_dali.shards.prepare.media_metadata import MediaFilter
+from energon_dali.shards.prepare.media_tables import add_media_metadata
 from tests.cache.files import Numbers, two_shards
 from tests.loader.dataset_folder import picture
 from tests.shards.tars import write_tar
@@ -176,6 +177,7 @@ def test_decoded_stores(tmp_path: Path) -> None:
         assert decoded["plain"][0] == b"bytes"
         with pytest.raises(DecodeError, match=r"broken\.jpg of .*images"):
             decoded["broken.jpg"]
+    assert isinstance(SampleDecoder(), FileStoreDecoder)
     assert DecodeFileStore(store, decoder=Upper())["plain"][0] == ("plain", "BYTES")
     with pytest.raises(ConfigError, match="has no decode"):
         DecodeFileStore(store, decoder=3)  # type: ignore[arg-type]
@@ -232,6 +234,16 @@ def test_media_metadata_by_name(tmp_path: Path) -> None:
     assert PrimaryFileStore(store, "a").get_media_metadata(".jpg").width == 40  # type: ignore[attr-defined]
     with pytest.raises(FileMissingError, match=r"no media metadata of 'a\.txt'"):
         store.get_media_metadata("a.txt")
+    folder = tmp_path / "plain"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "b.png").write_bytes(picture(2, "png", (20, 10)))
+    (folder / "t.txt").write_bytes(b"t")
+    for _ in range(2):
+        assert add_media_metadata(str(folder), MediaFilter("HEADER")) == 1
+    assert SystemFileStore(folder).get_media_metadata("sub/b.png").width == 20  # type: ignore[attr-defined]
+    (folder / "c.tar").write_bytes(b"")
+    with pytest.raises(DatasetFormatError, match="holds tar shards such as"):
+        add_media_metadata(str(folder), MediaFilter("HEADER"))
     with pytest.raises(DatasetError, match="keeps no media metadata"):
         Numbers().get_media_metadata("7")
     facts = AVMetadata(video_fps=25.0)

@@ -11,8 +11,9 @@ from energon_dali.errors import DatasetFormatError, ShardError
 from energon_dali.shards.index.extent_index import SQLITE_NAME
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.meta.document import META
-from energon_dali.shards.meta.info import read_shard_counts
+from energon_dali.shards.meta.info import info_present, read_shard_counts
 from energon_dali.shards.prepare.building import building_folder, useful_workers
+from energon_dali.shards.prepare.media_folder import add_folder_media
 from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, index_shard
@@ -29,6 +30,8 @@ def add_media_metadata(
 ) -> int:
     """Describes the media of a prepared dataset in the table `media_metadata`, and returns how many there are.
 
+    A plain folder, without shards, gets a table of its files.
+
     Entries of before stay where they are not described anew. The rest of the index does not change.
 
     Args:
@@ -44,6 +47,8 @@ def add_media_metadata(
         StorageError: Something cannot be read or written.
     """
     root = StoragePath.of(path)
+    if not info_present(root):
+        return add_folder_media(root, media_filter, num_workers=num_workers, tmp_path=tmp_path)
     names = list(read_shard_counts(root))
     folder = building_folder(root, tmp_path)
     job = ShardJob(root, describe_media=media_filter, write_tar_index=False)
