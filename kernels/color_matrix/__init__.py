@@ -9,4 +9,4 @@ from __future__ import annotations
 from .matrix import IDENTITY, STANDARDS, ColorMatrix, Standard
 from .operation import Dtype, Layout, convert_colors
 
-__all__ = ["ColorMatrix", "Dtype", "IDENTITY", "Layout", "STANDARDS", "Standard", "convert_colors"]
+__all__ = ["ColorMatrix", "Dtype", "IDENTITY", "Layout", "STANDARDS", "Standard", "convert_colors"]  # noqa: RUF022

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from energon_dali.kernels.color_matrix import IDENTITY, STANDARDS, ColorMatrix, convert_colors
 
 from energon_dali.av.colour import ColourFacts
-from energon_dali.kernels.color_matrix import IDENTITY, STANDARDS, ColorMatrix, convert_colors
 
 STANDARD_NAMES = sorted(STANDARDS)
 TO_709 = ColorMatrix.between("bt601", "bt709")

@@ -14,8 +14,8 @@ DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/test_operati
 Clips on the CPU, DALI against PyAV (FFmpeg 8; tests/decode/dali/test_video.py): DALI's frames equal swscale's exact
 conversion with BT.601 bit for bit, and correcting them to another matrix adds at most one level inside BT.601's gamut.
 The reader of PyAV takes swscale's fast conversion, which at the video's own, even size uses each chroma sample for two
-pixels without interpolation: sharp edges of colours differ by many levels. Resizing, swscale scales luma and chroma, DALI
-RGB.
+pixels without interpolation: sharp edges of colours differ by many levels. Resizing, swscale scales luma and chroma,
+DALI RGB.
 
 DALI on a GPU against the CPU: the JPEG library is another one. Its inverse DCT and colour conversion round differently.
 """

@@ -162,7 +162,8 @@ def test_memory_is_reported_and_released() -> None:
 
 
 def test_close_finishes_what_was_submitted() -> None:
-    engine = engine_for(DaliImageEngine, ImageGraph.from_spec(DECODER.spec), Device("cpu"), num_threads=1, max_batch_size=2)
+    graph = ImageGraph.from_spec(DECODER.spec)
+    engine = engine_for(DaliImageEngine, graph, Device("cpu"), num_threads=1, max_batch_size=2)
     futures = [engine.submit(handles(*SAME_SIZE)) for _ in range(3)]
     close_engines()
     assert all(future.done() and len(future.result()) == 5 for future in futures)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from av.video.reformatter import Interpolation
+from energon_dali.kernels.color_matrix import convert_colors
 
 from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
@@ -23,7 +24,6 @@ from energon_dali.decode.dali.video.engine import raise_if_device_is_lost
 from energon_dali.decode.dali.video.graph import find_correction
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
-from energon_dali.kernels.color_matrix import convert_colors
 from energon_dali.samples import Clips
 from tests.av.corpus import VIDEOS, video_file
 from tests.decode.dali.uneven_videos import UNEVEN, uneven_video
@@ -82,7 +82,8 @@ def test_frames_colours_and_times_are_those_of_the_file(name: str) -> None:
 @pytest.mark.parametrize("name", ["vp9-webm", "vp8-mkv", "mjpeg-mp4", "vp9-odd-webm"])
 def test_resized_clips_are_near_pyav(name: str, size: Any) -> None:
     spec = VideoClips(2, 3, stride=4, size=size)
-    ours, theirs = clips_of(video_file(name), spec).frames, SampleDecoder(av_decode=spec).stage("webm", video_file(name))
+    data = video_file(name)
+    ours, theirs = clips_of(data, spec).frames, SampleDecoder(av_decode=spec).stage("webm", data)
     assert ours is not None
     assert ours.shape == theirs.frames.shape
     for a, b in zip(ours.flatten(0, 1), theirs.frames.flatten(0, 1), strict=True):

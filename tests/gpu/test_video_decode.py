@@ -1,0 +1,128 @@
+"""Clips on a GPU: frames and times of the CPU, colours by the file, the kernel, isolation, lifetime on streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_dali import DaliDecoder, SampleDecoder
+from energon_dali.decode import Decoded, DecodeFailure
+from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
+from energon_dali.decode.dali.video import suits_dali_video
+from energon_dali.decode.pyav import stage_clips
+from tests.av.corpus import VideoRecipe, encode_video
+from tests.kernels.check_triton import compare
+
+SIZE = (320, 240)
+RECIPES = {
+    "h264": VideoRecipe("h264", "mp4", size=SIZE),
+    "h264-b": VideoRecipe("h264", "mkv", size=SIZE, b_frames=2),
+    "h264-vfr": VideoRecipe("h264", "mov", size=SIZE, b_frames=2, variable_rate=True),
+    "h264-odd-709": VideoRecipe("h264", "mp4", size=(322, 242), colour="bt709"),
+    "h264-full-709": VideoRecipe("h264", "mp4", size=SIZE, colour="bt709", full_range=True),
+    "hevc": VideoRecipe("hevc", "mp4", size=SIZE, gop=1000),
+    "hevc-2020": VideoRecipe("hevc", "mkv", size=SIZE, gop=1000, colour="bt2020"),
+    "mpeg4": VideoRecipe("mpeg4", "mp4", size=SIZE),
+    "vp9": VideoRecipe("vp9", "webm", size=SIZE),
+    "vp9-709": VideoRecipe("vp9", "mp4", size=SIZE, colour="bt709"),
+}
+
+
+def decode(decoder: DaliDecoder, handles: list[ClipsHandle]) -> list[Any]:
+    outcomes = decoder.decode_block(handles)
+    assert all(isinstance(outcome, Decoded) for outcome in outcomes), outcomes
+    return [outcome for outcome in outcomes if isinstance(outcome, Decoded)]
+
+
+def handle_of(data: bytes, spec: VideoClips, seed: int = 3) -> ClipsHandle:
+    handle, file = stage_clips("mp4", data, spec, seed=seed)
+    file.close()
+    return handle
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.is_cuda
+    assert ours.shape == theirs.shape
+    for a, b in zip(ours.cpu().flatten(0, 1).numpy(), theirs.flatten(0, 1).numpy(), strict=True):
+        assert explain_difference(a, b, CLIPS) is None
+
+
+@pytest.mark.parametrize("size", [None, (112, 112)], ids=["kept", "resized"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_frames_times_and_colours_are_those_of_the_cpu(name: str, size: Any) -> None:
+    """Frames of the corpus all differ, so that a frame out of place is far out of tolerance."""
+    data = encode_video(RECIPES[name])
+    spec = VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random", size=size, layout="FHWC")
+    handle = handle_of(data, spec)
+    assert suits_dali_video(handle, "gpu")
+    (outcome,) = decode(DaliDecoder(av_decode=spec, video_decode_device="gpu"), [handle])
+    assert outcome.route == "dali-gpu"
+    theirs = SampleDecoder(av_decode=spec).stage("mp4", data, seed=3)
+    assert torch.equal(outcome.value.timestamps, theirs.timestamps)
+    assert_near(outcome.value.frames, theirs.frames)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_floats_are_the_bytes_by_255(dtype: Any) -> None:
+    data = encode_video(RECIPES["h264-odd-709"])
+    levels, floats = (
+        decode(DaliDecoder(av_decode=spec, video_decode_device="gpu"), [handle_of(data, spec)] * 2)
+        for spec in (VideoClips(1, 8), VideoClips(1, 8, dtype=dtype))
+    )
+    for a, b in zip(levels, floats, strict=True):
+        assert torch.equal(b.value.frames, (a.value.frames.to(torch.float32) / 255).to(getattr(torch, dtype)))
+
+
+def test_the_kernel_equals_its_reference_bit_for_bit() -> None:
+    assert compare("cuda") == 96
+
+
+def test_what_the_gpu_cannot_decode_comes_from_pyav_and_ends_there_too() -> None:
+    spec = VideoClips(1, 4, layout="FHWC")
+    recipes = [
+        VideoRecipe("vp8", "webm", size=SIZE), VideoRecipe("h264", "avi", size=SIZE),
+        VideoRecipe("hevc", "mkv", size=SIZE, pixel_format="yuv420p10le"), VideoRecipe("av1", "mp4", size=SIZE),
+    ]  # fmt: skip
+    files = [encode_video(recipe) for recipe in recipes]
+    outcomes = decode(DaliDecoder(av_decode=spec, video_decode_device="gpu"), [handle_of(data, spec) for data in files])
+    for outcome, data in zip(outcomes, files, strict=True):
+        assert_near(outcome.value.frames, SampleDecoder(av_decode=spec).stage("mp4", data).frames)
+
+
+def test_damaged_videos_cost_no_other_and_leave_the_device_well() -> None:
+    spec, rng = VideoClips(1, 6), np.random.default_rng(2)
+    decoder = DaliDecoder(av_decode=spec, video_decode_device="gpu")
+    good = encode_video(RECIPES["h264-b"])
+    (first,) = decode(decoder, [handle_of(good, spec)])
+    for _ in range(20):
+        block = [handle_of(good, spec) for _ in range(6)]
+        damaged = bytearray(good)
+        for place in rng.integers(len(good) // 4, len(good), 20):
+            damaged[place] ^= 1 << int(rng.integers(8))
+        block[2].data = bytes(damaged)
+        block[4].frame_indices = block[4].frame_indices + 1000
+        outcomes = decoder.decode_block(block)
+        assert isinstance(outcomes[4], DecodeFailure)
+        for position in (0, 1, 3, 5):
+            outcome = outcomes[position]
+            assert isinstance(outcome, Decoded)
+            assert outcome.route == "dali-gpu"
+            assert torch.equal(outcome.value.frames, first.value.frames)
+
+
+def test_clips_held_over_many_blocks_and_used_on_another_stream() -> None:
+    spec = VideoClips(2, 8)
+    decoder = DaliDecoder(av_decode=spec, video_decode_device="gpu")
+    data, other = encode_video(RECIPES["h264"]), encode_video(RECIPES["vp9-709"])
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        held = decode(decoder, [handle_of(data, spec)])[0].value.frames
+        copy = held.clone()
+    for _ in range(30):
+        decode(decoder, [handle_of(other, spec)] * 4)
+    torch.cuda.synchronize()
+    assert torch.equal(held, copy)
