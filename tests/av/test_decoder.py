@@ -231,16 +231,17 @@ def test_bytes_travel_out_of_band() -> None:
 
 
 def test_the_file_is_opened_once_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sources(tmp_path, video_file("h264-aac-mp4"))["path"]()
     opened: list[Any] = []
     plain = av.open
     monkeypatch.setattr(av, "open", lambda *given, **named: opened.append(given) or plain(*given, **named))
-    path = sources(tmp_path, video_file("h264-b-mp4"))["path"]()
     before = set(os.listdir("/proc/self/fd"))
     decoder = AVDecoder(path)
     assert (opened, set(os.listdir("/proc/self/fd"))) == ([], before)
     for _ in range(3):
         decoder.get_metadata()
         decoder.get_video_clips([(0, 0.2), (1.2, 1.4)])
+        decoder.get_audio_clips([(0, 0.2), (1.2, 1.4)])
         decoder.get_video_clips([(5, 5)], "frames")
     assert len(opened) == 1
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1
