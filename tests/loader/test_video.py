@@ -120,11 +120,14 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
     epochs = 3
     good = {f"k{number:04d}" for number in range(COUNT) if number not in BAD}
     seen: Counter[str] = Counter()
+    times: dict[str, list[Any]] = {key: [] for key in good}
     open_before = 0
     with loader_of(folder, encoder(), num_workers) as loader:
         for batch in islice(iter(loader), epochs * len(good) // BATCH):
             open_before = open_before or descriptors()
             seen.update(batch.__key__)
+            for key, row in zip(batch.__key__, batch.clips.timestamps.tolist(), strict=True):
+                times[key].append(row)
             assert isinstance(batch, (Batch, Film))
             assert batch.clips.frames.shape[1:] == (2, 3, 3, 32, 48)  # type: ignore[union-attr]
             assert batch.clips.timestamps.shape == (len(batch.__key__), 2, 3)  # type: ignore[union-attr]
@@ -132,6 +135,7 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
         stats = loader.stats()
         assert descriptors() <= open_before + 8, "files stay open"
     assert set(seen) == good
+    assert all(shown[0] != shown[1] for shown in times.values() if len(shown) > 1), "an epoch repeats its random clips"
     assert {failure["key"] for failure in stats["failures"]} == {f"k{number:04d}" for number in BAD}
     routes = stats.routes
     videos, images = routes.get("pyav", 0), routes.get("pil", 0)
