@@ -154,6 +154,11 @@ class MediaFile:
         """Returns the clock of one call."""
         return Deadline(self.limits.max_seconds, self.format)
 
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing was read since the container was opened; only inside `opened`."""
+        return self._is_at_start
+
     def rewind(self) -> InputContainer:
         """Returns the container at its first packet, opened anew if it was read; only inside `opened`.
 

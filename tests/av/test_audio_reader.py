@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali.av import AudioReader, AVLimits, MediaFile
+from energon_dali.av import AudioReader, AVLimits, MediaFile, VideoReader
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import AUDIOS, AudioRecipe, Fraction, audio_file, encode_audio, video_file
 
@@ -188,3 +188,14 @@ def test_wrong_ranges_and_limits_are_named() -> None:
             AudioReader(file).read(0, 50_000)
     with MediaFile(video_file("h264-mp4")) as file, pytest.raises(DecodeError, match="no audio stream"):
         AudioReader(file).read(0, 1)
+
+
+@pytest.mark.parametrize("name", VIDEOS_WITH_SOUND)
+def test_pictures_and_sound_are_read_in_turns(name: str) -> None:
+    whole, _ = full_decode(name)
+    with MediaFile(video_file(name)) as file:
+        video, audio = VideoReader(file), AudioReader(file)
+        first = video.read([3, 50])
+        np.testing.assert_array_equal(audio.read(0, whole.shape[1]), whole)
+        np.testing.assert_array_equal(video.read([50, 3]), first[::-1])
+        np.testing.assert_array_equal(audio.read(90_000, 95_000), whole[:, 90_000:95_000])

@@ -30,6 +30,8 @@ _HEAD_PACKETS = 8
 """Decoded at the start: encoder delay covers a few packets, and what follows must be as foretold."""
 _TAIL_PACKETS = 6
 """Decoded at the end, of which the first half only brings the decoder into step."""
+_BEFORE_ALL = -(1 << 40)
+"""A time stamp before that of any packet."""
 _UNKNOWN = -1
 
 
@@ -81,8 +83,7 @@ def scan_audio(
 
 
 def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
-    container = file.rewind()
-    context = select(file, container, facts.position)
+    context = _go_to_start(file, facts)
     seen = _Packets()
     head: list[tuple[int | None, int, Any]] = []
     for number, packet in enumerate(demux(file, facts.position)):
@@ -108,6 +109,18 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
         return None
     given[-len(tail) :] = tail
     return _build(seen, given, facts, proven=False)
+
+
+def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
+    """Returns the codec context of the stream, with its first packet coming next.
+
+    MP4 files that were read before are sought back, where others lose after a seek what to cut away in front.
+    """
+    if file.is_at_start or not file.format.startswith("mov"):
+        return select(file, file.rewind(), facts.position)
+    context = select(file, file.container, facts.position)
+    file.container.seek(_BEFORE_ALL, stream=file.container.streams[facts.position])
+    return context
 
 
 def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[int] | None:
