@@ -150,7 +150,7 @@ def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], ho
         tree,
         function,
         stateless_map_fn=is_stateless(function),
-        failure_tolerance=failure_tolerance(function, encoder.__default_failure_tolerance__),
+        failure_tolerance=_tolerance(encoder, hook),
         map_fn_config=_hook_config(encoder, hook),
         stage=hook,
     )
@@ -169,6 +169,10 @@ def _measure(
             "preencode_sample (tokenise, measure: in the workers) and postencode_sample (on decoded media)."
         )
     return MeasuredBlendDataset(tree, stages.blend_by)
+
+
+def _tolerance(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> int:
+    return failure_tolerance(getattr(encoder, hook), encoder.__default_failure_tolerance__)
 
 
 def _hook_config(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, Any]:
@@ -192,7 +196,9 @@ def _pack(
         decoder=decoder,
         first=stages.packing_first_buffer_size,
         packer_config=_hook_config(encoder, "select_samples_to_pack", "pack_selected_samples"),
-        failure_tolerance=failure_tolerance(encoder.pack_selected_samples, encoder.__default_failure_tolerance__),
+        pre_packer_failure_tolerance=_tolerance(encoder, "select_samples_to_pack"),
+        final_packer_failure_tolerance=_tolerance(encoder, "pack_selected_samples"),
+        sample_encoder_failure_tolerance=_tolerance(encoder, "postencode_sample"),
     )
 
 
@@ -201,7 +207,7 @@ def _batch(
 ) -> tuple[SavableDataset[Any], bool]:
     """Returns (the tree, whether it gives batches)."""
     batcher = encoder.batch
-    tolerance = failure_tolerance(batcher, encoder.__default_failure_tolerance__)
+    tolerance = _tolerance(encoder, "batch")
     config = _hook_config(encoder, "batch")
     if overridden(encoder, "batch_group_criterion"):
         return GroupBatchDataset(

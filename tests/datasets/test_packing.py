@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.errors import ConfigError, FatalSampleError
 from energon_dali.task_encoder import PackingBuffer, PackSelection, SequencePacker
-from tests.datasets.oracle import Counting, check_resume, config, take
+from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 
 def length_of(sample: dict[str, Any]) -> int:
@@ -45,7 +45,8 @@ def keep_odd(samples: list[dict[str, Any]]) -> PackSelection[dict[str, Any]]:
 def test_what_was_kept_resumes_exactly(final: Any, streams: int, pre_packer: Any, repeat: bool) -> None:
     check_resume(
         lambda: PackingDataset(Counting(41, config(streams), repeat=repeat), 8, pre_packer, final, first=2),
-        count=24, epochs=1 if repeat else 2,
+        count=24,
+        epochs=1 if repeat else 2,
     )
 
 
@@ -161,3 +162,17 @@ def test_a_packer_that_packs_nothing_ends_the_run() -> None:
 def test_arguments_that_cannot_work_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         SequencePacker(**{"max_length": 10, "length": len, **options})
+
+
+def fail(samples: Any) -> Any:
+    raise ValueError("cannot")
+
+
+@pytest.mark.parametrize("place", ["pre_packer", "sample_encoder", "final_packer"])
+def test_each_hook_has_a_failure_tolerance_of_its_own(place: str) -> None:
+    hooks: dict[str, Any] = {"pre_packer": lambda samples: [samples], "sample_encoder": None, "final_packer": numbers}
+    tolerances: dict[str, Any] = {f"{name}_failure_tolerance": 3 if name == place else 1 for name in hooks}
+    source = Counting(100, config(1, global_error_handler=silent), repeat=True)
+    tree = PackingDataset(source, 2, **{**hooks, place: fail}, **tolerances)
+    with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
+        take(tree, 1)

@@ -38,12 +38,11 @@ class PackingDataset(GatheringDataset):
         final_packer_stateless: Whether its result depends on its argument (and its seeds) alone.
         sample_encoder: Applied to every chosen sample, or None.
         sample_encoder_stateless: The same for it.
-        decoder: Decodes the media handles of the chosen samples before the sample encoder; None where nothing is left
-            to decode.
-        first: Samples in the buffer of the first round; each round doubles it until it is `buffer_size`. None waits for
-            the full buffer. A small number starts sooner, with less to choose from.
+        decoder: Decodes the media handles of the chosen samples before the sample encoder; None decodes nothing.
+        first: Samples in the buffer of the first round, to start sooner; each round doubles it up to `buffer_size`.
         packer_config: Plain values that describe the packer.
-        failure_tolerance: Consecutive failures of a hook after which FatalSampleError is raised.
+        pre_packer_failure_tolerance: Consecutive failures of it after which FatalSampleError is raised; 0 is unlimited.
+        final_packer_failure_tolerance, sample_encoder_failure_tolerance: The same for these.
         worker_config: Left out, the inner dataset's.
 
     Raises:
@@ -63,26 +62,27 @@ class PackingDataset(GatheringDataset):
         decoder: Decoder | None = None,
         first: int | None = None,
         packer_config: dict[str, Any] | None = None,
-        failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        pre_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        final_packer_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
+        sample_encoder_failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(
-            dataset, final_packer, gather_stateless=final_packer_stateless, failure_tolerance=failure_tolerance,
-            worker_config=worker_config,
+            dataset, final_packer, gather_stateless=final_packer_stateless,
+            failure_tolerance=final_packer_failure_tolerance, worker_config=worker_config,
         )  # fmt: skip
         if buffer_size < 1:
-            raise ConfigError(
-                f"packing_buffer_size={buffer_size} must be at least 1; leave it out to turn packing off."
-            )
+            raise ConfigError(f"packing_buffer_size={buffer_size} must be at least 1; leave it out to pack nothing.")
         if first is not None and not 1 <= first <= buffer_size:
             raise ConfigError(
                 f"packing_first_buffer_size={first} cannot be: give a number from 1 to packing_buffer_size="
                 f"{buffer_size}, or None for the full buffer."
             )
-        self.buffer_size = buffer_size
-        self.first = first
+        self.buffer_size, self.first = buffer_size, first
         self.pre_packer = pre_packer
+        self.pre_packer_failure_tolerance = pre_packer_failure_tolerance
         self.sample_encoder = sample_encoder
+        self.sample_encoder_failure_tolerance = sample_encoder_failure_tolerance
         self.sample_encoder_stateless = sample_encoder_stateless or sample_encoder is None
         self.decoder = decoder
         self.packer_config = packer_config
@@ -126,12 +126,12 @@ class _PackingIterator(StreamIterator[Any]):
     def __init__(self, dataset: PackingDataset, context: StreamContext) -> None:
         self._dataset = dataset
         self._inner = dataset.dataset.open(context)
-        config, tolerance = dataset.worker_config, dataset.failure_tolerance
-        self._select_guard = HookGuard("select_samples_to_pack", tolerance, context, config)
+        config = dataset.worker_config
+        self._select_guard = HookGuard("select_samples_to_pack", dataset.pre_packer_failure_tolerance, context, config)
         self._refuse_guard = HookGuard("select_samples_to_pack", 0, context, config)
-        self._encode_guard = HookGuard("postencode_sample", tolerance, context, config)
-        self._decode_guard = HookGuard("decode", tolerance, context, config)
-        self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", tolerance, context)
+        self._encode_guard = HookGuard("postencode_sample", dataset.sample_encoder_failure_tolerance, context, config)
+        self._decode_guard = HookGuard("decode", DEFAULT_FAILURE_TOLERANCE, context, config)
+        self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", dataset.failure_tolerance, context)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
         self._seed = dataset.place_seed
@@ -139,8 +139,7 @@ class _PackingIterator(StreamIterator[Any]):
         self._kept: list[tuple[int, list[Keyed]]] = []  # (rounds that it was kept, group), for the next buffer
         self._current: list[Key] = []
         self._encoded = 0
-        self._rounds = 0
-        self._empty_rounds = 0
+        self._rounds = self._empty_rounds = 0
         self._ended = False
         self._saved: State | None = None
 
