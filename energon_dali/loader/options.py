@@ -20,6 +20,11 @@ AnyEncoder = TaskEncoder[Any, Any, Any, Any]
 
 _DECODER_OPTIONS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
 
+_BUILD_HOOKS = (
+    "build_train_datasets", "build_val_datasets", "build_batch", "build_encode_sample", "build_cook_crude_sample",
+)  # fmt: skip
+"""Methods by which Energon's task encoders plug datasets together themselves."""
+
 _LEAST = {
     "batch_size": 1, "packing_buffer_size": 1, "packing_first_buffer_size": 1, "shuffle_buffer_size": 0,
     "max_samples_per_sequence": 1, "limit": 1, "virtual_epoch_length": 0, "shuffle_over_epochs_multiplier": -1,
@@ -129,6 +134,13 @@ def take_options(
     if not isinstance(encoder, TaskEncoder):
         hint = " Give an instance: write parentheses behind the class." if isinstance(encoder, type) else ""
         raise ConfigError(f"task_encoder={encoder!r} is no instance of energon_dali.TaskEncoder.{hint}")
+    builds = [name for name in _BUILD_HOOKS if hasattr(encoder, name)]
+    if builds:
+        raise ConfigError(
+            f"{type(encoder).__name__} defines {', '.join(builds)}, and no hook of that name is called here: what it "
+            "does would be lost. Open the datasets one by one and put them together with BlendDataset, MapDataset, "
+            "EpochizeDataset and the other wrappers, or say it in a metadataset."
+        )
     decoder = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "placement")):
         raise ConfigError(

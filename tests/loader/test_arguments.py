@@ -27,6 +27,13 @@ from energon_dali.samples import CaptioningSample
 from tests.loader.dataset_folder import prepare, write_shards
 
 
+class Builder(TaskEncoder[Any, Any, Any, Any]):
+    """Plugs datasets together as task encoders of Energon may."""
+
+    def build_batch(self, dataset: Any, **options: Any) -> Any:
+        return dataset
+
+
 class Bytes(TaskEncoder[Any, Any, Any, Any]):
     decoder = None
 
@@ -72,6 +79,7 @@ def test_sizes_are_whole_numbers_in_their_range(
     [
         ({"task_encoder": Bytes}, "write parentheses behind the class"),
         ({"task_encoder": object()}, "is no instance of energon_dali.TaskEncoder"),
+        ({"task_encoder": Builder()}, "Builder defines build_batch, and no hook of that name is called"),
         ({"worker_config": 4}, "worker_config=4 is no WorkerConfig"),
         ({"sample_type": "TextSample"}, "sample_type='TextSample' cannot be: give a class"),
         ({"field_map": "txt"}, "field_map='txt' cannot be: give a dict"),
