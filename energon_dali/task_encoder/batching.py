@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import torch
 
 
-def batch_list(values: list[Any]) -> list[Any]:
+def batch_list(batch: list[Any]) -> list[Any]:
     """Returns the list itself: a field that stays one value per sample."""
-    return values
+    return batch
 
 
-def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns tensors of one shape stacked along a new first dimension.
 
     If they lie one behind the other in one storage, as the rows of a decoded block do, the result is a **view** of them
@@ -28,7 +28,7 @@ def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     runs on the current stream and nothing waits for it.
 
     Args:
-        tensors: n >= 1 tensors (...) of one shape, dtype and device.
+        batch: n >= 1 tensors (...) of one shape, dtype and device.
 
     Returns:
         Tensor (n, ...).
@@ -36,19 +36,19 @@ def batch_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     Raises:
         ConfigError: There is none, or their shapes differ.
     """
-    if not tensors:
+    if not batch:
         raise ConfigError("batch_stack was given no tensors; a batch needs at least one sample.")
-    shape = tensors[0].shape
-    for tensor in tensors:
+    shape = batch[0].shape
+    for tensor in batch:
         if tensor.shape != shape:
             raise ConfigError(
-                f"batch_stack was given tensors of the shapes {_shapes(tensors)}, and stacks equal shapes only. Resize "
+                f"batch_stack was given tensors of the shapes {_shapes(batch)}, and stacks equal shapes only. Resize "
                 "the samples to one shape, pad them with batch_pad_stack, or keep them apart with batch_list."
             )
     import torch
 
-    view = _consecutive_view(tensors)
-    return torch.stack(list(tensors)) if view is None else view
+    view = _consecutive_view(batch)
+    return torch.stack(list(batch)) if view is None else view
 
 
 def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -78,13 +78,13 @@ def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((len(tensors), *first.shape), (step, *first.stride()))
 
 
-def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns tensors stacked along a new first dimension, with zeros at the end of each dimension that is too short.
 
     Tensors of one shape are stacked as in `batch_stack`, as a view where they lie one behind the other.
 
     Args:
-        tensors: n >= 1 tensors with the same number of dimensions.
+        batch: n >= 1 tensors with the same number of dimensions.
 
     Returns:
         Tensor (n, ...), each dimension as long as the longest.
@@ -92,27 +92,27 @@ def batch_pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     Raises:
         ConfigError: There is none, or their numbers of dimensions differ.
     """
-    if not tensors:
+    if not batch:
         raise ConfigError("batch_pad_stack was given no tensors; a batch needs at least one sample.")
-    first = tensors[0]
-    if all(tensor.shape == first.shape for tensor in tensors):
-        return batch_stack(tensors)
-    if any(tensor.ndim != first.ndim for tensor in tensors):
+    first = batch[0]
+    if all(tensor.shape == first.shape for tensor in batch):
+        return batch_stack(batch)
+    if any(tensor.ndim != first.ndim for tensor in batch):
         raise ConfigError(
-            f"batch_pad_stack was given tensors of the shapes {_shapes(tensors)}, and pads only where all have the "
+            f"batch_pad_stack was given tensors of the shapes {_shapes(batch)}, and pads only where all have the "
             "same number of dimensions. Reshape the samples, or keep them apart with batch_list."
         )
     import torch
 
-    longest = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in tensors})
-    batch = torch.zeros((len(tensors), *longest), dtype=dtype, device=first.device)
-    for row, tensor in zip(batch, tensors, strict=True):
+    longest = [max(lengths) for lengths in zip(*(tensor.shape for tensor in batch), strict=True)]
+    dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in batch})
+    whole = torch.zeros((len(batch), *longest), dtype=dtype, device=first.device)
+    for row, tensor in zip(whole, batch, strict=True):
         row[tuple([slice(length) for length in tensor.shape])] = tensor
-    return batch
+    return whole
 
 
-def generic_batch(values: list[Any]) -> Any:
+def generic_batch(batch: list[Any]) -> Any:
     """Returns a batch of values by their type.
 
     Tensors are stacked and padded; dicts, dataclasses and named tuples are batched field by field (the base fields of
@@ -120,26 +120,26 @@ def generic_batch(values: list[Any]) -> Any:
     list.
 
     Args:
-        values: One value per sample, all of one kind.
+        batch: One value per sample, all of one kind.
 
     Raises:
         ConfigError: Dicts have different keys, or tensors different numbers of dimensions.
     """
-    if not values:
-        return values
-    first = values[0]
+    if not batch:
+        return batch
+    first = batch[0]
     torch = sys.modules.get("torch")  # where it was never loaded there are no tensors
-    if torch is not None and all(isinstance(value, torch.Tensor) for value in values):
-        return batch_pad_stack(values)
+    if torch is not None and all(isinstance(value, torch.Tensor) for value in batch):
+        return batch_pad_stack(batch)
     if isinstance(first, dict):
-        return {name: default_action(name, column) for name, column in columns_of(values).items()}
+        return {name: default_action(name, column) for name, column in columns_of(batch).items()}
     if hasattr(first, "__dataclass_fields__"):
         if hasattr(first, "from_samples"):
-            return type(first).from_samples(values)
-        return type(first)(**{name: default_action(name, column) for name, column in columns_of(values).items()})
+            return type(first).from_samples(batch)
+        return type(first)(**{name: default_action(name, column) for name, column in columns_of(batch).items()})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(**{name: generic_batch(column) for name, column in columns_of(values).items()})
-    return values
+        return type(first)(**{name: generic_batch(column) for name, column in columns_of(batch).items()})
+    return batch
 
 
 def default_action(name: str, column: list[Any], other: Any = generic_batch) -> Any:
