@@ -195,7 +195,7 @@ def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -
 def _foretell(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Packets) -> int:
     """Returns how many samples a packet should give before anything is cut away, `_UNKNOWN` if nothing tells."""
     if facts.codec.startswith("pcm_"):
-        if not seen.given:
+        if not seen.given.get(0) or not seen.sizes[0]:  # a damaged first packet gives nothing
             return _UNKNOWN
         samples, size = seen.given[0], seen.sizes[0]
         return packet.size * samples // size if packet.size * samples % size == 0 else _UNKNOWN
