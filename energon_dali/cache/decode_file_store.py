@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Protocol, cast
 from zlib import crc32
 
@@ -11,9 +10,6 @@ from energon_dali.cache.file_store import FileStore, split_file_name
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
-
-Seeds = Callable[[], int]
-"""Gives the seed of the sample that a store is read for."""
 
 
 class FileStoreDecoder(ABC):
@@ -45,7 +41,7 @@ class DecodeFileStore(FileStore[Any]):
     Args:
         inner: Gives encoded files.
         decoder: SampleDecoder, DaliDecoder, or a FileStoreDecoder of one's own.
-        seeds: Gives the seed of the sample that is being made, for random operations of the decoder; None is 0.
+        seed: Seed of the sample that is being made, for random operations of the decoder; None draws all from 0.
         name: Tells stores apart whose files have equal names, for random operations.
         current_key: Key of the sample, where `inner` holds the parts of samples: its parts get the seeds that they
             have in the sample itself.
@@ -59,7 +55,7 @@ class DecodeFileStore(FileStore[Any]):
         inner: FileStore[Any],
         *,
         decoder: FileStoreDecoder | StagingDecoder,
-        seeds: Seeds | None = None,
+        seed: int | None = None,
         name: str = "",
         current_key: str | None = None,
     ) -> None:
@@ -70,7 +66,7 @@ class DecodeFileStore(FileStore[Any]):
             )
         self.inner = inner
         self.decoder = decoder
-        self._seeds = seeds
+        self._sample_seed = seed
         self._name = name
         self._current_key = current_key
 
@@ -107,19 +103,19 @@ class DecodeFileStore(FileStore[Any]):
     def identity(self, key: str) -> tuple[str, str, str]:
         return self.inner.identity(key)
 
-    def for_sample(self, seeds: Seeds, current_key: str | None = None) -> DecodeFileStore:
-        """Returns this store with the seeds of one sample; it shares the files that are open."""
-        return DecodeFileStore(self.inner, decoder=self.decoder, seeds=seeds, name=self._name, current_key=current_key)
+    def for_sample(self, seed: int, current_key: str | None = None) -> DecodeFileStore:
+        """Returns this store with the seed of one sample; it shares the files that are open."""
+        return DecodeFileStore(self.inner, decoder=self.decoder, seed=seed, name=self._name, current_key=current_key)
 
     def close(self) -> None:
         self.inner.close()
 
     def _seed(self, key: str) -> int:
-        if self._seeds is None:
+        if self._sample_seed is None:
             return 0
         sample, part = split_file_name(key)
         name = part if sample == self._current_key else f"{self._name}/{key}"
-        return self._seeds() ^ crc32(name.encode("utf-8", "surrogatepass"))
+        return self._sample_seed ^ crc32(name.encode("utf-8", "surrogatepass"))
 
     def __repr__(self) -> str:
         return f"DecodeFileStore({self.inner!r}, decoder={type(self.decoder).__name__})"

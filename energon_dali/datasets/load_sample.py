@@ -161,10 +161,12 @@ class SampleLoader:
         )
         parts = self._decode(raw, source, seed) if self.fields is None else self._decode_fields(raw, source, seed)
         if self.sample_type is CrudeSample:
-            return CrudeSample(
+            crude = CrudeSample(
                 {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": self.subflavors,
                  "__sources__": (source,), **parts}
             )  # fmt: skip
+            crude.seed = seed
+            return crude
         if self.sample_loader is not None:
             parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
         base = {"__key__": raw.key, "__restore_key__": (), "__subflavors__": self.subflavors, "__sources__": (source,)}

@@ -8,7 +8,6 @@ from typing import Any
 
 from energon_dali.cache import FileStore, JsonlFileStore, WebdatasetFileStore
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.shards import JsonlReader, ShardReader
 from energon_dali.task_encoder import Cooker, TaskEncoder, choose_cooker, failure_tolerance, is_stateless, overridden
@@ -46,14 +45,11 @@ def cook(
         primary = primary_store(source)
         if primary is not None:
             stores[PRIMARY] = primary
-    load = source.load if isinstance(source, SourceDataset) else None
     auxiliaries = Auxiliaries(
         cooker,
         functools.partial(encoder.cook_crude_sample, cooker=cooker) if overrides else PlainCook(cooker.cook),
         stores,
         encoder.decoder,
-        seed=source.worker_config.seed_offset if load is None else load.seed,
-        leaf=0 if load is None else load.leaf,
     )
     return MapDataset(
         source,

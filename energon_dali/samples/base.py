@@ -116,6 +116,9 @@ class CrudeSample(dict[str, Any]):
     Besides the parts it holds `__key__`, `__shard__`, `__restore_key__`, `__subflavors__` and `__sources__`.
     """
 
+    seed: int | None = None
+    """Seed of its random operations, a function of (seed, sample, epoch); None where no source gave it one."""
+
 
 def construct(cls: type[T], values: dict[str, Any]) -> T:
     """Returns cls(**values).

@@ -10,43 +10,11 @@ from zlib import crc32
 from energon_dali.cache import DecodeFileStore, FileStore, PrimaryFileStore, active_pool
 from energon_dali.cache.decode_file_store import FileStoreDecoder, StagingDecoder
 from energon_dali.errors import ConfigError
-from energon_dali.plan import mix
-from energon_dali.plan.seeds import sample_seed
 from energon_dali.samples import CrudeSample
 from energon_dali.task_encoder.cooking import Cooker
 
 PRIMARY = "primary"
 CACHE = "cache"
-SOURCE_KEY_LENGTH = 3
-"""Parts of the restore key of a sample that comes straight from a source: its name, number and epoch."""
-
-
-class SampleSeeds:
-    """The seed of one sample, worked out when it is first asked for.
-
-    Args:
-        seed: Seed of the job.
-        leaf: Number of the dataset in the job.
-        sample: The crude sample, with its key.
-    """
-
-    __slots__ = ("_key", "_leaf", "_name", "_seed", "_value")
-
-    def __init__(self, seed: int, leaf: int, sample: Mapping[str, Any]) -> None:
-        self._seed = seed
-        self._leaf = leaf
-        self._key: tuple[Any, ...] = tuple(sample.get("__restore_key__") or ())
-        self._name = str(sample.get("__key__", ""))
-        self._value: int | None = None
-
-    def __call__(self) -> int:
-        if self._value is None:
-            key = self._key
-            if len(key) == SOURCE_KEY_LENGTH and isinstance(key[1], int) and isinstance(key[2], int):
-                self._value = sample_seed(self._seed, self._leaf, key[2], key[1])
-            else:  # a source of the user's: the sample is told by its name, and is the same in each epoch
-                self._value = mix(self._seed, self._leaf, crc32(self._name.encode())) >> 1
-        return self._value
 
 
 class Auxiliaries:
@@ -57,8 +25,6 @@ class Auxiliaries:
         cook: Called as cook(sample, aux=...) with the stores, and with `primary` and `cache` where the cooker asks.
         stores: By name, undecoded.
         decoder: Decodes what the stores give; None leaves bytes.
-        seed: Seed of the job.
-        leaf: Number of the dataset in the job.
 
     Raises:
         ConfigError: The cooker asks for `primary`, and there is no such store; or a store takes the name of the cache.
@@ -70,9 +36,6 @@ class Auxiliaries:
         cook: Callable[..., Any],
         stores: Mapping[str, FileStore[Any]],
         decoder: FileStoreDecoder | StagingDecoder | None,
-        *,
-        seed: int = 0,
-        leaf: int = 0,
     ) -> None:
         if cooker.need_cache and CACHE in stores:
             raise ConfigError(
@@ -91,8 +54,6 @@ class Auxiliaries:
             else DecodeFileStore(store, decoder=decoder, name=name)
             for name, store in stores.items()
         }  # fmt: skip
-        self.seed = seed
-        self.leaf = leaf
 
     @property
     def is_generator(self) -> bool:
@@ -101,18 +62,25 @@ class Auxiliaries:
 
     def of_sample(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keyword arguments of the cooker for one sample."""
-        seeds = SampleSeeds(self.seed, self.leaf, sample)
+        seed = seed_of(sample)
         arguments: dict[str, Any] = {}
         for name, store in self.stores.items():
             if self.cooker.need_primary and name == PRIMARY:
                 key = str(sample["__key__"])
-                inner = store.for_sample(seeds, key) if isinstance(store, DecodeFileStore) else store
+                inner = store.for_sample(seed, key) if isinstance(store, DecodeFileStore) else store
                 arguments[name] = PrimaryFileStore(inner, key)
             else:
-                arguments[name] = store.for_sample(seeds) if isinstance(store, DecodeFileStore) else store
+                arguments[name] = store.for_sample(seed) if isinstance(store, DecodeFileStore) else store
         if self.cooker.need_cache:
             arguments[CACHE] = active_pool()
         return arguments
+
+
+def seed_of(sample: Mapping[str, Any]) -> int:
+    """Returns the seed of a crude sample: the one that its own parts were given, where it comes from a source."""
+    if isinstance(sample, CrudeSample) and sample.seed is not None:
+        return sample.seed
+    return crc32(str(sample.get("__key__", "")).encode("utf-8", "surrogatepass"))
 
 
 def cook_one(auxiliaries: Auxiliaries, sample: CrudeSample) -> Any:

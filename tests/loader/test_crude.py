@@ -26,6 +26,7 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.cache import FileStoreCachePool, Lazy
+from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.decode import RandomCrop
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.samples import InterleavedSample
@@ -121,6 +122,14 @@ def test_media_of_stores_and_of_samples_are_decoded_in_one_block(mix: Path, monk
     monkeypatch.setattr(DaliDecoder, "submit_block", watched)
     assert len(val(mix, Mixed("dali"), "shards")) == 16
     assert blocks == [{"shards", "images"}] * 2, "one block for each of the two streams"
+
+
+def test_a_part_is_cropped_alike_at_every_place_of_a_blend(mix: Path) -> None:
+    dataset = get_train_dataset(
+        mix, split_part="shards", worker_config=job(), task_encoder=Mixed("pil"), batch_size=None
+    )
+    samples = [plain(sample) for sample, _ in zip(BlendDataset((dataset, 1), (dataset, 1)), range(12), strict=False)]
+    assert all(sample["sequence"][0] == sample["sequence"][3] for sample in samples)
 
 
 @pytest.mark.parametrize("decoder", ["pil", "dali"])
