@@ -10,6 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from energon_dali.av import (
+        AVData,
+        AVDecoder,
+        AVLimits,
+        AVWebdatasetDecoder,
+        get_clips_uniform,
+        get_single_frames_uniform,
+    )
     from energon_dali.cache import (
         CachePool,
         DecodeFileStore,
@@ -125,27 +133,29 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AugmentTaskEncoder", "BasicDataLoader", "Batch", "BatchDataset", "BlendDataset", "CachePool", "CaptioningSample",
-    "CenterCrop", "ClipAudio", "Clips", "ConcatDataset", "ConfigError", "Cooker", "CrudeSample", "DaliDecoder",
-    "DatasetError", "DatasetFormatError", "DatasetLoader", "DatasetLoaderInterface", "DecodeError", "DecodeFileStore",
-    "Decoder", "DefaultTaskEncoder", "DeviceError", "DeviceFailedError", "DirectLazy", "EnergonDaliError",
-    "EpochizeDataset", "FatalSampleError", "FileCacheLazy", "FileStore", "FileStoreCachePool", "FileStoreDecoder",
-    "FilterDataset", "GcDataset", "GroupBatchDataset", "HorizontalFlip", "IgnoreSample", "ImageClassificationSample",
-    "ImageSample", "InterleavedSample", "IterMapDataset", "LayoutError", "Lazy", "LimitDataset", "LogSampleDataset",
-    "MapDataset", "MediaHandle", "Metadataset", "MetadatasetV2", "MixBatchDataset", "MockLazy",
-    "MultiChoiceVQASample", "NoCachePool", "Normalize", "OCRSample", "PackSelection", "PackingDataset",
-    "PrimaryFileStore", "RandomCrop", "RandomResizedCrop", "RepeatDataset", "Resize", "Sample", "SampleDecoder",
-    "SavableDataLoader", "SavableDataset", "SequencePacker", "ShardError", "ShuffleBufferDataset",
-    "SimilarityInterleavedSample", "SkipSample", "SourceInfo", "StateError", "StorageError", "SystemFileStore",
-    "TaskEncoder", "TextSample", "UntrustedCodeError", "VQAOCRSample", "VQASample", "VidQASample", "VideoClips",
-    "WatchdogTimeoutError", "WorkerConfig", "WorkerDiedError", "WorkerError", "__version__", "basic_sample_keys",
-    "batch_list", "batch_pad_stack", "batch_stack", "concat_pad", "cooker", "edataclass", "generic_batch",
-    "generic_concat", "get_loader", "get_savable_loader", "get_train_dataset", "get_val_dataset", "get_val_datasets",
-    "homogeneous_concat_mix", "load_dataset", "log_exception", "prepare_metadataset", "reraise_exception",
-    "stateless", "traverse_metadataset",
+    "AVData", "AVDecoder", "AVLimits", "AVWebdatasetDecoder", "AugmentTaskEncoder", "BasicDataLoader", "Batch",
+    "BatchDataset", "BlendDataset", "CachePool", "CaptioningSample", "CenterCrop", "ClipAudio", "Clips",
+    "ConcatDataset", "ConfigError", "Cooker", "CrudeSample", "DaliDecoder", "DatasetError", "DatasetFormatError",
+    "DatasetLoader", "DatasetLoaderInterface", "DecodeError", "DecodeFileStore", "Decoder", "DefaultTaskEncoder",
+    "DeviceError", "DeviceFailedError", "DirectLazy", "EnergonDaliError", "EpochizeDataset", "FatalSampleError",
+    "FileCacheLazy", "FileStore", "FileStoreCachePool", "FileStoreDecoder", "FilterDataset", "GcDataset",
+    "GroupBatchDataset", "HorizontalFlip", "IgnoreSample", "ImageClassificationSample", "ImageSample",
+    "InterleavedSample", "IterMapDataset", "LayoutError", "Lazy", "LimitDataset", "LogSampleDataset", "MapDataset",
+    "MediaHandle", "Metadataset", "MetadatasetV2", "MixBatchDataset", "MockLazy", "MultiChoiceVQASample",
+    "NoCachePool", "Normalize", "OCRSample", "PackSelection", "PackingDataset", "PrimaryFileStore", "RandomCrop",
+    "RandomResizedCrop", "RepeatDataset", "Resize", "Sample", "SampleDecoder", "SavableDataLoader", "SavableDataset",
+    "SequencePacker", "ShardError", "ShuffleBufferDataset", "SimilarityInterleavedSample", "SkipSample", "SourceInfo",
+    "StateError", "StorageError", "SystemFileStore", "TaskEncoder", "TextSample", "UntrustedCodeError",
+    "VQAOCRSample", "VQASample", "VidQASample", "VideoClips", "WatchdogTimeoutError", "WorkerConfig",
+    "WorkerDiedError", "WorkerError", "__version__", "basic_sample_keys", "batch_list", "batch_pad_stack",
+    "batch_stack", "concat_pad", "cooker", "edataclass", "generic_batch", "generic_concat", "get_clips_uniform",
+    "get_loader", "get_savable_loader", "get_single_frames_uniform", "get_train_dataset", "get_val_dataset",
+    "get_val_datasets", "homogeneous_concat_mix", "load_dataset", "log_exception", "prepare_metadataset",
+    "reraise_exception", "stateless", "traverse_metadataset",
 ]  # fmt: skip
 
 _HOMES = {
+    "av": ("AVData", "AVDecoder", "AVLimits", "AVWebdatasetDecoder", "get_clips_uniform", "get_single_frames_uniform"),
     "cache": (
         "CachePool", "DecodeFileStore", "DirectLazy", "FileCacheLazy", "FileStore", "FileStoreCachePool",
         "FileStoreDecoder", "Lazy", "MockLazy", "NoCachePool", "PrimaryFileStore", "SystemFileStore",
