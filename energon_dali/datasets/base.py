@@ -90,7 +90,7 @@ class SavableDataset(ABC, Generic[T]):
     runs_in_rank = False
     """Whether this dataset itself has to run in the rank's process, because it uses the device or ends its epochs."""
 
-    def __init__(self, *, worker_config: WorkerConfig) -> None:
+    def __init__(self, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
 
     @abstractmethod
@@ -241,6 +241,11 @@ class WrapperDataset(SavableDataset[T]):
     """A dataset that reads from one other."""
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
+        if not isinstance(dataset, SavableDataset):
+            raise ConfigError(
+                f"{type(self).__name__} was given {dataset!r}, which is no dataset of energon_dali. Give what "
+                "get_train_dataset or get_val_dataset returns, or another dataset of this package around it."
+            )
         super().__init__(worker_config=worker_config or dataset.worker_config)
         if worker_config is not None and worker_config != dataset.worker_config:
             raise ConfigError(

@@ -268,3 +268,9 @@ def test_the_log_names_the_mode_and_asks_for_the_keys(tmp_path: Path) -> None:
     take(LogSampleDataset(Counting(3, job), "val", get_keys_fn=lambda sample: sample["number"]), 10)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["keys"] for line in lines if line.get("mode") == "val"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("given", [5, [1, 2], range(3), None])
+def test_a_wrapper_stands_around_a_dataset(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"MapDataset was given .*, which is no dataset of energon_dali"):
+        MapDataset(given, str)
