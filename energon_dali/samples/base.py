@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
@@ -77,12 +78,7 @@ class Sample:
         Raises:
             ConfigError: `src` is of another kind, or a field is missing or unknown.
         """
-        if not issubclass(cls, type(src)):
-            raise ConfigError(
-                f"{cls.__name__}.extend was given a {type(src).__name__}, which is no base class of it. Use "
-                f"{cls.__name__}.derive_from(...), which takes the base fields only."
-            )
-        return construct(cls, {**{field.name: getattr(src, field.name) for field in fields(src)}, **fields_})
+        return extended(cls, src, fields_)
 
     @classmethod
     def from_joined(cls, *samples: Sample | None) -> Self:
@@ -139,3 +135,22 @@ def construct(cls: type[T], values: dict[str, Any]) -> T:
             f"{cls.__name__} cannot be made: missing fields {missing}, unknown fields {unknown}. It has the fields "
             f"{sorted(given)}; give the missing ones, and leave out or declare the unknown ones."
         ) from error
+
+
+def extended(kind: type[T], src: Any, fields_: Mapping[str, Any]) -> T:
+    """Returns an instance with all fields of an instance of the same or a base class, and new fields.
+
+    Args:
+        kind: A dataclass.
+        src: Instance of it, or of a base class.
+        fields_: New fields, by name.
+
+    Raises:
+        ConfigError: `src` is of another kind, or a field is missing or unknown.
+    """
+    if not issubclass(kind, type(src)):
+        raise ConfigError(
+            f"{kind.__name__}.extend was given a {type(src).__name__}, which is no base class of it. Use "
+            f"{kind.__name__}.derive_from(...), which takes the base fields only."
+        )
+    return construct(kind, {**{field.name: getattr(src, field.name) for field in fields(src)}, **fields_})

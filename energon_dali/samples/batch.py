@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples.base import BASE_FIELDS, SourceInfo, construct, edataclass
+from energon_dali.samples.base import BASE_FIELDS, SourceInfo, construct, edataclass, extended
 from energon_dali.samples.transfer import move, pin
 
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ class Batch:
             ConfigError: A field is missing or unknown.
         """
         return construct(cls, {**{name: getattr(base_batch, name) for name in BASE_FIELDS}, **fields_})
+
+    @classmethod
+    def extend(cls, src: Batch, **fields_: Any) -> Self:
+        """Returns a batch of this class with all fields of a batch of this or a base class, and new fields.
+
+        Raises:
+            ConfigError: `src` is of another kind, or a field is missing or unknown.
+        """
+        return extended(cls, src, fields_)
 
     @classmethod
     def from_samples(cls, samples: Sequence[Any], **overrides: Any) -> Self:

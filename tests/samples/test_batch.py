@@ -34,6 +34,17 @@ def test_from_samples_lists_fields_and_flattens_sources() -> None:
     assert Texts.from_samples([sample(0)], text=["over"]).text == ["over"]
 
 
+def test_extend_keeps_all_fields() -> None:
+    @edataclass
+    class Counted(Texts):
+        count: int
+
+    batch = Counted.extend(Texts.from_samples([sample(0), sample(1)]), count=2)
+    assert (batch.__key__, batch.text, batch.count) == (["k0", "k1"], ["t", "t"], 2)
+    with pytest.raises(ConfigError, match=r"Texts\.extend was given a Counted"):
+        Texts.extend(batch)
+
+
 def test_from_samples_takes_dicts_and_nothing() -> None:
     assert Texts.from_samples([{"__key__": "a", "__restore_key__": (), "text": "x"}]).text == ["x"]
     empty = Texts.from_samples([])

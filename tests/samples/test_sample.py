@@ -106,7 +106,9 @@ def test_every_kind_is_there() -> None:
         kind = getattr(samples, name)
         assert list(kind.__dataclass_fields__)[4:] == names
         assert issubclass(kind, Sample)
-    assert sorted(samples.__all__) == sorted([*expected, "Batch", "CrudeSample", "Sample", "SourceInfo", "edataclass"])
+    assert sorted(samples.__all__) == sorted(
+        [*expected, "Batch", "Clips", "CrudeSample", "Sample", "SourceInfo", "edataclass"]
+    )
 
 
 def test_pinning_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
