@@ -66,14 +66,9 @@ def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
 def prefers_dali(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
     """Returns whether DALI is taken for the faster decoder of a video that suits it: what "auto" goes by.
 
-    On the CPU it never is. Time of DALI over time of PyAV (`VideoReader`) for four files at once on two cores, uint8,
-    125 frames of 640 x 360 each (docs/decoders.md has the whole table):
-
-    ========================  ============  ================
-    clips                     size kept     to 224 x 224
-    ========================  ============  ================
-    VP8, the first 16 frames  CPU_VP8_16_K  CPU_VP8_16_R
-    ========================  ============  ================
+    On the CPU it never is: DALI takes 1.1 to 7 times the processor time of PyAV (docs/decoders.md has the table,
+    `python -m benchmarks.video_backends` makes it). It decodes what lies between clips, converts by slower rules, and
+    resizes RGB at full size.
 
     On a GPU a crossover is guessed, not measured: setting up NVDEC for a file costs as much as PyAV takes for some
     frames.
