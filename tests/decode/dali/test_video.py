@@ -21,6 +21,7 @@ from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video import prefers_dali, submit_clips, suits_dali_video
 from energon_dali.decode.dali.video.engine import raise_if_device_is_lost
+from energon_dali.decode.dali.video.frames import take_frames
 from energon_dali.decode.dali.video.graph import find_correction
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
@@ -258,3 +259,34 @@ def damage(data: bytes, rng: np.random.Generator) -> bytes:
     else:
         del changed[max(at, size // 2) :]
     return bytes(changed)
+
+
+class TensorListGPU:
+    """Stands in for DALI's class of this name, with frames that lie on the CPU."""
+
+    def __init__(self, videos: list[torch.Tensor]) -> None:
+        self._videos = videos
+
+    def is_dense_tensor(self) -> bool:
+        return len({video.shape for video in self._videos}) == 1
+
+    def as_tensor(self) -> torch.Tensor:
+        return torch.stack(self._videos)
+
+    def __iter__(self) -> Any:
+        return iter(self._videos)
+
+
+@pytest.mark.parametrize("names", [["colour-vp9-bt709-full", "colour-vp9-bt2020-limited", "colour-vp9-bt601-full"],
+                                   ["colour-vp9-bt709-limited", "vp9-vfr-webm"]], ids=["even", "ragged"])  # fmt: skip
+@pytest.mark.parametrize("stride", [1, 3], ids=["in-order", "repeated"])
+def test_frames_of_a_gpu_become_those_of_the_cpu(names: list[str], stride: int) -> None:
+    """All that happens behind NVDEC: order, repetition, each video's own colours, dtype and layout."""
+    spec = VideoClips(2, 3, stride=stride, dtype="bfloat16")
+    handles = [handle_of(video_file(name), spec) for name in names]
+    decoded = [torch.from_numpy(exact_frames(video_file(name))[np.unique(handle.frame_indices)])
+               for name, handle in zip(names, handles, strict=True)]  # fmt: skip
+    for ours, name in zip(take_frames(TensorListGPU(decoded), handles), names, strict=True):
+        wanted = clips_of(video_file(name), spec).frames
+        assert wanted is not None
+        assert torch.equal(ours, wanted)
