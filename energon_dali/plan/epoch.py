@@ -62,6 +62,8 @@ class PieceFinder:
         self._bits = max(0, (length // (4 * pieces)).bit_length() - 1)
         buckets = (length >> self._bits) + 1
         self._starts = starts
+        if len(starts) == 2:
+            return
         edges = np.arange(buckets + 1, dtype=np.int64) << self._bits
         found = np.searchsorted(starts, edges, side="right") - 1
         found = np.minimum(found, pieces - 1).astype(np.int32)  # [buckets + 1]
@@ -70,6 +72,8 @@ class PieceFinder:
 
     def find(self, places: Int64Array) -> Int32Array:
         """Returns int32[n]: the piece of each place, int64[n]."""
+        if len(self._starts) == 2:
+            return np.zeros(len(places), np.int32)
         buckets = places >> self._bits
         pieces: Int32Array = self._table[buckets]
         pieces += places >= self._starts[pieces + 1]

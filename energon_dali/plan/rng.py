@@ -48,23 +48,30 @@ def _finish_array(value: Uint64Array) -> Uint64Array:
     return value
 
 
-def mix_arrays(*values: int | Int64Array | Uint64Array) -> Uint64Array:
+def mix_on(state: int, first: int, second: int) -> int:
+    """Returns `mix(*values, first, second)`, where `state` is `mix(*values)`: what many hashes share is made once."""
+    state = _finish(((state + _GOLDEN) & _MASK) ^ _finish((first + _GOLDEN) & _MASK))
+    return _finish(((state + _GOLDEN) & _MASK) ^ _finish((second + _GOLDEN) & _MASK))
+
+
+def mix_arrays(*values: int | Int64Array | Uint64Array, state: int = 0) -> Uint64Array:
     """Returns `mix` of each row of numbers.
 
     Args:
         *values: Whole numbers or integer arrays [n]; they broadcast against each other.
+        state: `mix` of the numbers that stand before all of them.
 
     Returns:
         uint64[n], equal to `mix` of the same numbers; uint64[1] if only numbers were given.
     """
-    state: Uint64Array = np.zeros(1, np.uint64)
+    mixed: Uint64Array = np.array([state], np.uint64)
     golden = np.uint64(_GOLDEN)
     for value in values:
         # One-element arrays instead of scalars: array arithmetic wraps around without a warning.
         numbers = np.array([value & _MASK], np.uint64) if isinstance(value, int) else np.atleast_1d(value)
         column = numbers.astype(np.uint64, copy=False)
-        state = _finish_array((state + golden) ^ _finish_array(column + golden))
-    return state
+        mixed = _finish_array((mixed + golden) ^ _finish_array(column + golden))
+    return mixed
 
 
 def raw_words(start: int, count: int, *key: int) -> Uint64Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from energon_dali.plan.rng import Int64Array, mix, mix_arrays
+from energon_dali.plan.rng import Int64Array, mix, mix_arrays, mix_on
 
 # What a random number is for is the first part of its key, so that no two uses share their numbers.
 SLICES = 1
@@ -47,10 +47,11 @@ def sample_seeds(seed: int, leaf: int, epochs: Int64Array, indices: Int64Array) 
     Returns:
         int64[n], not negative.
     """
+    state = mix(SAMPLE, seed, leaf)
     if len(epochs) < _FEW:  # small datasets of a blend: arrays would cost more than they save
         rows = zip(epochs.tolist(), indices.tolist(), strict=True)
-        return np.array([sample_seed(seed, leaf, epoch, index) for epoch, index in rows], np.int64)
-    seeds = mix_arrays(SAMPLE, seed, leaf, epochs, indices)
+        return np.array([mix_on(state, epoch, index) >> 1 for epoch, index in rows], np.int64)
+    seeds = mix_arrays(epochs, indices, state=state)
     seeds >>= np.uint64(1)
     return seeds.view(np.int64)
 

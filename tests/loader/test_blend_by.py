@@ -27,7 +27,7 @@ SIZES = {"short": 90, "long": 31, "few": 1}
 
 
 class Tokeniser(DefaultTaskEncoder[Any, Any, Any, Any]):
-    decoder = SampleDecoder()
+    decoder: Any = SampleDecoder()
 
     def encode_sample(self, sample: TextSample) -> dict[str, Any]:
         return {"__key__": sample.__key__, "tokens": sample.text.split(), "__restore_key__": ()}
@@ -40,14 +40,14 @@ class Splitting(DefaultTaskEncoder[Any, Any, Any, Any]):
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
     def preencode_sample(self, sample: TextSample) -> TextSample:
-        return TextSample.derive_from(sample, text=sample.text.split())  # type: ignore[arg-type]
+        return TextSample.derive_from(sample, text=sample.text.split())
 
     def batch(self, samples: list[TextSample]) -> list[tuple[str, int]]:
         return [(sample.__key__, len(sample.text)) for sample in samples]
 
 
 class InTheRank(Tokeniser):
-    decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
+    decoder: Any = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,8 @@ def _rotated(leaf: SavableDataset[Any], offset: int) -> SavableDataset[Any]:
 
 
 class _ConcatIterator(LeavesIterator):
+    mixes = False
+
     def __init__(self, dataset: ConcatSourceDataset, context: StreamContext) -> None:
         super().__init__(dataset, context)
         self._leaf = 0

@@ -96,6 +96,9 @@ class LeavesIterator(StreamIterator[Any]):
         context: The stream.
     """
 
+    mixes = True
+    """Whether the leaves take turns, so that little is read of each at a time."""
+
     def __init__(self, dataset: LeavesDataset, context: StreamContext) -> None:
         self._leaves = dataset.leaves
         self._names = dataset.names
@@ -117,6 +120,8 @@ class LeavesIterator(StreamIterator[Any]):
             state = self._states[leaf]
             if state is not None:
                 iterator.load_state_dict(state)
+            if self.mixes:
+                iterator.read_ahead(0)  # it reads what it is told to, and else one sample at a time
         return iterator
 
     def _take(self, leaf: int) -> Any:
@@ -134,11 +139,10 @@ class LeavesIterator(StreamIterator[Any]):
         """Lets the leaves read what the next draws take, those in remote storage all at the same time."""
         remote = []
         for leaf, count in Counter(draws).items():
-            iterator = self._iterator(leaf)
             if self._remote[leaf]:
-                remote.append((iterator, count))
-            else:
-                iterator.read_ahead(count)
+                remote.append((self._iterator(leaf), count))
+            elif count > 1:  # a single sample is read from a disk when its turn comes
+                self._iterator(leaf).read_ahead(count)
         if len(remote) == 1:
             remote[0][0].read_ahead(remote[0][1])
         elif remote:
