@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.filter import FilterDataset
@@ -274,3 +276,37 @@ def test_the_log_names_the_mode_and_asks_for_the_keys(tmp_path: Path) -> None:
 def test_a_wrapper_stands_around_a_dataset(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"MapDataset was given .*, which is no dataset of energon_dali"):
         MapDataset(given, str)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", True, float("nan")])
+def test_sizes_are_whole_numbers(value: Any) -> None:
+    makers: list[Any] = [
+        lambda: BatchDataset(source(1), value, list),
+        lambda: GroupBatchDataset(source(1), value, lambda sample: (0, None), list),
+        lambda: LimitDataset(source(1), value),
+        lambda: EpochizeDataset(source(1), value),
+        lambda: ShuffleBufferDataset(source(1), value),
+        lambda: ShuffleBufferDataset(source(1), 5, first=value),
+        lambda: PackingDataset(source(1), value, list, list),
+        lambda: PackingDataset(source(1), 5, list, list, first=value),
+        lambda: GcDataset(source(1), every_n_iter=value),
+    ]
+    for make in makers:
+        with pytest.raises(ConfigError, match=r"cannot be: it must be a whole number of at least 1; "):
+            make()
+
+
+@pytest.mark.parametrize("value", [5, "x", [], None])
+def test_hooks_can_be_called(value: Any) -> None:
+    makers: dict[str, Any] = {
+        "map_fn": lambda: MapDataset(source(1), value),
+        "filter_fn": lambda: FilterDataset(source(1), filter_fn=value),
+        "iter_map_fn": lambda: IterMapDataset(source(1), value),
+        "batcher": lambda: BatchDataset(source(1), 2, value),
+        "sample_group_key": lambda: GroupBatchDataset(source(1), 2, value, list),
+        "pre_packer": lambda: PackingDataset(source(1), 2, value, list),
+        "final_packer": lambda: PackingDataset(source(1), 2, list, value),
+    }
+    for name, make in makers.items():
+        with pytest.raises(ConfigError, match=f"^{name}=.* cannot be called: give a function"):
+            make()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.grouping.gathering import GatheringDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key
-from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig
 
@@ -29,7 +29,7 @@ class BatchDataset(GatheringDataset):
         worker_config: Left out, the inner dataset's.
 
     Raises:
-        ConfigError: batch_size is less than 1.
+        ConfigError: batch_size is no whole number or less than 1, or the batcher cannot be called.
     """
 
     def __init__(
@@ -48,11 +48,7 @@ class BatchDataset(GatheringDataset):
             dataset, batcher, gather_stateless=batcher_stateless, failure_tolerance=failure_tolerance,
             worker_config=worker_config,
         )  # fmt: skip
-        if batch_size < 1:
-            raise ConfigError(
-                f"batch_size={batch_size} must be at least 1; give batch_size=None to get single samples."
-            )
-        self.batch_size = batch_size
+        self.batch_size = check_count("batch_size", batch_size, "leave the dataset out for single samples")
         self.batcher_config = batcher_config
         self.drop_last = drop_last
 

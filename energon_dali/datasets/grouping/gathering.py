@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import rerun
@@ -22,7 +23,13 @@ class GatheringDataset(WrapperDataset[Any]):
         gather_stateless: Whether its result depends on its argument (and its seeds) alone.
         failure_tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
         worker_config: Left out, the inner dataset's.
+
+    Raises:
+        ConfigError: What is given as the hook cannot be called.
     """
+
+    gather_name = "batcher"
+    """What the hook is called among the arguments."""
 
     def __init__(
         self,
@@ -34,6 +41,7 @@ class GatheringDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        check_function(type(self).gather_name, gather, "from a list of elements to one")
         self.gather = gather
         self.gather_stateless = gather_stateless
         self.failure_tolerance = failure_tolerance

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from numbers import Integral
 from typing import Any
 
+from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.grouping.gathering import GatheringDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
@@ -51,10 +53,10 @@ class GroupBatchDataset(GatheringDataset):
             dataset, batcher, gather_stateless=batcher_stateless, failure_tolerance=failure_tolerance,
             worker_config=worker_config,
         )  # fmt: skip
-        if fixed_batch_size is not None and fixed_batch_size < 1:
-            raise ConfigError(
-                f"fixed_batch_size={fixed_batch_size} must be at least 1, or None to let the criterion give the size."
-            )
+        if fixed_batch_size is not None:
+            advice = "None lets the criterion give the size"
+            fixed_batch_size = check_count("fixed_batch_size", fixed_batch_size, advice)
+        check_function("sample_group_key", sample_group_key, "from a sample to (key, batch size or None)")
         self.fixed_batch_size = fixed_batch_size
         self.sample_group_key = sample_group_key
         self.batcher_config = batcher_config
@@ -112,8 +114,8 @@ class _GroupIterator(StreamIterator[Any]):
                 group, size = self._dataset.sample_group_key(sample)
             hash(group)  # raises here, where the sample is known, for a list or a dict
             fixed = self._dataset.fixed_batch_size
-            wanted = fixed if fixed is not None else size
-            if wanted is None or wanted < 1:
+            wanted: Any = fixed if fixed is not None else size
+            if not isinstance(wanted, Integral) or wanted < 1:
                 raise ConfigError(
                     f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and no batch_size is "
                     f"set. Return a size of at "

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.decode_stage import decode_elements
 from energon_dali.datasets.grouping.gathering import GatheringDataset
@@ -46,8 +47,10 @@ class PackingDataset(GatheringDataset):
         worker_config: Left out, the inner dataset's.
 
     Raises:
-        ConfigError: buffer_size is less than 1, or first is not between 1 and it.
+        ConfigError: A size cannot work, or what is given as a function cannot be called.
     """
+
+    gather_name = "final_packer"
 
     def __init__(
         self,
@@ -71,14 +74,13 @@ class PackingDataset(GatheringDataset):
             dataset, final_packer, gather_stateless=final_packer_stateless,
             failure_tolerance=final_packer_failure_tolerance, worker_config=worker_config,
         )  # fmt: skip
-        if buffer_size < 1:
-            raise ConfigError(f"packing_buffer_size={buffer_size} must be at least 1; leave it out to pack nothing.")
-        if first is not None and not 1 <= first <= buffer_size:
-            raise ConfigError(
-                f"packing_first_buffer_size={first} cannot be: give a number from 1 to packing_buffer_size="
-                f"{buffer_size}, or None for the full buffer."
-            )
-        self.buffer_size, self.first = buffer_size, first
+        check_function("pre_packer", pre_packer, "from the list of samples in the buffer to lists of them")
+        if sample_encoder is not None:
+            check_function("sample_encoder", sample_encoder, "from a sample to a sample, or None")
+        self.first, self.buffer_size = first, check_count("packing_buffer_size", buffer_size, "leave it out for none")
+        advice = f"give a number up to packing_buffer_size={buffer_size}, or None for the full buffer"
+        if first is not None and check_count("packing_first_buffer_size", first, advice) > buffer_size:
+            raise ConfigError(f"packing_first_buffer_size={first} cannot be: {advice}.")
         self.pre_packer = pre_packer
         self.pre_packer_failure_tolerance = pre_packer_failure_tolerance
         self.sample_encoder = sample_encoder
@@ -232,9 +234,8 @@ class _PackingIterator(StreamIterator[Any]):
 
     def _encode(self, group: list[Keyed]) -> tuple[list[Any], list[Key]]:
         """Decodes and encodes the samples of a group; those that fail are left out."""
-        samples = [sample for _, sample in group]
-        if self._dataset.decoder is not None:
-            samples = decode_elements(self._dataset.decoder, samples)
+        samples, decoder = [sample for _, sample in group], self._dataset.decoder
+        samples = samples if decoder is None else decode_elements(decoder, samples)
         encoded, keys = [], []
         for (key, original), sample in zip(group, samples, strict=True):
             index = self._encoded * self._num_streams + self._stream

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.rank_iterator import RankLimit
 from energon_dali.datasets.restore_key import Key
-from energon_dali.errors import ConfigError
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -25,18 +25,14 @@ class EpochizeDataset(WrapperDataset[Any]):
         worker_config: Left out, the inner dataset's.
 
     Raises:
-        ConfigError: length is less than 1.
+        ConfigError: length is no whole number, or less than 1.
     """
 
     restart = False
 
     def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if length < 1:
-            raise ConfigError(
-                f"{type(self).__name__} was given length={length}; it must be at least 1 element per rank."
-            )
-        self.length = length
+        self.length = check_count("length", length, "it counts the elements of each rank in an epoch")
 
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.restore_key import Key
@@ -22,6 +23,9 @@ class FilterDataset(WrapperDataset[Any]):
         filter_fn: Says whether an element is wanted; picklable where workers run it.
         filter_fn_config: Plain values that describe the function, for `config()`.
         worker_config: Left out, the inner dataset's.
+
+    Raises:
+        ConfigError: filter_fn cannot be called.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class FilterDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        check_function("filter_fn", filter_fn, "from an element to whether it is wanted")
         self.filter_fn = filter_fn
         self.filter_fn_config = filter_fn_config
         self.stage = str(getattr(filter_fn, "__name__", type(filter_fn).__name__))

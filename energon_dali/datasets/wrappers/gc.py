@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
-from energon_dali.errors import ConfigError
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -39,9 +39,7 @@ class GcDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if every_n_iter < 1:
-            raise ConfigError(f"every_n_iter={every_n_iter} must be at least 1 element.")
-        self.every_n_iter = every_n_iter
+        self.every_n_iter = check_count("every_n_iter", every_n_iter, "it counts elements")
         self.freeze = freeze
         self.in_trainer = in_trainer
 

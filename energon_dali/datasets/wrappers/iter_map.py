@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
@@ -42,6 +43,9 @@ class IterMapDataset(WrapperDataset[Any]):
         stateless_iter_fn: See above.
         iter_map_fn_config: Plain values that describe the function, or a function that gives them.
         worker_config: Left out, the inner dataset's.
+
+    Raises:
+        ConfigError: iter_map_fn cannot be called.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class IterMapDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        check_function("iter_map_fn", iter_map_fn, "from an iterator of elements to one of others")
         self.iter_map_fn = iter_map_fn
         self.len_map_fn = len_map_fn
         self.stateless_iter_fn = stateless_iter_fn

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
@@ -25,6 +26,9 @@ class MapDataset(WrapperDataset[Any]):
         failure_tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
         worker_config: Left out, the inner dataset's.
         stage: Name in statistics and messages; default is the function's name.
+
+    Raises:
+        ConfigError: map_fn cannot be called.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class MapDataset(WrapperDataset[Any]):
         stage: str | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        check_function("map_fn", map_fn, "from an element to an element")
         self.map_fn = map_fn
         self.stateless_map_fn = stateless_map_fn
         self.map_fn_config = map_fn_config

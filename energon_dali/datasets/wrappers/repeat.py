@@ -38,7 +38,9 @@ class RepeatDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if repeats is not None and not (isinstance(repeats, (int, float)) and 0 < repeats < math.inf):
+        if repeats is not None and (
+            isinstance(repeats, bool) or not isinstance(repeats, (int, float)) or not 0 < repeats < math.inf
+        ):
             raise ConfigError(
                 f"repeats={repeats!r} cannot be: give a number of passes above 0, such as 2 or 0.5, or None for passes "
                 "without end."

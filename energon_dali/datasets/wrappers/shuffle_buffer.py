@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError
@@ -44,12 +45,11 @@ class ShuffleBufferDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if size < 1:
-            raise ConfigError(f"size={size} must be at least 1 element; leave the dataset out for no shuffle.")
-        if first is not None and not 1 <= first <= size:
-            raise ConfigError(f"first={first} cannot be: give a number from 1 to size={size}, or None for the size.")
-        self.size = size
-        self.first = size if first is None else first
+        self.size = check_count("size", size, "leave the dataset out for no shuffle")
+        advice = f"give a number from 1 to size={size}, or None for the size"
+        self.first = self.size if first is None else check_count("first", first, advice)
+        if self.first > self.size:
+            raise ConfigError(f"first={first} cannot be: {advice}.")
 
     def describe(self) -> str:
         return f"ShuffleBufferDataset(size={self.size})"
