@@ -129,7 +129,7 @@ class _GroupIterator(StreamIterator[Any]):
         finally:
             self._seen += 1
         self._guard.succeeded()
-        return group, wanted
+        return group, int(wanted)
 
     def _collect(self) -> tuple[list[Any], list[Key]]:
         """Returns the next full group, or at the end of an epoch the oldest that is left."""
