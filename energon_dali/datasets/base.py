@@ -80,6 +80,26 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
         """Lets go of files and buffers; the iterator is not used afterwards."""
 
 
+def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> None:
+    """Continues an iterator at a state that may come from anywhere.
+
+    Args:
+        iterator: At its beginning.
+        state: Of such an iterator.
+        stream: Its number, for the message.
+
+    Raises:
+        StateError: The state is not one of such an iterator.
+    """
+    try:
+        iterator.load_state_dict(state)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(
+            f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
+            f"{type(error).__name__}: {error}. Restore another one."
+        ) from error
+
+
 class SavableDataset(ABC, Generic[T]):
     """A dataset: an immutable, picklable recipe. `open` gives the iterator over one stream of it.
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import (
+    SavableDataset,
+    State,
+    StreamContext,
+    StreamIterator,
+    WrapperDataset,
+    restore_stream,
+)
 from energon_dali.datasets.restore_key import Key, get_restore_key
 
 
@@ -121,7 +128,7 @@ class LocalBlocks:
 
     def load_state_dict(self, state: State | None) -> None:
         if state is not None:
-            self._iterator.load_state_dict(state)
+            restore_stream(self._iterator, state, self._stream)
 
     def next_block(self) -> Block:
         block = Block(self._stream)

@@ -174,6 +174,8 @@ class RankIterator(Iterator[T], Generic[T]):
                 f"{missing} are missing. "
                 "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
             )
+        from energon_dali.datasets.base import restore_stream
+
         self._given = state.get("given", 0)
         if self._limit is not None and self._given > self._limit.length:
             # The epochs became shorter, or there are fewer ranks: the place in the running epoch is what is left.
@@ -184,7 +186,7 @@ class RankIterator(Iterator[T], Generic[T]):
             if saved["ended"]:
                 self._ended.add(stream)
             if saved["state"] is not None:
-                self._iterator(stream).load_state_dict(saved["state"])
+                restore_stream(self._iterator(stream), saved["state"], stream)
                 self._restored.add(stream)
 
     def close(self) -> None:

@@ -137,13 +137,17 @@ def check_format(state: Any) -> None:
     kinds = {"num_streams": int, "world_size": int, "config": str, "given": Mapping, "streams": Mapping}
     damaged = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     if not damaged:
-        damaged = [f"streams[{number}]" for number, value in state["streams"].items() if not _is_stream(value)]
+        damaged = [f"given[{rank}]" for rank, count in state["given"].items() if not isinstance(count, int)]
+        damaged += [f"streams[{number}]" for number, value in state["streams"].items() if not _is_stream(value)]
     if damaged:
         raise StateError(f"The state is damaged: {', '.join(damaged)} is missing or of no use. Restore another one.")
 
 
 def _is_stream(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"count", "ended", "state"} <= value.keys()
+    kinds = {"count": int, "ended": bool, "state": (Mapping, type(None))}
+    return isinstance(value, Mapping) and all(
+        name in value and isinstance(value[name], kind) for name, kind in kinds.items()
+    )
 
 
 def _check_streams(state: State, config: WorkerConfig) -> None:
@@ -200,7 +204,7 @@ def _check_config(state: State, config: dict[str, Any]) -> None:
 
 
 def _differences(saved: Any, now: Any, place: str) -> list[str]:
-    if isinstance(saved, dict) and isinstance(now, dict):
+    if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
         found = []
         for name in sorted(saved.keys() | now.keys()):
             where = f"{place}.{name}" if place else name
@@ -209,9 +213,16 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         return [text for i, (old, new) in enumerate(zip(saved, now, strict=True))
                 for text in _differences(old, new, f"{place}[{i}]")]  # fmt: skip
-    return [] if saved == now else [f"{place or 'config'} was {_short(saved)}, is {_short(now)}"]
+    if saved == now:
+        return []
+    hint = " (another dataset, or the same prepared anew)" if place.endswith("uuid") else ""
+    return [f"{place or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, dict) and "type" in value:
+        return str(value["type"])
+    if isinstance(value, list) and value and all(isinstance(member, dict) for member in value):
+        return f"a list of {len(value)} datasets"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

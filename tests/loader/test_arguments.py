@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from energon_dali import (
+    BlendDataset,
+    MapDataset,
     SampleDecoder,
     TaskEncoder,
     WorkerConfig,
@@ -151,7 +153,7 @@ def test_a_loader_says_that_it_cannot_be_copied(make_copy: Callable[[Any], Any],
     "damage",
     [
         {"streams": None}, {"given": None}, {"config": None}, {"config": "zzz"}, {"streams": {"0": {}, "1": {}}},
-        {"num_streams": "2"},
+        {"num_streams": "2"}, {"given": {"0": "a"}}, {"streams": {"0": {"count": "a", "ended": False, "state": {}}}},
     ],
 )  # fmt: skip
 def test_a_damaged_state_is_named_so(damage: dict[str, Any], folder: Path) -> None:
@@ -161,6 +163,34 @@ def test_a_damaged_state_is_named_so(damage: dict[str, Any], folder: Path) -> No
             getattr(get_savable_loader(train(folder)), restore)(state)
     with pytest.raises(StateError, match=r"no state of a loader .int."):
         get_savable_loader(train(folder)).restore_state_global(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inner", [{}, {"inner": 3}, {"inner": {"inner": []}}, {"given": "a", "ended": []}])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_is_damaged_inside_is_named_so(inner: dict[str, Any], workers: int, folder: Path) -> None:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+
+    def loader() -> Any:
+        return get_savable_loader(train(folder, worker_config=config), start_method="fork")
+
+    with loader() as good:
+        next(iter(good))
+        state = good.save_state_rank()
+    state["streams"]["0"]["state"] = inner
+    with loader() as other:
+        other.restore_state_rank(state)
+        with pytest.raises(StateError, match="The state of stream 0 is damaged"):
+            next(iter(other))
+
+
+def test_a_state_of_another_tree_says_where_it_differs(folder: Path) -> None:
+    state = get_savable_loader(train(folder, batch_size=2)).save_state_rank()
+    other = get_savable_loader(MapDataset(train(folder, batch_size=2), list))
+    with pytest.raises(StateError, match=r"inner\.inner was BatchDataset, is MapDataset\. Build the loader"):
+        other.restore_state_rank(state)
+    blends = [get_savable_loader(BlendDataset(*[(train(folder, batch_size=2), 1)] * count)) for count in (2, 3)]
+    with pytest.raises(StateError, match=r"was a list of 2 datasets, is a list of 3 datasets; .*weights was \[1\.0, 1"):
+        blends[1].restore_state_rank(blends[0].save_state_rank())
 
 
 @pytest.mark.parametrize("decoder", [SampleDecoder, "pil", False])
