@@ -1,4 +1,4 @@
-"""Compares the Triton kernel with its reference, bit for bit, on the device that is given; a program of its own.
+"""Compares the Triton kernels with their references, bit for bit, on the device that is given; a program of its own.
 
     python -m tests.kernels.check_triton cuda
     TRITON_INTERPRET=1 python -m tests.kernels.check_triton cpu     (slow, needs no GPU)
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
 from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+
+from tests.kernels import check_pad_stack
 
 MATRICES = [
     ColorMatrix.between("bt601", "bt709"), IDENTITY,
@@ -46,5 +48,13 @@ def compare(device: str) -> int:
     return count
 
 
+CHECKS = {
+    "color_matrix": compare,
+    "pad_stack": check_pad_stack.compare,
+}
+"""What compares each operation."""
+
+
 if __name__ == "__main__":
-    print(compare(sys.argv[1]), "comparisons, all equal")
+    for name, check in CHECKS.items():
+        print(f"{name}: {check(sys.argv[1])} comparisons, all equal", flush=True)

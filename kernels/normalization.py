@@ -1,0 +1,97 @@
+"""How levels of 0..255 become floats: one formula for every operation and backend, with the same bits on all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    import torch
+
+Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """The map (level * scale - mean) / std, one mean and std for all channels or one for each.
+
+    It is computed in float32 as (level - mean / scale) / (std / scale), the two quotients rounded once: a difference
+    and a division, which no compiler can fuse into something that rounds elsewhere. Without mean and std it is
+    level / 255.
+
+    Raises:
+        ValueError: A std or the scale is not above zero.
+    """
+
+    mean: float | tuple[float, ...] = 0.0
+    """In units of the scaled level."""
+
+    std: float | tuple[float, ...] = 1.0
+    """In units of the scaled level, above zero."""
+
+    scale: float = 1 / 255
+    """What a level is multiplied with first, above zero."""
+
+    def __post_init__(self) -> None:
+        stds = self.std if isinstance(self.std, tuple) else (self.std,)
+        if not self.scale > 0 or not all(std > 0 for std in stds):
+            raise ValueError(f"{self}: std and scale divide, and must be above zero.")
+
+    def coefficients(self, channels: int) -> torch.Tensor:
+        """Returns float32[2, channels] on the CPU: what is subtracted from a level, and what it is divided by.
+
+        Args:
+            channels: Of the images.
+
+        Raises:
+            ValueError: Mean or std has another number of channels.
+        """
+        import torch
+
+        shift, divisor = (
+            [value / self.scale for value in _per_channel(name, values, channels)]
+            for name, values in (("mean", self.mean), ("std", self.std))
+        )
+        return torch.tensor([shift, divisor], dtype=torch.float32)
+
+
+def _per_channel(name: str, values: float | tuple[float, ...], channels: int) -> Sequence[float]:
+    if not isinstance(values, tuple):
+        return [values] * channels
+    if len(values) != channels:
+        raise ValueError(f"{name}={values} for images of {channels} channels: give one number, or one per channel.")
+    return values
+
+
+def coefficients_for(dtype: Dtype, normalization: Normalization | None, channels: int) -> torch.Tensor | None:
+    """Returns float32[2, channels] on the CPU, or None where levels stay bytes.
+
+    Args:
+        dtype: Of the result.
+        normalization: What the caller asked for; None is level / 255 in floats.
+        channels: Of the images.
+
+    Raises:
+        ValueError: The dtype is unknown, bytes were to be normalised, or the numbers of channels differ.
+    """
+    if dtype not in get_args(Dtype):
+        raise ValueError(f"{dtype = }: allowed are {', '.join(get_args(Dtype))}.")
+    if dtype != "uint8":
+        return (normalization or Normalization()).coefficients(channels)
+    if normalization is not None:
+        raise ValueError(f"{dtype = } holds no normalised values ({normalization}): ask for a floating dtype.")
+    return None
+
+
+def normalize_levels(levels: torch.Tensor, coefficients: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns (levels - coefficients[0]) / coefficients[1], rounded to float32 and then to `dtype`; a new tensor.
+
+    Args:
+        levels: uint8[..., C].
+        coefficients: float32[2, C], on the device of the levels.
+        dtype: A floating type.
+    """
+    import torch
+
+    return ((levels.to(torch.float32) - coefficients[0]) / coefficients[1]).to(dtype)

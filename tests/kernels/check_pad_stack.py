@@ -1,0 +1,44 @@
+"""Compares `pad_stack`'s Triton kernel with its reference, bit for bit; `check_triton` runs it."""
+
+from __future__ import annotations
+
+import torch
+from energon_dali.kernels.normalization import Normalization
+from energon_dali.kernels.pad_stack.reference import pad_stack_reference
+
+from tests.kernels.ragged import SIZES, images_of
+
+
+def compare(device: str) -> int:
+    """Returns the number of comparisons; every output is poisoned twice, so that an element left out shows.
+
+    Raises:
+        AssertionError: A bit differs.
+    """
+    from energon_dali.kernels.pad_stack.kernel import pad_stack_triton
+
+    count = 0
+    for case, sizes in enumerate(SIZES):
+        channels = (3, 3, 1, 4, 3)[case]
+        images = images_of(sizes, channels, device)
+        flips = [index % 3 != 1 for index in range(len(sizes))]
+        height, width = max(size[0] for size in sizes) + case % 2, max(size[1] for size in sizes)
+        for dtype in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
+            numbers = None
+            if dtype != torch.uint8:
+                numbers = Normalization((0.485,) * channels, tuple(0.2 + 0.03 * c for c in range(channels)))
+            coefficients = numbers and numbers.coefficients(channels)
+            for shape in ((len(sizes), height, width, channels), (len(sizes), channels, height, width)):
+                outputs = []
+                for poison in (17, 203) if dtype == torch.uint8 else (float("nan"), -1.0):
+                    for run in (pad_stack_reference, pad_stack_triton):
+                        result = torch.full(shape, poison, dtype=dtype, device=device)
+                        place = result if shape[1:] == (height, width, channels) else result.movedim(1, -1)
+                        given = coefficients
+                        if run is pad_stack_reference and coefficients is not None:
+                            given = coefficients.to(device)
+                        run(images, flips, given, place)
+                        outputs.append(result)
+                assert all(torch.equal(output, outputs[0]) for output in outputs), (sizes, dtype, shape)
+                count += 2
+    return count

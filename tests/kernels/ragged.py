@@ -1,0 +1,21 @@
+"""Images of awkward sizes, each lying in memory in another way, for every operation that takes ragged images."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+SIZES = [[(1, 1)], [(5, 3), (31, 33), (0, 7), (1, 64)], [(32, 32), (32, 32)], [(17, 61), (61, 17), (40, 1)], [(0, 0)]]
+"""Height and width of each image of a batch: single pixels, rows and columns, around a block, nothing."""
+
+
+def images_of(sizes: list[tuple[int, int]], channels: int, device: str = "cpu", frames: int = 0) -> list[torch.Tensor]:
+    """Returns uint8[H, W, C], or [F, H, W, C] where there are frames: every second one a crop of something larger."""
+    images = []
+    for index, (height, width) in enumerate(sizes):
+        leading = (frames + index,) if frames else ()
+        rng = np.random.default_rng(height * 1000 + width + index)
+        data = torch.from_numpy(rng.integers(0, 256, (*leading, height + 3, width + 2, channels), dtype=np.uint8))
+        crop = data.to(device)[..., 1 : 1 + height, 2 : 2 + width, :]
+        images.append(crop if index % 2 else crop.contiguous())
+    return images
