@@ -27,7 +27,7 @@ from energon_dali.datasets.wrappers.log_sample import LogSampleDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.datasets.wrappers.repeat import RepeatDataset
 from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
-from energon_dali.errors import ConfigError, DatasetError, SkipSample
+from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample
 from energon_dali.plan.buffer import BufferOrder
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
@@ -310,3 +310,11 @@ def test_hooks_can_be_called(value: Any) -> None:
     for name, make in makers.items():
         with pytest.raises(ConfigError, match=f"^{name}=.* cannot be called: give a function"):
             make()
+
+
+def test_a_function_of_an_iterator_that_skips_without_taking_anything_is_told_so() -> None:
+    def skip(elements: Any) -> Any:
+        raise SkipSample
+
+    with pytest.raises(FatalSampleError, match="skip raised SkipSample before it took an element"):
+        take(IterMapDataset(source(1), skip), 1)

@@ -10,7 +10,7 @@ from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
-from energon_dali.errors import StateError
+from energon_dali.errors import FatalSampleError, SkipSample, StateError
 from energon_dali.task_encoder import failure_tolerance, sample_context
 from energon_dali.worker_config import WorkerConfig
 
@@ -155,6 +155,7 @@ class _IterMapIterator(StreamIterator[Any]):
         """Outputs of this epoch; with a stateless function, those of the elements of the last output."""
         self._skip = 0
         self._own: State | None = None
+        self._fresh = True  # whether the function has given no output since it was called
         self._key: Key = ()
 
     def __next__(self) -> Any:
@@ -165,6 +166,7 @@ class _IterMapIterator(StreamIterator[Any]):
             try:
                 with sample_context(index, self._seed):
                     if self._outputs is None:
+                        self._fresh = True
                         self._outputs = iter(self._dataset.iter_map_fn(elements))
                         self._load_own()
                     output = next(self._outputs)
@@ -174,12 +176,18 @@ class _IterMapIterator(StreamIterator[Any]):
                 raise
             except Exception as error:
                 self._outputs = None
+                if isinstance(error, SkipSample) and self._fresh and not elements.taken:
+                    raise FatalSampleError(
+                        f"{self._dataset.stage} raised SkipSample before it took an element, so that there is nothing "
+                        "to skip, and would be called for ever. Take an element first, or return without outputs."
+                    ) from error
                 elements.taken = False  # what failed belongs to no output
                 self._guard.failed(error, elements.last)
                 continue
             finally:
                 self._recorder.spend(self._dataset.stage, time.perf_counter() - started)
             self._guard.succeeded()
+            self._fresh = False
             self._offset = 0 if elements.taken else self._offset + 1
             self._epoch_outputs = self._offset + 1 if self._dataset.stateless_iter_fn else self._epoch_outputs + 1
             elements.taken = False
