@@ -144,7 +144,7 @@ def check_format(state: Any) -> None:
 
 
 def _is_stream(value: Any) -> bool:
-    kinds = {"count": int, "ended": bool, "state": (Mapping, type(None))}
+    kinds: dict[str, Any] = {"count": int, "ended": bool, "state": (Mapping, type(None))}
     return isinstance(value, Mapping) and all(
         name in value and isinstance(value[name], kind) for name, kind in kinds.items()
     )
