@@ -13,7 +13,7 @@ import torch
 from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
 from energon_dali.kernels.color_matrix.reference import convert_colors_reference
 
-from tests.kernels import check_pad_stack
+from tests.kernels import check_pad_stack, check_patchify
 
 MATRICES = [
     ColorMatrix.between("bt601", "bt709"), IDENTITY,
@@ -51,6 +51,7 @@ def compare(device: str) -> int:
 CHECKS = {
     "color_matrix": compare,
     "pad_stack": check_pad_stack.compare,
+    "patchify": check_patchify.compare,
 }
 """What compares each operation."""
 

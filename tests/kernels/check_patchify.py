@@ -1,0 +1,43 @@
+"""Compares `patchify`'s Triton kernel with its reference, bit for bit; `check_triton` runs it."""
+
+from __future__ import annotations
+
+import torch
+from energon_dali.kernels.normalization import Normalization
+from energon_dali.kernels.patchify.patches import Grid, token_starts
+from energon_dali.kernels.patchify.reference import patchify_reference
+
+from tests.kernels.ragged import SIZES, images_of
+
+
+def compare(device: str) -> int:
+    """Returns the number of comparisons; every output is poisoned twice, so that an element left out shows.
+
+    Raises:
+        AssertionError: A bit differs.
+    """
+    from energon_dali.kernels.patchify.kernel import patchify_triton
+
+    count = 0
+    for case, sizes in enumerate(SIZES):
+        channels, patch_size, times = [(3, 14, 1), (3, 5, 2), (1, 16, 1), (4, 7, 3), (3, 2, 2)][case]
+        clips = images_of(sizes, channels, device, frames=1 + case % 3)
+        starts = token_starts([Grid.of(clip, patch_size, times) for clip in clips])
+        shape = (starts[-1], channels * times * patch_size**2)
+        numbers = Normalization((0.485,) * channels, tuple(0.2 + 0.03 * c for c in range(channels)))
+        for dtype in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
+            on_host = None if dtype == torch.uint8 else numbers.coefficients(channels)
+            placed = None if on_host is None else on_host.to(device)
+            wanted = torch.empty(shape, dtype=dtype, device=device), torch.empty(
+                (starts[-1], 3), dtype=torch.int32, device=device
+            )
+            patchify_reference(clips, patch_size, times, placed, *wanted)
+            for poison in (17, 203) if dtype == torch.uint8 else (float("nan"), -1.0):
+                tokens = torch.full_like(wanted[0], poison)
+                positions = torch.full_like(wanted[1], -1 if poison == 17 else 999)
+                cu_seqlens = patchify_triton(clips, patch_size, times, on_host, tokens, positions)
+                assert torch.equal(tokens, wanted[0]), (sizes, dtype)
+                assert torch.equal(positions, wanted[1]), (sizes, dtype)
+                assert cu_seqlens.tolist() == starts, (sizes, dtype)
+                count += 1
+    return count
