@@ -169,9 +169,14 @@ class FileStoreCachePool(CachePool):
             folder = self._folder = ProcessFolder(self.parent_cache_dir, self._root, owned=self._owns_root)
             fetcher = self._fetcher = Fetcher(folder.path, self.num_workers, self.max_bytes, self.max_count)
             self._end = weakref.finalize(self, _end, fetcher, folder)
-        if fetcher.closed:
-            raise ConfigError("The FileStoreCachePool was closed. Make another, or close it after the loader.")
+        self.assert_open()
         return fetcher
+
+    def assert_open(self) -> None:
+        """Raises ConfigError if this pool was closed in this process."""
+        fetcher = self._fetcher
+        if fetcher is not None and fetcher.pid == os.getpid() and fetcher.closed:
+            raise ConfigError("The FileStoreCachePool was closed. Make another, or close it after the loader.")
 
     def __getstate__(self) -> dict[str, Any]:
         self._open()
@@ -231,8 +236,10 @@ def check_cache_pool(pool: object) -> CachePool | None:
     """Returns the pool.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is none, or closed.
     """
+    if isinstance(pool, FileStoreCachePool):
+        pool.assert_open()
     if pool is None or isinstance(pool, CachePool):
         return pool
     raise ConfigError(
