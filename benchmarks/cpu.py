@@ -189,6 +189,7 @@ BLEND = Workload(
     unit="samples/s",
     recipe=MANY_SHARDS,
     output="uint8",
+    warmup_samples=2048,
     candidates=(
         ours("energon_dali PIL, one dataset", "sample", 2),
         ours("energon_dali PIL, blend of 200", "sample", 2, leaves=200),
@@ -203,6 +204,31 @@ BLEND = Workload(
         Bar(of="megatron-energon, blend of 200", to="megatron-energon, one dataset"),
     ),
 )
+
+BLEND_CPU = Workload(
+    name="blend-cpu",
+    title="CPU time per sample in a worker: 200 datasets of 10 pictures and one dataset, batch by batch in turn",
+    metric="one_over_blend",
+    unit="",
+    recipe=MANY_SHARDS,
+    warmup_samples=2048,
+    samples=3000,
+    repetitions=3,
+    candidates=(
+        Candidate(
+            name="energon_dali PIL", program="blending",
+            options={"library": OURS, "decoder": "sample", "leaves": 200},
+        ),
+        Candidate(
+            name="energon_dali PIL, shuffled", program="blending",
+            options={"library": OURS, "decoder": "sample", "leaves": 200, "shuffle_window": WINDOW},
+        ),
+    ),
+    limits=(
+        Limit(of="energon_dali PIL", metric="one_over_blend", at_least=0.95),
+        Limit(of="energon_dali PIL, shuffled", metric="one_over_blend", at_least=0.95),
+    ),
+)  # fmt: skip
 
 BLEND_RESTORE = Workload(
     name="blend-restore",
@@ -229,4 +255,4 @@ BLEND_RESTORE = Workload(
     ),
 )  # fmt: skip
 
-WORKLOADS = (UINT8, FUSED, TRAINER, RESTORE, PREPARE, IMPORT, BLEND, BLEND_RESTORE)
+WORKLOADS = (UINT8, FUSED, TRAINER, RESTORE, PREPARE, IMPORT, BLEND, BLEND_CPU, BLEND_RESTORE)

@@ -14,15 +14,13 @@ from energon_dali.datasets.base import SavableDataset, State, StreamContext, Str
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.datasets.sources.row_plan import RowPlan
 from energon_dali.errors import DatasetError, DatasetFormatError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
 from energon_dali.shards import RawSample
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
-
-PLANNED_ROWS = 128
-"""Samples whose places and seeds are computed at once, whatever is read at once."""
 
 
 class Reader(Protocol):
@@ -137,9 +135,7 @@ class _SourceIterator(StreamIterator[Any]):
         self._ahead: deque[tuple[RawSample | DatasetError, int, int]] = deque()
         self._length_of = -1
         self._length = 0
-        self._plan_of = -1
-        self._plan_start = 0
-        self._plan: list[list[int]] = []
+        self._plan = RowPlan(self._order, dataset.reader, dataset.load, several_epochs=dataset.repeat)
 
     def __next__(self) -> Any:
         while True:
@@ -202,11 +198,7 @@ class _SourceIterator(StreamIterator[Any]):
     def _read_rows(self, position: int, count: int) -> None:
         """Reads at most `count` samples, and at least one, of the running epoch from `position` on."""
         start = time.perf_counter()
-        first = position - self._plan_start
-        if self._plan_of != self._epoch or not 0 <= first < len(self._plan[0]):
-            self._make_plan(position)
-            first = 0
-        shards, indices, epochs, numbers, seeds = [column[first : first + count] for column in self._plan]
+        shards, indices, epochs, numbers, seeds = self._plan.rows(self._epoch, position, count)
         raws = self._reader.read(shards, indices)
         size = 0
         for raw, epoch, number, seed in zip(raws, epochs, numbers, seeds, strict=True):
@@ -218,15 +210,6 @@ class _SourceIterator(StreamIterator[Any]):
         self._recorder.spend("read", time.perf_counter() - start)
         self._recorder.count("samples.read", len(raws))
         self._recorder.count("bytes.read", size)
-
-    def _make_plan(self, position: int) -> None:
-        """Plans the next samples of the running epoch, many at a time: below a blend few are read at once."""
-        order = self._order.epoch(self._epoch)
-        shards, indices, epochs = order.samples(position, min(len(order), position + PLANNED_ROWS))
-        columns = [shards.tolist(), indices.tolist(), epochs.tolist()]
-        numbers = list(map(self._reader.index_of, columns[0], columns[1]))
-        seeds = self._load.seeds(epochs, np.array(numbers, np.int64))
-        self._plan_of, self._plan_start, self._plan = self._epoch, position, [*columns, numbers, seeds]
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "position": self._position}
@@ -282,4 +265,3 @@ class RawFailure:
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} ({size} bytes)" for name, size in self.parts.items())
         return f"raw sample {self.__key__!r}: {parts}"
-

@@ -17,6 +17,10 @@ from energon_dali.plan.slices import Slices, cut_slices
 _KEPT_LINES = 2
 """Streams of one process may stand in two neighbouring epochs."""
 
+_SHORT_LINE = 256
+_KEPT_SHORT_LINES = 32
+"""Short epochs are planned several ahead, stream by stream."""
+
 
 @dataclass(frozen=True)
 class OrderSpec:
@@ -107,7 +111,7 @@ class OrderSpec:
         line = self._lines.get(epoch)
         if line is None:
             line = self._make_line(epoch)
-            while len(self._lines) >= _KEPT_LINES:
+            while len(self._lines) >= (_KEPT_LINES if len(line.slices) > _SHORT_LINE else _KEPT_SHORT_LINES):
                 self._lines.pop(next(iter(self._lines)), None)
             self._lines[epoch] = line
         return line
