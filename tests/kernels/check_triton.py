@@ -13,7 +13,7 @@ import torch
 from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
 from energon_dali.kernels.color_matrix.reference import convert_colors_reference
 
-from tests.kernels import check_pad_stack, check_patchify
+from tests.kernels import check_color_quantize, check_pad_stack, check_patchify
 
 MATRICES = [
     ColorMatrix.between("bt601", "bt709"), IDENTITY,
@@ -52,6 +52,7 @@ CHECKS = {
     "color_matrix": compare,
     "pad_stack": check_pad_stack.compare,
     "patchify": check_patchify.compare,
+    "color_quantize": check_color_quantize.compare,
 }
 """What compares each operation."""
 

@@ -1,0 +1,55 @@
+"""`color_quantize` as one Triton kernel: each pixel is read once and stays in registers while the palette goes by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    import torch
+
+_BLOCK = 512
+"""Pixels per program."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _color_quantize(  # type: ignore[no-untyped-def]
+    pixels,  # uint8[count, 3], contiguous
+    coefficients,  # float32[colors, 4], contiguous
+    result,  # int16[count] or int32[count], contiguous
+    count,
+    colors,
+    BLOCK: tl.constexpr,  # noqa: N803 - a constant of the compiler
+):
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # int64[BLOCK]
+    mask = pixel < count
+    red = tl.load(pixels + pixel * 3, mask=mask, other=0).to(tl.float32) - 128
+    green = tl.load(pixels + pixel * 3 + 1, mask=mask, other=0).to(tl.float32) - 128
+    blue = tl.load(pixels + pixel * 3 + 2, mask=mask, other=0).to(tl.float32) - 128
+    least = tl.full((BLOCK,), float("inf"), tl.float32)
+    nearest = tl.zeros((BLOCK,), tl.int32)
+    for color in range(colors):
+        line = coefficients + color * 4
+        # Whole numbers below 2**24: fused or not, each sum is exact.
+        distance = tl.load(line + 3) + red * tl.load(line) + green * tl.load(line + 1) + blue * tl.load(line + 2)
+        nearest = tl.where(distance < least, color, nearest)  # "<": the lowest of equals stays
+        least = tl.minimum(least, distance)
+    tl.store(result + pixel, nearest.to(result.dtype.element_ty), mask=mask)
+
+
+def color_quantize_triton(pixels: torch.Tensor, coefficients: torch.Tensor, result: torch.Tensor) -> None:
+    """Writes what `reference.color_quantize_reference` writes into `result`; does not synchronise the stream.
+
+    Args:
+        pixels: uint8[P, 3], contiguous.
+        coefficients: float32[K, 4] of `Palette.coefficients`, contiguous, on the device of the pixels.
+        result: int16[P] or int32[P], contiguous.
+    """
+    count = pixels.shape[0]
+    if not count:
+        return
+    _color_quantize[(triton.cdiv(count, _BLOCK),)](
+        pixels, coefficients, result, count, coefficients.shape[0], BLOCK=_BLOCK
+    )
