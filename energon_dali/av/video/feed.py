@@ -51,7 +51,8 @@ class PacketFeed:
         self._packet_at: dict[Any, int] | None = None
         if facts.codec in RESTAMPED:
             self._packet_at = dict(zip(index.pts.tolist(), index.positions.tolist(), strict=True))
-        self._skips = facts.codec in _SKIPS_NONREF
+        # Where B-pictures come packed behind others (MPEG-4 in AVI), the decoder would throw away the wrong ones.
+        self._skips = facts.codec in _SKIPS_NONREF and not (facts.codec == "mpeg4" and index.proven)
 
     def decode(self, wanted: Int64s, starts: Int64s) -> Iterator[tuple[int, VideoFrame]]:
         """Yields (number, frame) of the wanted frames that come, each once.

@@ -1,8 +1,8 @@
 """What the first bytes of a packet tell: whether decoding may begin there, and whether its picture is shown.
 
 Containers mark key frames, and not all mark only those from which decoding is exact.
-Sources: ITU-T H.264 7.3 and D.1.8, ITU-T H.265 7.3.1.2, RFC 6386 9.1 (VP8), VP9 bitstream specification 6.2 and
-annex B.
+Sources: ITU-T H.264 7.3 and D.1.8, ITU-T H.265 7.3.1.2, ISO/IEC 14496-2 6.2.5 (MPEG-4), RFC 6386 9.1 (VP8), VP9
+bitstream specification 6.2 and annex B.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from collections.abc import Iterator
 
 _H264_IDR, _H264_SEI = 5, 6
 _SEI_RECOVERY_POINT = 6
+_MPEG4_PICTURE = b"\0\0\1\xb6"
+EMPTY_PICTURE_BYTES = 20
+"""MPEG-4 packets up to this size may be pictures that were not coded, for which no frame comes, or which stand for a
+B-picture that came packed behind another (XviD and DivX in AVI, where they may even be marked as key frames)."""
 _HEVC_IRAP = range(16, 24)
 
 
@@ -58,6 +62,11 @@ def is_clean_start(codec: str, data: memoryview, length_size: int) -> bool:
     """
     if codec == "hevc":
         return any(data[start] >> 1 & 63 in _HEVC_IRAP for start, _ in find_units(data, length_size))
+    if codec == "mpeg4":
+        content = bytes(data)
+        at = content.find(_MPEG4_PICTURE) + len(_MPEG4_PICTURE)
+        is_intra = content[at : at + 1] < b"\x40"  # two bits: 0 for a picture that refers to no other
+        return at >= len(_MPEG4_PICTURE) and is_intra and len(content) > EMPTY_PICTURE_BYTES
     if codec != "h264":
         return True
     for start, stop in find_units(data, length_size):

@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
-from energon_dali.av.video.key_packets import find_length_size, is_clean_start, is_hidden
+from energon_dali.av.video.key_packets import EMPTY_PICTURE_BYTES, find_length_size, is_clean_start, is_hidden
 from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 from energon_dali.av.video.mp4_table import read_sample_tables
 from energon_dali.errors import DecodeError
@@ -24,8 +24,6 @@ _TOLD_BY_PACKETS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4"))
 """Codecs with one shown frame per packet, apart from what `key_packets.is_hidden` and the rules below find."""
 _UNORDERED = frozenset(("vp8", "vp9", "av1"))
 """Those of them that show packets in the order of the file, so that no container can mix up their times."""
-_EMPTY_PICTURE_BYTES = 20
-"""MPEG-4 packets up to this size may be pictures that were not coded, for which no frame comes."""
 _PROGRESSIVE = (0, 1)
 """AVFieldOrder of streams without fields, each of which could be a packet."""
 
@@ -72,7 +70,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None) -> Pac
     deadline = file.deadline()
     length_size = find_length_size(facts.codec, stream.codec_context.extradata)
     looks_hidden = facts.codec in ("vp8", "vp9")
-    looks_clean = facts.codec in ("h264", "hevc")
+    looks_clean = facts.codec in ("h264", "hevc", "mpeg4")
     rows: list[tuple[int, int, int, int, bool, bool]] = []
     for packet in container.demux(stream):
         number = len(rows)
@@ -130,7 +128,7 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
         or (not timed and (np.diff(pts) <= 0).any())
     ):
         return None
-    if facts.codec == "mpeg4" and _smallest_packet(table) <= _EMPTY_PICTURE_BYTES:
+    if facts.codec == "mpeg4" and _smallest_packet(table) <= EMPTY_PICTURE_BYTES:
         return None
     positions = shown[order]
     starts = positions if codec.intra_only else find_starts(positions, ordered, table, table.pts)
