@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,12 @@ class SoundFormat:
     """Number of channels, in FFmpeg's usual layout (1 mono, 2 stereo, 6 is 5.1); None keeps the stream's."""
 
     def __post_init__(self) -> None:
-        if self.sample_rate is not None and self.sample_rate < 1:
+        if self.sample_rate is not None and not is_count(self.sample_rate):
             raise ConfigError(
-                f"sample_rate={self.sample_rate} was given. Give samples per second, such as 16000, or None."
+                f"sample_rate={self.sample_rate!r} was given. Give samples per second, such as 16000, or None."
             )
-        if self.channels is not None and not 1 <= self.channels <= MAX_CHANNELS:
-            raise ConfigError(f"audio_channels={self.channels} was given. Give 1 to {MAX_CHANNELS}, or None.")
+        if self.channels is not None and not (is_count(self.channels) and self.channels <= MAX_CHANNELS):
+            raise ConfigError(f"audio_channels={self.channels!r} was given. Give 1 to {MAX_CHANNELS}, or None.")
 
     def changes(self, index: AudioIndex) -> bool:
         """Returns whether sound of a stream has to be changed at all."""
@@ -53,9 +54,14 @@ class SoundFormat:
         if step_in == step_out or span[0] == span[1]:
             start = min(span[0] * step_in // step_out, len(index))
             return start, start + span[1] - span[0]
-        margin = _FILTER_TAPS * max(1, math.ceil(step_in / step_out)) + 1
+        margin = _margin(step_in, step_out)
         start = max(0, (span[0] // step_out - math.ceil(margin / step_in)) * step_in)
         return start, min(len(index), -(-span[1] * step_in // step_out) + margin)
+
+
+def is_count(value: object) -> bool:
+    """Returns whether a value is a whole number of at least 1, of whatever library."""
+    return isinstance(value, Integral) and int(value) >= 1
 
 
 def resample_part(
@@ -74,9 +80,18 @@ def resample_part(
     if span[0] == span[1]:
         return np.empty((channels, 0), samples.dtype)
     step_in, step_out = _steps(wanted, index)
+    if step_in != step_out and samples.shape[1] < _margin(step_in, step_out):
+        # The whole stream is shorter than the filter, for which swresample gives nothing or less than it should.
+        behind = _margin(step_in, step_out) - samples.shape[1]
+        samples = np.pad(samples, ((0, 0), (0, behind)), constant_values=128 if samples.dtype == np.uint8 else 0)
     result = np.concatenate(_convert(samples, index, wanted), axis=1)
     before = span[0] - start // step_in * step_out
     return result[:, before : before + span[1] - span[0]]
+
+
+def _margin(step_in: int, step_out: int) -> int:
+    """Returns how many samples on either side a resampled one depends on, and one more."""
+    return _FILTER_TAPS * max(1, math.ceil(step_in / step_out)) + 1
 
 
 def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: SoundFormat) -> list[npt.NDArray[Any]]:

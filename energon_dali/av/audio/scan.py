@@ -95,8 +95,9 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
             packet.opaque = number
             for frame in decode_frames(context, packet):
                 seen.note(frame)
-    file.cache[HEAD] = head
     count = len(seen.pts)
+    if count > _HEAD_PACKETS:  # A packet that is first and last has both of its ends cut, which a seek loses in part.
+        file.cache[HEAD] = head
     if count < _HEAD_PACKETS + _TAIL_PACKETS or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
         return None
     decoded = _HEAD_PACKETS - 1  # the last may still be in the decoder
