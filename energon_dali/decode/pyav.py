@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips, choose_frames, choose_starts
+from energon_dali.decode.clips.sound import decode_audio_of_clips
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import Int64Array
@@ -172,61 +173,10 @@ def has_plain_packets(index: FrameIndex) -> bool:
     packets = index.packets
     if not len(packets) or len(packets) != len(index) or packets.is_hidden.any() or int(packets.pts.min()) < 0:
         return False
+    if not np.array_equal(index.positions, np.argsort(packets.pts, kind="stable")):
+        return False  # pictures come packed behind others, or the file's times contradict the decoder's order
     earliest_after = np.minimum.accumulate(packets.pts[::-1])[::-1]  # int64[packets], the packet itself included
     return bool((earliest_after >= packets.pts)[packets.is_key].all())
-
-
-def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
-    """Returns clips without frames, with the sound that the handle's spec asks for: none, or all of its clips.
-
-    Args:
-        handle: The file, with the starts of its clips.
-        file: The same file, if it is open already.
-
-    Raises:
-        DecodeError: The sound cannot be decoded.
-    """
-    wanted = handle.spec.clip_audio
-    if wanted is None:
-        return Clips(None, None)
-    import torch
-
-    seconds = handle.spec.audio_seconds
-    if not handle.audio_codec:
-        assert wanted.channels is not None, "silence is refused without channels and a rate"
-        assert wanted.sample_rate is not None, "silence is refused without channels and a rate"
-        shape = (len(handle.starts), wanted.channels, round(seconds * wanted.sample_rate))
-        none = np.stack([handle.starts, handle.starts], 1)
-        return Clips(None, None, torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate)
-    from energon_dali.av import MediaFile
-    from energon_dali.av.audio import AudioReader
-
-    if file is None:
-        with MediaFile(handle.data, limits=handle.limits) as opened:
-            return decode_audio_of_clips(handle, opened)
-    reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels, damaged=handle.spec.damaged)
-    rate = reader.sample_rate
-    starts = handle.starts.tolist()
-    sound = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
-    times = np.stack([handle.starts, handle.starts], 1)
-    for row, clip in enumerate(reader.read_clips([(start, start + seconds) for start in starts])):
-        if clip is None:
-            continue  # the stream begins later, or ended before
-        skipped = max(0, round((clip.start_seconds - starts[row]) * rate))
-        heard = clip.samples[:, : max(0, sound.shape[2] - skipped)]
-        sound[row, :, skipped : skipped + heard.shape[1]] = as_float(heard)
-        times[row] = clip.start_seconds, clip.start_seconds + heard.shape[1] / rate
-    return Clips(None, None, torch.from_numpy(sound), torch.from_numpy(times), rate)
-
-
-def as_float(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns sound of any sample type as float32 in [-1, 1]: integers are divided by the magnitude of their range."""
-    if samples.dtype.kind == "f":
-        return samples.astype(np.float32, copy=False)
-    half = float(1 << (8 * samples.dtype.itemsize - 1))
-    if samples.dtype.kind == "u":
-        return ((samples.astype(np.float64) - half) / half).astype(np.float32)
-    return (samples.astype(np.float64) / half).astype(np.float32)
 
 
 def _choose(handle: ClipsHandle, file: MediaFile) -> None:
@@ -235,6 +185,11 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     spec = handle.spec
     video, audio = file.find_stream("video"), file.find_stream("audio")
     handle.format = file.format
+    frames = spec.num_clips * spec.frames_per_clip
+    if frames > file.limits.max_frames:
+        raise DecodeError(
+            f"The clips have {frames:,} frames, more than AVLimits(max_frames={file.limits.max_frames:,}) allows"
+        )
     wanted = spec.clip_audio
     if wanted is not None:
         if audio is None and wanted.missing == "error":

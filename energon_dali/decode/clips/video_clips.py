@@ -35,6 +35,8 @@ class ClipAudio:
     A stream that ends inside a clip is always followed by silence; `Clips.audio_timestamps` says where it ends."""
 
     def __post_init__(self) -> None:
+        for name in ("sample_rate", "channels", "duration_seconds"):
+            object.__setattr__(self, name, _as_plain(getattr(self, name)))
         for name in ("sample_rate", "channels"):
             value = getattr(self, name)
             if value is not None and (not _is_whole(value) or value < 1):
@@ -102,6 +104,8 @@ class VideoClips:
     """Turns frames upright as the file says (multiples of 90 degrees), by PyAV; costs the decoding of a first frame."""
 
     def __post_init__(self) -> None:
+        for name in ("num_clips", "frames_per_clip", "stride", "clip_duration_seconds", "at", "size"):
+            object.__setattr__(self, name, _as_plain(getattr(self, name)))
         for name in ("num_clips", "frames_per_clip", "stride"):
             value = getattr(self, name)
             if (value is not None or name != "stride") and (not _is_whole(value) or value < 1):
@@ -120,6 +124,8 @@ class VideoClips:
                 raise ConfigError(
                     f"VideoClips({name}={getattr(self, name)!r}) is unknown. Give one of {', '.join(allowed)}."
                 )
+        if not isinstance(self.apply_rotation, bool):
+            raise ConfigError(f"VideoClips(apply_rotation={self.apply_rotation!r}) cannot work. Give True or False.")
         self._take_starts()
         self._take_size()
         self._check_audio()
@@ -186,6 +192,13 @@ class VideoClips:
                 "files, so their sound would not stack. Give clip_duration_seconds, or "
                 "audio=ClipAudio(duration_seconds=...)."
             )
+
+
+def _as_plain(value: Any) -> Any:
+    """Returns numbers of numpy and torch, also in arrays, as those of Python; everything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_as_plain(item) for item in value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_whole(value: object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.clips.sound import decode_audio_of_clips
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.engine import Block, DaliEngine, Run
 from energon_dali.decode.dali.library import Pipeline, load_backend
@@ -22,7 +23,7 @@ from energon_dali.decode.dali.video.frames import take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, build_video_pipeline, find_correction
 from energon_dali.decode.dali.video.suitability import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav
+from energon_dali.decode.pyav import decode_by_pyav
 from energon_dali.errors import ConfigError, DecodeError, DeviceFailedError
 
 _LOG = logging.getLogger(__name__)
