@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -46,15 +46,16 @@ def read_video_clips(
         raise ConfigError(f'video_unit={unit!r} is unknown. Choose "seconds" or "frames".')
     index = reader.index
     find = index.range_of_seconds if unit == "seconds" else index.range_of_frames
-    spans = [find(float(start), float(end)) for start, end in ranges]
+    pairs = check_ranges(ranges)
+    spans = [find(start, end) for start, end in pairs]
     if missing == "error" and None in spans:
         what = f"{len(index)} frames, from {index.start_seconds:g} s to {index.end_seconds:g} s"
-        raise _nothing_there(ranges[spans.index(None)], unit, "video", what, reader.facts.codec)
+        raise _nothing_there(pairs[spans.index(None)], unit, "video", what, reader.facts.codec)
     wanted = [np.arange(first, last + 1) for first, last in (span or (0, -1) for span in spans)]
     pictures = reader.read(np.concatenate([*wanted, np.zeros(0, np.int64)]), size, upright=upright)
     edges = np.cumsum([0, *map(len, wanted)])
     clips, timestamps = [], []
-    for place, (span, asked) in enumerate(zip(spans, ranges, strict=True)):
+    for place, (span, asked) in enumerate(zip(spans, pairs, strict=True)):
         clip = pictures[edges[place] : edges[place + 1]]
         if len(clip) < len(pictures):
             clip = clip.copy()  # A clip that is kept or sent away must not carry the others with it.
@@ -76,10 +77,11 @@ def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: Aud
     """
     import torch
 
-    found = reader.read_clips([(float(start), float(end)) for start, end in ranges], unit)
+    pairs = check_ranges(ranges)
+    found = reader.read_clips(pairs, unit)
     index = reader.index
     clips, timestamps = [], []
-    for asked, clip in zip(ranges, found, strict=True):
+    for asked, clip in zip(pairs, found, strict=True):
         if clip is not None:
             clips.append(torch.from_numpy(np.ascontiguousarray(clip.samples)))
             timestamps.append((clip.start_seconds, clip.end_seconds))
@@ -93,15 +95,33 @@ def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: Aud
     return clips, timestamps
 
 
+def check_ranges(ranges: Any) -> list[ClipRange]:
+    """Returns clip ranges as pairs of floats; numbers of numpy and torch are numbers too.
+
+    Raises:
+        ConfigError: They are no pairs of numbers, such as one range that is not in a list.
+    """
+    try:
+        pairs = [(start, end) for start, end in ranges]
+        if any(isinstance(number, (str, bytes)) for pair in pairs for number in pair):
+            raise TypeError
+        return [(float(start), float(end)) for start, end in pairs]
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last of these
+        raise ConfigError(
+            f"The clip ranges {ranges!r} were given. They are pairs of numbers, one pair for each clip. "
+            "Give a list such as [(0, 2), (4, 6)]."
+        ) from error
+
+
 def _times_outside(asked: ClipRange, count: int, ends: tuple[float, float]) -> tuple[float, float]:
     """Returns the times of frames or samples that are not there: the start or the end of the stream."""
-    return (ends[1], ends[1]) if asked[0] >= count and not math.isinf(-asked[0]) else (ends[0], ends[0])
+    return (ends[1], ends[1]) if asked[0] >= count else (ends[0], ends[0])
 
 
 def _nothing_there(asked: ClipRange, unit: str, kind: str, what: str, codec: str) -> DecodeError:
     return DecodeError(
-        f"Nothing of the {kind} lies in the clip range ({asked[0]}, {asked[1]}) in {unit}: it has {what}. Ask for what "
-        'is there, or give missing="empty" for a clip of length 0 in its place',
+        f"Nothing of the {kind} lies in the clip range ({asked[0]:g}, {asked[1]:g}) in {unit}: it has {what}. Ask for "
+        'what is there, or give missing="empty" for a clip of length 0 in its place',
         codec,
         ROUTE,
     )

@@ -70,8 +70,10 @@ class MediaFile:
     """
 
     def __init__(self, source: MediaSource, *, limits: AVLimits | None = None, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise ConfigError(f"threads={threads} was given. At least one decodes. Give 1 or more, or None.")
+        if limits is not None and not isinstance(limits, AVLimits):
+            raise ConfigError(f"limits={limits!r} was given. Limits are an AVLimits(...), or None for the usual ones.")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise ConfigError(f"threads={threads!r} was given. At least one decodes. Give 1 or more, or None.")
         self._container: InputContainer | None = None
         self._is_at_start = False
         """Whether nobody chose a stream to read since the container was opened."""

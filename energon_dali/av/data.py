@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.samples.base import edataclass
 
@@ -26,15 +26,22 @@ class AVData:
     @property
     def video_shapes(self) -> list[tuple[int, ...]]:
         """Shape of each clip of the video: (frames, 3, H, W)."""
-        return [tuple(clip.shape) for clip in self.video_clips]
+        shapes: list[tuple[int, ...]] = _shapes(self.video_clips)
+        return shapes
 
     @property
     def audio_shapes(self) -> list[tuple[int, ...]]:
         """Shape of each clip of the audio: (channels, samples)."""
-        return [tuple(clip.shape) for clip in self.audio_clips]
+        shapes: list[tuple[int, ...]] = _shapes(self.audio_clips)
+        return shapes
 
     def __repr__(self) -> str:
         return (
             f"AVData(video={self.video_shapes} at {self.video_timestamps} s, "
             f"audio={self.audio_shapes} at {self.audio_timestamps} s)"
         )
+
+
+def _shapes(clips: Any) -> Any:
+    """Returns the shape of each clip, in the lists that the clips are in: a batch has a list for each sample."""
+    return [_shapes(clip) if isinstance(clip, list) else tuple(clip.shape) for clip in clips]

@@ -140,6 +140,8 @@ class FrameIndex:
                 f"The clip range ({start}, {end}) in frames was given. It begins before it ends, both are numbers, "
                 "and the end is included. Give (first, last) with first <= last."
             )
+        if end == -math.inf:
+            return None
         last = len(self) - 1 if end == math.inf else min(int(end), len(self) - 1)
         first = 0 if start == -math.inf else max(0, int(start)) if start != math.inf else len(self)
         return (first, last) if first <= last else None

@@ -33,7 +33,7 @@ class AVLimits:
             value = getattr(self, name)
             if value is None and name == "max_seconds":
                 continue
-            if not value > 0:
+            if not isinstance(value, (int, float)) or not value > 0:
                 raise ConfigError(
                     f"AVLimits({name}={value!r}) would refuse every file. Limits are positive numbers. "
                     "Give a larger one, or leave it out."

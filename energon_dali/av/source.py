@@ -113,10 +113,19 @@ def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
 
 
 def open_source(source: MediaSource) -> Any:
-    """Returns what FFmpeg is given: a path, or an object with read, seek and tell, at its start."""
+    """Returns what FFmpeg is given: a path, or an object with read, seek and tell, at its start.
+
+    Raises:
+        ConfigError: It is a stream that was closed.
+    """
     if isinstance(source, memoryview):
         return MemoryReader(source)
     if isinstance(source, str):
         return source
+    if getattr(source, "closed", False):
+        raise ConfigError(
+            "The media file was given as a stream, and that is closed. Keep it open as long as it is used, "
+            "or give its path or its bytes."
+        )
     source.seek(0)  # type: ignore[union-attr]
     return source

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
+from energon_dali.av.audio.resample import is_count
 from energon_dali.av.data import AVData
 from energon_dali.av.decoder import AVDecoder
 from energon_dali.errors import ConfigError
@@ -45,7 +47,7 @@ def get_clips_uniform(
             "get_clips_uniform was called with request_video=False and request_audio=False. There is nothing to "
             "return. Request video, audio, or both."
         )
-    if num_clips < 1 or not 0 <= clip_duration_seconds < float("inf"):
+    if not is_count(num_clips) or not _is_duration(clip_duration_seconds):
         raise ConfigError(
             f"{num_clips=} and {clip_duration_seconds=} were given. Give at least one clip, of 0 seconds or more."
         )
@@ -113,6 +115,10 @@ def get_single_frames_uniform(
     data = get_clips_uniform(av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size)
     frames = torch.cat(data.video_clips)
     return (frames, [start for start, _ in data.video_timestamps]) if return_timestamps else frames
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < float("inf")
 
 
 def _middles_of_frames(av_decoder: AVDecoder, first: float, last: float) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ class VideoReader:
         if facts is None or not facts.codec:
             kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.file.streams)
             raise DecodeError(f"It has no video stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
+        if not facts.width or not facts.height:  # an animated WebP, which FFmpeg lists and does not decode
+            raise DecodeError("Its video stream tells no size, so FFmpeg cannot decode it", facts.codec, ROUTE)
         return facts
 
     @property
@@ -123,7 +126,7 @@ class VideoReader:
                 f"frames. Give numbers from 0 to {len(index) - 1}."
             )
         turns = self.rotation // 90 if upright else 0
-        width, height = size or (self.width, self.height)
+        width, height = (self.width, self.height) if size is None else _check_sides(size)
         if size is not None and turns % 2:
             width, height = height, width
         self._check_size(len(wanted), width, height)
@@ -142,8 +145,6 @@ class VideoReader:
 
     def _check_size(self, count: int, width: int, height: int) -> None:
         limits = self.file.limits
-        if width < 1 or height < 1:
-            raise ConfigError(f"The size ({width}, {height}) was given. It is (width, height), both at least 1.")
         pixels = width * height
         if count > limits.max_frames or count * pixels * 3 > limits.max_bytes or pixels > limits.max_pixels:
             raise DecodeError(
@@ -183,6 +184,23 @@ class VideoReader:
             self.facts.codec,
             ROUTE,
         )
+
+
+def _check_sides(size: Any) -> tuple[int, int]:
+    """Returns (width, height) as whole numbers.
+
+    Raises:
+        ConfigError: They are not two whole numbers of at least 1.
+    """
+    try:
+        width, height = (operator.index(side) for side in size)
+    except (TypeError, ValueError):
+        width = height = 0
+    if width < 1 or height < 1:
+        raise ConfigError(
+            f"The size {size!r} was given. It is (width, height) in pixels, two whole numbers of at least 1."
+        )
+    return width, height
 
 
 def _earlier(starts: Int64s, index: FrameIndex) -> Int64s:
