@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNITS_PER_LEVEL = 8
-"""Palette colours are multiples of an eighth of a level. Counted from 128, a channel of a pixel or of a colour is at most
-1,024 units, and |colour|**2 - 2 * colour . pixel at most 3 * 1024**2 + 6 * 1024**2 < 2**24, like every partial sum of
-it. So float32 holds it exactly, and every backend finds the same colour."""
+"""Palette colours are multiples of an eighth of a level. Counted from 128, a channel of a pixel or of a colour is at
+most 1,024 units, and |colour|**2 - 2 * colour . pixel at most 3 * 1024**2 + 6 * 1024**2 < 2**24, like every partial
+sum of it. So float32 holds it exactly, and every backend finds the same colour."""
 _MIDDLE = 128
 
 

@@ -13,7 +13,7 @@ import torch
 from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
 from energon_dali.kernels.color_matrix.reference import convert_colors_reference
 
-from tests.kernels import check_color_quantize, check_pad_stack, check_patchify
+from tests.kernels.triton_checks import color_quantize, pack_tokens, pad_stack, patchify
 
 MATRICES = [
     ColorMatrix.between("bt601", "bt709"), IDENTITY,
@@ -50,9 +50,10 @@ def compare(device: str) -> int:
 
 CHECKS = {
     "color_matrix": compare,
-    "pad_stack": check_pad_stack.compare,
-    "patchify": check_patchify.compare,
-    "color_quantize": check_color_quantize.compare,
+    "pad_stack": pad_stack.compare,
+    "patchify": patchify.compare,
+    "color_quantize": color_quantize.compare,
+    "pack_tokens": pack_tokens.compare,
 }
 """What compares each operation."""
 
