@@ -27,6 +27,9 @@ from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.worker_config import WorkerConfig
 
+MAX_SLICES = 10_000_000
+"""Slices that are shuffled together, over all epochs of `shuffle_over_epochs_multiplier`: they take 16 bytes each."""
+
 READ_SIZE = 32
 """Samples that a source asks of its reader at once."""
 
@@ -95,6 +98,8 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, leaf=number, **order
     )
+    with named_at(leaf):
+        _check_slices(spec)
     return SourceDataset(
         spec,
         opened.reader,
@@ -111,6 +116,15 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
         },
         worker_config=config,
     )  # fmt: skip
+
+
+def _check_slices(spec: OrderSpec) -> None:
+    count = len(spec.slices)
+    if count * (spec.shuffle_over_epochs or 1) > MAX_SLICES and (spec.shuffle_over_epochs or 1) > 1:
+        raise ConfigError(
+            f"shuffle_over_epochs_multiplier={spec.shuffle_over_epochs} would shuffle {count} slices so many times at "
+            f"once, and at most {MAX_SLICES} fit into memory. Give a smaller number, or -1 to draw with replacement."
+        )
 
 
 @contextmanager

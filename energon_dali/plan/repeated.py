@@ -17,6 +17,9 @@ from energon_dali.plan.slices import Int32Array, Slices
 
 _NOTHING, _ONE = Fraction(0), Fraction(1)
 
+MAX_REPETITIONS = 100_000
+"""An epoch is a list of passes; one of so many takes seconds to plan, and nobody sees its end."""
+
 
 @dataclass(frozen=True)
 class RepeatedOrder:
@@ -27,7 +30,7 @@ class RepeatedOrder:
     drawn with replacement, there are no whole passes, and the epochs are cut one behind the other.
 
     Raises:
-        ConfigError: The number of repetitions is negative, infinite or not a number.
+        ConfigError: The number of repetitions is negative, larger than MAX_REPETITIONS, or not a number.
     """
 
     spec: OrderSpec
@@ -36,10 +39,10 @@ class RepeatedOrder:
     """How often each sample comes per epoch."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.repetitions) or self.repetitions < 0:
+        if not 0 <= self.repetitions <= MAX_REPETITIONS:  # also where it is not a number
             raise ConfigError(
                 f"repetitions={self.repetitions} cannot work: give how often the samples of a dataset come per epoch, "
-                "a finite number of at least 0 such as 2 or 0.5."
+                f"a number from 0 to {MAX_REPETITIONS} such as 2 or 0.5."
             )
 
     @property

@@ -282,7 +282,7 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
         (lambda: BlendSourceDataset(leaves([3, 0], 1), [1, 1]), DatasetError, r"part1 \(/data/part1\) has a weight"),
         (lambda: BlendSourceDataset([*leaves([3], 1), *leaves([3], 2)], [1, 1]), ConfigError, "different worker"),
         (lambda: EpochizedBlendDataset(leaves([3], 1), [1, 2], repeat=True), ConfigError, "one for each"),
-        (lambda: EpochizedBlendDataset(leaves([3], 1), [-1], repeat=True), ConfigError, "at least 0"),
+        (lambda: EpochizedBlendDataset(leaves([3], 1), [-1], repeat=True), ConfigError, "from 0 to"),
         (lambda: EpochizedBlendDataset(leaves([0, 3], 1), [1, 0], repeat=True), DatasetError, "part0, part1"),
         (lambda: ConcatSourceDataset(leaves([3], 1)), ConfigError, "repeats for ever"),
         (lambda: MeasuredBlendDataset(leaves([3], 1)[0], "tokens"), ConfigError, "blended by weight"),

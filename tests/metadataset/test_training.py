@@ -179,6 +179,8 @@ def test_what_is_wrong_with_a_leaf_names_where_it_is_named(tmp_path: Path) -> No
         open_with("{path: a, subset: {range: [0, 7]}}")
     with pytest.raises(ConfigError, match=f"{place}.*auxiliary stores media.*are not crude"):
         open_with("{path: a, aux: {media: a}}")
+    with pytest.raises(ConfigError, match=f"{place}shuffle_over_epochs_multiplier=1000000000000 would shuffle"):
+        open_with("{path: a, shuffle_over_epochs_multiplier: 1000000000000}")
     with pytest.raises(DatasetError, match="no sample"):
         open_with("{path: a, subset: {range: [3, 3]}}")
     (Path(path) / ".nv-meta" / "index.sqlite").unlink()  # only needed by joins and stores
