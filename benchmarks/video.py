@@ -11,6 +11,7 @@ LONG = Recipe(name="long-videos", samples=1, shards=1, style="video", seed=3, se
 """10 minutes."""
 
 _ENERGON: Environment = "energon"
+_PER_CPU = "files_per_cpu_second"
 
 
 def _candidate(name: str, library: str, environment: Environment = "own", **options: Plain) -> Candidate:
@@ -39,6 +40,9 @@ CLIPS = Workload(
         Bar(of="energon_dali AVDecoder", to="megatron-energon AVDecoder", at_least=1.5),
         Bar(of="energon_dali AVDecoder", to="torchcodec", at_least=1.1),
         Bar(of="energon_dali AVDecoder", to="PyAV, seeking", at_least=1.1),
+        Bar(of="energon_dali AVDecoder", to="megatron-energon AVDecoder", at_least=1.5, metric=_PER_CPU),
+        Bar(of="energon_dali AVDecoder", to="torchcodec", at_least=1.1, metric=_PER_CPU),
+        Bar(of="energon_dali AVDecoder", to="PyAV, seeking", at_least=1.1, metric=_PER_CPU),
     ),
 )
 
