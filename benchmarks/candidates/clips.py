@@ -108,7 +108,7 @@ def decoder_of(task: Task) -> Decode:
     """Returns what the candidate decodes with."""
     threads = int(task.options.get("threads", 1))
     return {
-        "energon_dali": lambda: _av_decoder("energon_dali.av"),
+        "energon_dali": lambda: _av_decoder("energon_dali.av", threads=threads),
         "megatron.energon": lambda: _av_decoder("megatron.energon.av"),
         "pyav": lambda: _bare_pyav(threads),
         "pyav from the start": lambda: _pyav_from_the_start(threads),
@@ -116,11 +116,11 @@ def decoder_of(task: Task) -> Decode:
     }[str(task.options["library"])]()
 
 
-def _av_decoder(module: str) -> Decode:
+def _av_decoder(module: str, **options: int) -> Decode:
     decoder = importlib.import_module(module).AVDecoder
 
     def decode(data: bytes, ranges: Ranges) -> list[Any]:
-        clips, _ = decoder(io.BytesIO(data)).get_video_clips(
+        clips, _ = decoder(io.BytesIO(data), **options).get_video_clips(
             ranges, video_unit="frames", video_out_frame_size=(SIZE, SIZE)
         )
         return [clip.permute(0, 2, 3, 1).numpy() for clip in clips]
