@@ -92,7 +92,7 @@ def check_resume(
     view: Callable[[Any], Any] = repr,
     made: Callable[[SavableDataset[Any]], list[int]] | None = None,
 ) -> None:
-    """Saves before every element, restores each state into a new dataset, and compares the whole tail.
+    """Saves before every element, restores each state into a new dataset, compares the whole tail and the last state.
 
     Args:
         make: Makes the dataset anew.
@@ -112,6 +112,7 @@ def check_resume(
             except StopIteration:
                 expected.append("end of epoch")
                 break
+    last_state = json.loads(json.dumps(live.state_dict()))
     assert len(expected) > 1, "the oracle saw nothing"
     for place, (state, epoch) in enumerate(zip(states, epoch_of, strict=True)):
         dataset = make()
@@ -129,3 +130,4 @@ def check_resume(
                     tail.append("end of epoch")
                     break
         assert tail == expected[place:], f"after a restore at {place}"
+        assert json.loads(json.dumps(restored.state_dict())) == last_state, f"the last state after a restore at {place}"

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, FatalSampleError
 from energon_dali.task_encoder import PackingBuffer, PackSelection, SequencePacker
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
@@ -25,6 +26,11 @@ def numbers(samples: list[dict[str, Any]]) -> dict[str, Any]:
 def in_two(samples: list[dict[str, Any]]) -> Any:
     yield {"__restore_key__": (), "numbers": [sample["number"] for sample in samples]}
     yield {"__restore_key__": (), "numbers": []}
+
+
+def twice(sample: dict[str, Any]) -> Any:
+    yield sample
+    yield sample
 
 
 def keep_odd(samples: list[dict[str, Any]]) -> PackSelection[dict[str, Any]]:
@@ -48,6 +54,15 @@ def test_what_was_kept_resumes_exactly(final: Any, streams: int, pre_packer: Any
         count=24,
         epochs=1 if repeat else 2,
     )
+
+
+@pytest.mark.parametrize("max_padding", [0.02, 0.2])
+def test_a_sample_that_a_hook_gives_twice_resumes_exactly(max_padding: float) -> None:
+    def make() -> PackingDataset:
+        samples = MapDataset(Counting(41, config(2), repeat=True), twice, stateless_map_fn=True)
+        return PackingDataset(samples, 8, SequencePacker(100, length=length_of, max_padding=max_padding), numbers)
+
+    check_resume(make, count=100)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "first_fit_decreasing"])

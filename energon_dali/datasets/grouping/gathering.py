@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from energon_dali.datasets.arguments import check_function
@@ -73,3 +74,15 @@ class GatheringDataset(WrapperDataset[Any]):
             StateError: The key is not of the dataset below.
         """
         return self.dataset.restore_sample(key)
+
+
+def distinct(sample: Any, present: set[int]) -> Any:
+    """Returns a sample, or a copy of one that is in the buffer already, and notes its id in `present`.
+
+    A hook may give one object several times. A restore makes as many objects of it, each with a key of its own, and
+    what comes then must not differ from what comes without the restore.
+    """
+    if id(sample) in present:
+        sample = copy(sample)
+    present.add(id(sample))
+    return sample

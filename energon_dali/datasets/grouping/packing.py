@@ -9,7 +9,7 @@ from typing import Any
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.decode_stage import decode_elements
-from energon_dali.datasets.grouping.gathering import GatheringDataset
+from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
@@ -176,6 +176,7 @@ class _PackingIterator(StreamIterator[Any]):
         size = self._dataset.buffer_size
         if self._dataset.first is not None and self._rounds < size.bit_length():
             size = min(size, self._dataset.first << self._rounds)
+        present = set(map(id, samples))
         while len(samples) < size:
             try:
                 sample = next(self._inner)
@@ -184,8 +185,8 @@ class _PackingIterator(StreamIterator[Any]):
                     raise
                 self._ended = True
                 break
-            samples.append(sample)
             keys.append(self._inner.last_key(sample))
+            samples.append(distinct(sample, present))
         self._kept = []
         return PackingBuffer(samples, rounds + [0] * (len(samples) - len(rounds))), keys
 
