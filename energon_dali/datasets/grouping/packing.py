@@ -174,8 +174,8 @@ class _PackingIterator(StreamIterator[Any]):
         samples = [sample for _, group in self._kept for _, sample in group]
         rounds = [waited for waited, group in self._kept for _ in group]
         size = self._dataset.buffer_size
-        if self._dataset.first is not None and self._rounds < size.bit_length():
-            size = min(size, self._dataset.first << self._rounds)
+        if (first := self._dataset.first) is not None and self._rounds < size.bit_length():
+            size = min(size, first << self._rounds)
         present = set(map(id, samples))
         while len(samples) < size:
             try:
@@ -275,8 +275,7 @@ class _PackingIterator(StreamIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        # The chosen samples are read again at the first element, so that restoring itself costs nothing.
-        self._saved = state
+        self._saved = state  # the chosen samples are read again at the first element: restoring itself costs nothing
         self._inner.load_state_dict(state["inner"])
 
     def _refill(self, state: State) -> None:
