@@ -97,5 +97,5 @@ def convert_colors_triton(
     _convert[(clips * frames_per_clip * blocks,)](
         frames, coefficients, result, frames_per_clip, pixels, blocks,
         CHANNELS_FIRST=channels_first, TO_BFLOAT16=result.dtype == torch.bfloat16, TO_FLOAT=result.dtype != torch.uint8,
-        BITS=FRACTION_BITS, BLOCK=_BLOCK,
+        BITS=FRACTION_BITS, BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip

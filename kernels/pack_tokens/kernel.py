@@ -75,6 +75,6 @@ def pack_tokens_triton(
     )
     blocks = triton.cdiv(max(segment.length for segment in segments), _BLOCK)
     _pack_tokens[(len(segments), blocks)](
-        on_device(table, tokens.device), cu_seqlens, tokens, position_ids, BLOCK=_BLOCK
+        on_device(table, tokens.device), cu_seqlens, tokens, position_ids, BLOCK=_BLOCK, enable_fp_fusion=False
     )
     return cu_seqlens

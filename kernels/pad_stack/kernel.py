@@ -117,7 +117,7 @@ def pad_stack_triton(
     _pad_stack[(count * blocks,)](
         on_device(table, result.device), on_device(coefficients, result.device), result, height * width, width, blocks,
         CHANNELS=channels, CHANNELS_FIRST=not result.is_contiguous(), TO_BFLOAT16=result.dtype == torch.bfloat16,
-        TO_BYTES=result.dtype == torch.uint8, BLOCK=_BLOCK,
+        TO_BYTES=result.dtype == torch.uint8, BLOCK=_BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
 
 

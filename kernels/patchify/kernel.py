@@ -113,6 +113,6 @@ def patchify_triton(
     _patchify[(triton.cdiv(max(grid.tokens for grid in grids), _TOKENS), len(clips))](
         on_device(table, tokens.device), on_device(coefficients, tokens.device), cu_seqlens, tokens, positions,
         CHANNELS=channels, TIMES=frames_per_patch, PATCH=patch_size, TO_BFLOAT16=tokens.dtype == torch.bfloat16,
-        TO_BYTES=tokens.dtype == torch.uint8, TOKENS=_TOKENS, ELEMENTS=_ELEMENTS,
+        TO_BYTES=tokens.dtype == torch.uint8, TOKENS=_TOKENS, ELEMENTS=_ELEMENTS, enable_fp_fusion=False,
     )  # fmt: skip
     return cu_seqlens

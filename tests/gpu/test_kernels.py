@@ -7,6 +7,6 @@ import pytest
 from tests.kernels.check_triton import CHECKS
 
 
-@pytest.mark.parametrize("operation", sorted(CHECKS.keys() - {"color_matrix"}))
+@pytest.mark.parametrize("operation", sorted(CHECKS))
 def test_the_kernel_equals_its_reference_bit_for_bit(operation: str) -> None:
     assert CHECKS[operation]("cuda") > 0

@@ -1,4 +1,4 @@
-"""Clips on a GPU: frames and times of the CPU, colours by the file, the kernel, isolation, lifetime on streams."""
+"""Clips on a GPU: frames and times of the CPU, colours by the file, isolation, lifetime on streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video import suits_dali_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
-from tests.kernels.check_triton import compare
 
 SIZE = (320, 240)
 RECIPES = {
@@ -75,10 +74,6 @@ def test_floats_are_the_bytes_by_255(dtype: Any) -> None:
     )
     for a, b in zip(levels, floats, strict=True):
         assert torch.equal(b.value.frames, (a.value.frames.to(torch.float32) / 255).to(getattr(torch, dtype)))
-
-
-def test_the_kernel_equals_its_reference_bit_for_bit() -> None:
-    assert compare("cuda") == 96
 
 
 def test_what_the_gpu_cannot_decode_comes_from_pyav_and_ends_there_too() -> None:

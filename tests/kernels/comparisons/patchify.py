@@ -7,11 +7,12 @@ from energon_dali.kernels.normalization import Normalization
 from energon_dali.kernels.patchify.patches import Grid, token_starts
 from energon_dali.kernels.patchify.reference import patchify_reference
 
+from tests.kernels.comparisons.poison import poisons
 from tests.kernels.ragged import SIZES, images_of
 
 
 def compare(device: str) -> int:
-    """Returns the number of comparisons; every output is poisoned twice, so that an element left out shows.
+    """Returns the number of comparisons; every output is poisoned, so that an element left out shows.
 
     Raises:
         AssertionError: A bit differs.
@@ -32,9 +33,9 @@ def compare(device: str) -> int:
                 (starts[-1], 3), dtype=torch.int32, device=device
             )
             patchify_reference(clips, patch_size, times, placed, *wanted)
-            for poison in (17, 203) if dtype == torch.uint8 else (float("nan"), -1.0):
+            for poison in poisons(dtype == torch.uint8):
                 tokens = torch.full_like(wanted[0], poison)
-                positions = torch.full_like(wanted[1], -1 if poison == 17 else 999)
+                positions = torch.full_like(wanted[1], -1)  # no position is negative
                 cu_seqlens = patchify_triton(clips, patch_size, times, on_host, tokens, positions)
                 assert torch.equal(tokens, wanted[0]), (sizes, dtype)
                 assert torch.equal(positions, wanted[1]), (sizes, dtype)

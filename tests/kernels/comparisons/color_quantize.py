@@ -9,7 +9,7 @@ from energon_dali.kernels.color_quantize.reference import color_quantize_referen
 
 
 def compare(device: str) -> int:
-    """Returns the number of comparisons; every output is poisoned twice, so that an element left out shows.
+    """Returns the number of comparisons; every output is poisoned, so that an element left out shows.
 
     Raises:
         AssertionError: A number differs.

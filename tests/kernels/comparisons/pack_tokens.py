@@ -12,7 +12,7 @@ CASES = [([0], 3), ([1], 1), ([3, 4, 0, 5, 5, 1], 9), ([1023, 1, 1025, 1024], 20
 
 
 def compare(device: str) -> int:
-    """Returns the number of comparisons; every output is poisoned twice, so that an element left out shows.
+    """Returns the number of comparisons; every output is poisoned, so that an element left out shows.
 
     Raises:
         AssertionError: A number differs.

@@ -1,0 +1,77 @@
+"""Compiles every kernel to machine code of GPUs that need not be there; a program of its own.
+
+    python -m tests.kernels.check_compile
+
+First it runs every operation on the CPU, and fails if one of them loads Triton.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import torch
+
+ARCHITECTURES = (80, 90)
+"""Compute capabilities: A100, H100 and H200."""
+
+PAD = {"CHANNELS": 3, "CHANNELS_FIRST": True, "TO_BFLOAT16": False, "BLOCK": 1024}
+CUT = {"CHANNELS": 3, "TIMES": 2, "PATCH": 14, "TO_BFLOAT16": False, "TOKENS": 8, "ELEMENTS": 256}
+COLORS = {"CHANNELS_FIRST": True, "BITS": 14, "BLOCK": 1024}
+VARIANTS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("pad_stack", "_pad_stack", "*i64 *fp32 *u8 i32 i32 i32", {**PAD, "TO_BYTES": True}),
+    ("pad_stack", "_pad_stack", "*i64 *fp32 *bf16 i32 i32 i32", {**PAD, "TO_BYTES": False, "TO_BFLOAT16": True}),
+    ("patchify", "_patchify", "*i64 *fp32 *i32 *u8 *i32", {**CUT, "TO_BYTES": True}),
+    ("patchify", "_patchify", "*i64 *fp32 *i32 *fp16 *i32", {**CUT, "TO_BYTES": False}),
+    ("color_matrix", "_convert", "*u8 *i32 *fp32 i32 i32 i32", {**COLORS, "TO_BFLOAT16": False, "TO_FLOAT": True}),
+    ("color_quantize", "_color_quantize", "*u8 *fp32 *i16 i32 i32", {"BLOCK": 512}),
+    ("pack_tokens", "_pack_tokens", "*i64 *i32 *i64 *i32", {"BLOCK": 1024}),
+]
+"""Operation, kernel, types of its arguments (Triton's notation), constants."""
+
+
+def run_on_the_cpu() -> None:
+    """Calls every operation with tensors of the CPU."""
+    from energon_dali.kernels.color_matrix import IDENTITY, convert_colors
+    from energon_dali.kernels.color_quantize import Palette, color_quantize
+    from energon_dali.kernels.pack_tokens import pack_tokens
+    from energon_dali.kernels.pad_stack import pad_stack
+    from energon_dali.kernels.patchify import patchify
+
+    image = torch.zeros((5, 4, 3), dtype=torch.uint8)
+    pad_stack([image])
+    patchify([image], 2)
+    convert_colors(image[None, None], [IDENTITY])
+    color_quantize(image, Palette.from_levels([[0, 0, 0]]))
+    pack_tokens([torch.arange(3)], 4)
+
+
+def compile_all() -> None:
+    """Prints a line per kernel, type and architecture.
+
+    Raises:
+        AssertionError: There is no machine code.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    for operation, name, types, constants in VARIANTS:
+        kernel = getattr(import_module(f"energon_dali.kernels.{operation}.kernel"), name)
+        signature = dict(zip(kernel.arg_names, [*types.split(), *["constexpr"] * len(constants)], strict=True))
+        for architecture in ARCHITECTURES:
+            compiled = triton.compile(
+                ASTSource(fn=kernel, signature=signature, constexprs=constants),
+                target=GPUTarget("cuda", architecture, 32), options={"enable_fp_fusion": False},
+            )  # fmt: skip
+            assert len(compiled.asm["cubin"]) > 0
+            print(f"{operation} {types} sm_{architecture}: {len(compiled.asm['cubin'])} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    run_on_the_cpu()
+    loaded = sorted(name for name in sys.modules if name.split(".")[0] == "triton")
+    if loaded:
+        sys.exit(f"The CPU path loaded {', '.join(loaded[:5])}.")
+    compile_all()

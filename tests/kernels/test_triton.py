@@ -1,0 +1,43 @@
+"""The Triton kernels without a GPU: run by Triton's interpreter, compiled for GPUs, and left alone by the CPU's path.
+
+Each runs in a process of its own, as Triton takes TRITON_INTERPRET when it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this machine"),
+]
+
+
+def run(module: str, *words: str, **settings: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=ROOT, env={**environment, **settings}, capture_output=True,
+        text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    return done.stdout.splitlines()
+
+
+def test_interpreted_kernels_equal_their_references_bit_for_bit() -> None:
+    lines = run("tests.kernels.check_triton", "cpu", TRITON_INTERPRET="1")
+    assert [line.split(":")[0] for line in lines] == [
+        "color_matrix", "color_quantize", "pack_tokens", "pad_stack", "patchify",
+    ]  # fmt: skip
+    assert all(line.endswith("comparisons, all equal") for line in lines)
+
+
+def test_kernels_compile_for_gpus_and_the_cpu_path_loads_no_triton(tmp_path: Path) -> None:
+    lines = run("tests.kernels.check_compile", TRITON_CACHE_DIR=str(tmp_path))
+    assert len(lines) == 14
