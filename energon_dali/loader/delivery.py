@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_dali.loader.rank_stream import RankStream, Seal
 from energon_dali.loader.watchdog import WaitMonitor, Watchdog
 
 if TYPE_CHECKING:
@@ -121,10 +122,11 @@ class ThreadedDelivery:
         self._state = rank.state_dict()
         self._depth = depth
         self._line = _Line(depth)
+        self._stream = RankStream()
         self._ended = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
-            target=_run_ahead, args=(rank, change, self._line), name="energon-dali-rank", daemon=True
+            target=_run_ahead, args=(rank, change, self._line, self._stream), name="energon-dali-rank", daemon=True
         )
         self._thread.start()
 
@@ -144,7 +146,9 @@ class ThreadedDelivery:
             self._ended = True
             raise StopIteration
         self._line.room.put(True)
-        return value
+        element, seal = value
+        self._stream.hand_over(element, seal)
+        return element
 
     def _take(self) -> tuple[object, Any, Any]:
         limit = self._watchdog.limit_seconds
@@ -197,9 +201,12 @@ class _Line:
         self.resume.put(False)
 
 
-def _run_ahead(rank: RankIterator[Any], change: Callable[[Any], Any] | None, line: _Line) -> None:
+def _run_ahead(
+    rank: RankIterator[Any], change: Callable[[Any], Any] | None, line: _Line, stream: RankStream
+) -> None:
     """Is the thread: holds nothing of the loader, so that a forgotten loader is collected and ends it."""
     try:
+        stream.enter()
         while line.room.get() and not line.stopped:
             try:
                 element = next(rank)
@@ -212,7 +219,8 @@ def _run_ahead(rank: RankIterator[Any], change: Callable[[Any], Any] | None, lin
                 continue
             if change is not None:
                 element = change(element)
-            line.items.put((_ELEMENT, element, rank.state_dict()))
+            seal: Seal = stream.seal(element)
+            line.items.put((_ELEMENT, (element, seal), rank.state_dict()))
             element = None
     except BaseException as error:
         line.items.put((_FAILED, error, None))

@@ -1,0 +1,165 @@
+"""Device, stream and hand-over of the rank's thread, on a CUDA that only writes down what is asked of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import UserDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.loader.rank_stream import RankStream, find_cuda_tensors
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream whose work is a list of words."""
+
+    device: int
+    work: list[str] = field(default_factory=list)
+
+    def wait_stream(self, other: Stream) -> None:
+        self.work += other.work
+
+    def wait_event(self, event: Event) -> None:
+        self.work += event.work
+
+
+class Event:
+    """What a stream had done when it was recorded."""
+
+    work: list[str]
+
+    def record(self, stream: Stream) -> None:
+        self.work = list(stream.work)
+
+
+class Cuda(threading.local):
+    """Current device and streams per thread, as CUDA has them: a new thread stands on GPU 0 and its default stream."""
+
+    Event = Event
+    default = (Stream(0), Stream(1))
+
+    def __init__(self, initialized: bool = True, backend: str = "native") -> None:
+        self.initialized, self.backend = initialized, backend
+        self.device = 0
+        self.streams = list(self.default)
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+    def current_device(self) -> int:
+        return self.device
+
+    def set_device(self, device: int) -> None:
+        self.device = device
+
+    def current_stream(self, device: int) -> Stream:
+        return self.streams[device]
+
+    def set_stream(self, stream: Stream) -> None:
+        self.streams[stream.device] = stream
+
+    def Stream(self, device: int) -> Stream:
+        return Stream(device)
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor that says it lies on a GPU, and notes the streams that its memory is kept for."""
+
+    recorded: list[Any]
+    gpu: int
+
+    @staticmethod
+    def on(gpu: int) -> GpuTensor:
+        tensor = torch.zeros(1).as_subclass(GpuTensor)
+        tensor.recorded, tensor.gpu = [], gpu
+        return tensor
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self.gpu)
+
+    def record_stream(self, stream: Any) -> None:
+        self.recorded.append(stream)
+
+
+def run_rank(rank: RankStream, cuda: Cuda, element: Any) -> tuple[Any, int]:
+    """Returns (the seal, the device) of a thread that makes an element: "made" on every current stream."""
+    done: list[Any] = []
+
+    def work() -> None:
+        rank.enter()
+        for stream in cuda.streams:
+            stream.work.append("made")
+        done.extend((rank.seal(element), cuda.current_device()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    return done[0], done[1]
+
+
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+def test_the_rank_works_on_the_trainers_device_and_its_batch_is_ready_there(backend: str) -> None:
+    cuda = Cuda(backend=backend)
+    cuda.set_device(1)
+    trainer = Stream(1, ["weights"])
+    cuda.set_stream(trainer)
+    batch = {"image": GpuTensor.on(1)}
+    rank = RankStream(cuda)
+    seal, device = run_rank(rank, cuda, batch)
+    assert device == 1
+    assert trainer.work == (["weights"] if backend == "native" else ["weights", "made"])  # no step waits for a batch
+    rank.hand_over(batch, seal)
+    assert trainer.work[-2:] == ["weights", "made"]
+    assert batch["image"].recorded == ([trainer] if backend == "native" else [])
+
+
+def test_a_trainer_that_changes_its_stream_and_a_second_gpu() -> None:
+    cuda = Cuda()
+    first, second = Stream(0), Stream(0)
+    cuda.set_stream(first)
+    batch = [GpuTensor.on(0), GpuTensor.on(1)]
+    rank = RankStream(cuda)
+    seal, _ = run_rank(rank, cuda, batch)
+    assert [device for device, _ in seal] == [0, 1]
+    cuda.set_stream(second)
+    rank.hand_over(batch, seal)
+    assert second.work[-1] == "made"
+    assert batch[0].recorded == [first, second]
+    assert batch[1].recorded == [cuda.current_stream(1)]
+
+
+def test_without_cuda_nothing_is_asked_of_it() -> None:
+    rank = RankStream(Cuda(initialized=False))
+    rank.enter()
+    assert rank.seal({"x": torch.zeros(1)}) == ()
+    rank.hand_over(None, ())
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def test_finds_tensors_wherever_batches_hold_them() -> None:
+    class Holder:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+            self.itself = self
+
+    @dataclass(slots=True)
+    class Slotted:
+        value: Any
+
+    tensors = [GpuTensor.on(0) for _ in range(5)]
+    batch = [Holder(tensors[0]), Slotted((tensors[1], "text")), UserDict(a=[tensors[2]]), {"b": {"c": tensors[3]}},
+             tensors[4], tensors[4], torch.zeros(2), None, 3]  # fmt: skip
+    assert {id(tensor) for tensor in find_cuda_tensors(batch)} == set(map(id, tensors))
+    assert len(list(find_cuda_tensors(batch))) == 5
