@@ -14,6 +14,12 @@ from energon_dali.samples.batch import get_field, has_field
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.kernels.pad_stack import Layout
+
+_MAX_CHANNELS = 4
+"""An axis of up to so many may be the channels of images; the kernel goes through them one by one."""
+_MAX_KERNEL_PIXELS = 2**31 - 2048
+
 
 def batch_list(batch: list[Any]) -> list[Any]:
     """Returns the list itself: a field that stays one value per sample."""
@@ -81,7 +87,9 @@ def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns tensors stacked along a new first dimension, with zeros at the end of each dimension that is too short.
 
-    Tensors of one shape are stacked as in `batch_stack`, as a view where they lie one behind the other.
+    Tensors of one shape are stacked as in `batch_stack`, as a view where they lie one behind the other. Images uint8
+    (C, H, W) or (H, W, C) on a GPU go into the batch in one kernel, which fills the rest too; the same bits come out.
+    `energon_dali.kernels.pad_stack` makes floats of them, normalised and mirrored, in the same pass.
 
     Args:
         batch: n >= 1 tensors with the same number of dimensions.
@@ -104,12 +112,44 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         )
     import torch
 
+    layout = image_layout(batch) if first.is_cuda else None
+    if layout is not None:
+        from energon_dali.kernels.pad_stack import pad_stack
+
+        padded: torch.Tensor = pad_stack(batch, layout=layout, input_layout=layout)
+        return padded
     longest = [max(lengths) for lengths in zip(*(tensor.shape for tensor in batch), strict=True)]
     dtype = functools.reduce(torch.promote_types, {tensor.dtype for tensor in batch})
     whole = torch.zeros((len(batch), *longest), dtype=dtype, device=first.device)
     for row, tensor in zip(whole, batch, strict=True):
         row[tuple([slice(length) for length in tensor.shape])] = tensor
     return whole
+
+
+def image_layout(batch: Sequence[torch.Tensor]) -> Layout | None:
+    """Returns how the axes of images lie, if the kernel that pads images can take them; else None.
+
+    Args:
+        batch: n >= 1 tensors with the same number of dimensions.
+
+    Returns:
+        "CHW" or "HWC": the first or the last axis is the same for all, and at most 4. None if neither is, or if they
+        are no plain uint8 tensors of 3 axes on one device, or too large for the kernel.
+    """
+    import torch
+
+    first = batch[0]
+    channels_first = channels_last = first.ndim == 3
+    for tensor in batch:
+        if type(tensor) is not torch.Tensor or tensor.dtype != torch.uint8 or tensor.device != first.device:
+            return None
+        channels_first = channels_first and tensor.shape[0] == first.shape[0] <= _MAX_CHANNELS
+        channels_last = channels_last and tensor.shape[-1] == first.shape[-1] <= _MAX_CHANNELS
+    if not channels_first and not channels_last:
+        return None
+    height, width = (1, 2) if channels_first else (0, 1)
+    pixels = max(tensor.shape[height] for tensor in batch) * max(tensor.shape[width] for tensor in batch)
+    return None if pixels > _MAX_KERNEL_PIXELS else "CHW" if channels_first else "HWC"
 
 
 def generic_batch(batch: list[Any]) -> Any:

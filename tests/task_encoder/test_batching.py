@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from energon_dali.kernels.pad_stack import pad_stack
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo, TextSample
 from energon_dali.task_encoder import batch_list, batch_pad_stack, batch_stack, generic_batch
+from energon_dali.task_encoder.batching import image_layout
 
 
 def test_rows_of_a_block_are_stacked_without_a_copy() -> None:
@@ -84,6 +86,39 @@ def test_padding_is_zeros_at_the_end(shapes: list[tuple[int, int]]) -> None:
     for number, (height, width) in enumerate(shapes):
         assert batch[number, :height, :width].eq(number + 1).all()
         assert batch[number].count_nonzero() == height * width
+
+
+SIDES = st.integers(0, 5)
+
+
+@given(
+    sizes=st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=5),
+    channels=st.integers(0, 5),
+    channels_first=st.booleans(),
+)
+def test_the_kernel_pads_images_as_plain_tensors_are_padded(
+    sizes: list[tuple[int, int]], channels: int, channels_first: bool
+) -> None:
+    shapes = [(channels, *size) if channels_first else (*size, channels) for size in sizes]
+    images = [torch.randint(1, 256, shape, dtype=torch.uint8, generator=torch.Generator()) for shape in shapes]
+    layout = image_layout(images)
+    assert layout is not None or channels > 4
+    if layout is not None:
+        assert len({image.shape[0 if layout == "CHW" else 2] for image in images}) == 1
+        assert torch.equal(pad_stack(images, layout=layout, input_layout=layout), batch_pad_stack(images))
+
+
+def test_only_images_go_to_the_kernel() -> None:
+    image, other = (torch.zeros(3, size, 7, dtype=torch.uint8) for size in (5, 6))
+    assert image_layout([image, other]) == "CHW"
+    assert image_layout([image.permute(1, 2, 0), other.permute(1, 2, 0)]) == "HWC"
+    for batch in (
+        [image.float(), other.float()], [image[0], other[0]], [image[None], other[None]], [image, other[:1]],
+        [image, other.to(torch.int16)], [image, torch.nn.Parameter(other, requires_grad=False)],
+        [image.to("meta"), other],
+        [image.expand(3, 5, 7)[:, :, :1].expand(3, 5, 1 << 30).permute(1, 2, 0), other.permute(1, 2, 0)],
+    ):  # fmt: skip
+        assert image_layout(batch) is None
 
 
 def test_padding_of_equal_shapes_is_a_stack_and_keeps_the_dtype() -> None:
