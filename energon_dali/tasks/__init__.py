@@ -1,0 +1,47 @@
+"""Trainable tasks on Lightning: a data module, a backbone, an optional tokenizer and a task, each swapped from the
+command line. They need the extra `tasks`; the names below are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
+    from energon_dali.tasks.core.task import TaskTransformer
+    from energon_dali.tasks.train import TrainResult, run
+
+__all__ = ["HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "run"]
+
+_HOME_OF = {
+    "HydraInstantiator": "core.instantiator",
+    "Instantiator": "core.instantiator",
+    "TaskTransformer": "core.task",
+    "TrainResult": "train",
+    "run": "train",
+}
+
+_EXTRA = ("hydra", "lightning", "omegaconf")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ConfigError(
+            f"energon_dali.tasks.{name} needs the package {error.name!r}, which is not installed. "
+            'Install the extra: pip install "energon-dali[tasks]".'
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,223 @@
+"""Makes the parts of a run out of their configs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from energon_dali.errors import ConfigError, EnergonDaliError
+from energon_dali.tasks.core.nearest import describe_nearest
+from energon_dali.tasks.core.weight_decay import parameter_groups
+
+if TYPE_CHECKING:
+    from lightning import LightningDataModule, Trainer
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from energon_dali.tasks.core.task import TaskTransformer
+
+Config = Mapping[str, Any]
+"""A config with `_target_`: a dict, or what Hydra makes of YAML."""
+
+
+class Instantiator(Protocol):
+    """Makes the parts of a run; a task takes one so that how configs become objects can be swapped."""
+
+    def tokenizer(self, cfg: Config | None) -> Any:
+        """Returns the tokenizer, None where the config names none."""
+
+    def data_module(self, cfg: Config, *, tokenizer: Any = None, decoder: Any = None) -> LightningDataModule:
+        """Returns the data module, with the tokenizer and the decoder that it asks for."""
+
+    def backbone(self, cfg: Config, **model_data_kwargs: Any) -> nn.Module:
+        """Returns the model, with those of the data module's numbers that it takes and its config leaves open."""
+
+    def task(self, cfg: Config, **given: Any) -> TaskTransformer:
+        """Returns the task, with its backbone, optimizer, scheduler and the data module's numbers."""
+
+    def optimizer(self, model: nn.Module, cfg: Config) -> Optimizer:
+        """Returns the optimizer of a model's parameters."""
+
+    def scheduler(self, cfg: Config | None, optimizer: Optimizer) -> LRScheduler | None:
+        """Returns the scheduler of an optimizer, None where the config names none."""
+
+    def trainer(self, cfg: Config, **given: Any) -> Trainer:
+        """Returns the trainer, with its loggers and callbacks."""
+
+
+class HydraInstantiator:
+    """Makes the parts by Hydra: `_target_` names a class or function, the other keys are its arguments.
+
+    What a config sets wins over what the run gives; what a target does not take is not given to it. An argument in a
+    config that its target does not take is an error naming the nearest one.
+    """
+
+    def tokenizer(self, cfg: Config | None) -> Any:
+        """Returns the tokenizer, None where the config names none.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        return make("tokenizer", cfg) if cfg is not None and has_target(cfg) else None
+
+    def data_module(self, cfg: Config, *, tokenizer: Any = None, decoder: Any = None) -> LightningDataModule:
+        """Returns the data module, with the tokenizer and the decoder that it asks for.
+
+        Args:
+            cfg: `_target_` and arguments, such as `cfg`, a dataclass with a `_target_` of its own.
+            tokenizer: A tokenizer, or None.
+            decoder: A decoder, what makes one of image options, or the config of either.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        if isinstance(decoder, Mapping):
+            decoder = make("decoder", decoder)
+        return cast("LightningDataModule", make("dataset", cfg, tokenizer=tokenizer, decoder=decoder))
+
+    def backbone(self, cfg: Config, **model_data_kwargs: Any) -> nn.Module:
+        """Returns the model, with those of the data module's numbers that it takes and its config leaves open.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        return cast("nn.Module", make("backbone", cfg, **model_data_kwargs))
+
+    def task(self, cfg: Config, **given: Any) -> TaskTransformer:
+        """Returns the task, with its backbone, optimizer, scheduler and the data module's numbers.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        return cast("TaskTransformer", make("task", cfg, **{"instantiator": self, **given}))
+
+    def optimizer(self, model: nn.Module, cfg: Config) -> Optimizer:
+        """Returns the optimizer of a model's parameters; norms, biases and embeddings have no weight decay.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        groups = parameter_groups(model, float(cfg.get("weight_decay") or 0.0))
+        return cast("Optimizer", make("optimizer", cfg, params=groups))
+
+    def scheduler(self, cfg: Config | None, optimizer: Optimizer) -> LRScheduler | None:
+        """Returns the scheduler of an optimizer, None where the config names none.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        if cfg is None or not has_target(cfg):
+            return None
+        return cast("LRScheduler", make("scheduler", cfg, optimizer=optimizer))
+
+    def trainer(self, cfg: Config, **given: Any) -> Trainer:
+        """Returns the trainer; loggers and callbacks may stand in its config as a dict by name.
+
+        Args:
+            cfg: `_target_` and arguments; a logger or callback that is null is left out.
+            **given: Arguments that the config does not have.
+
+        Raises:
+            ConfigError: The config cannot be made into an object.
+        """
+        plain = dict(cfg)
+        for name in ("logger", "callbacks"):
+            if isinstance(plain.get(name), Mapping) and not has_target(plain[name]):
+                parts = {key: part for key, part in plain[name].items() if part is not None}
+                plain[name] = [make(f"trainer.{name}.{key}", part) for key, part in parts.items()]
+        return cast("Trainer", make("trainer", plain, **given))
+
+
+def has_target(cfg: Config) -> bool:
+    """Returns whether a config names something to make."""
+    return cfg.get("_target_") is not None
+
+
+def make(place: str, cfg: Config, **given: Any) -> Any:
+    """Returns what a config's target makes of the config's arguments and the given ones that it takes.
+
+    Args:
+        place: Where the config stands, for messages, such as "backbone".
+        cfg: `_target_` and arguments, which may hold such configs again.
+        **given: Arguments that the config may leave out; the config's own win.
+
+    Raises:
+        ConfigError: There is no target, it cannot be imported, a value is missing, or an argument is unknown.
+        EnergonDaliError: What the target itself raised.
+    """
+    target, arguments = _resolve(place, cfg)
+    taken = _taken(target)
+    if taken is not None:
+        for name in arguments:
+            if name not in taken:
+                raise ConfigError(
+                    f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, taken)}"
+                )
+        given = {name: value for name, value in given.items() if name in taken}
+    arguments = {**given, **arguments}
+    if cfg.get("_partial_", False):
+        return partial(target, **arguments)
+    try:
+        inspect.signature(target).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{place} cannot make {_name(target)}: {error}. Set it as {place}.NAME=VALUE.") from error
+    except ValueError:
+        pass  # a builtin without a signature
+    return target(**arguments)
+
+
+def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns the target of a config and its arguments, with inner configs made.
+
+    Raises:
+        ConfigError: There is no target, it cannot be imported, or a value is missing or cannot be made.
+        EnergonDaliError: What an inner target itself raised.
+    """
+    from hydra.errors import HydraException
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    if not has_target(cfg):
+        raise ConfigError(
+            f"{place} has no _target_: nothing says what to make. Choose one with {place}=NAME, or +{place}=NAME "
+            f"where the command has none yet, or set {place}._target_ to a class."
+        )
+    config = cfg if OmegaConf.is_config(cfg) else OmegaConf.create(dict(cfg), flags={"allow_objects": True})
+    try:
+        made = instantiate(config, _partial_=True, _convert_="all")
+    except MissingMandatoryValue as error:
+        raise ConfigError(_missing(place, str(error.full_key or error.key))) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, EnergonDaliError | MissingMandatoryValue):
+            cause = cause.__cause__
+        if isinstance(cause, EnergonDaliError):
+            raise cause from error
+        if isinstance(cause, MissingMandatoryValue):
+            raise ConfigError(_missing(place, str(cause.full_key or cause.key))) from error
+        raise ConfigError(f"{place} cannot be made: {error}") from error
+    return made.func, dict(made.keywords)
+
+
+def _missing(place: str, key: str) -> str:
+    full_key = key if key.startswith(f"{place}.") or key == place else f"{place}.{key}"
+    return f"{full_key} has no value, and nothing can be assumed for it. Give it on the command line: {full_key}=..."
+
+
+def _taken(target: Callable[..., Any]) -> set[str] | None:
+    """Returns the names of the arguments of a target; None if it takes any."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+
+
+def _name(target: Callable[..., Any]) -> str:
+    return getattr(target, "__qualname__", None) or repr(target)
