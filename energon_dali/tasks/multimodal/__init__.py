@@ -1,0 +1,1 @@
+"""Tasks on images and text together."""

@@ -1,0 +1,93 @@
+"""Lays the patches and tokens of samples into rows: two calls of kernels for the tokens, one for all images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, EncodedCaption
+
+if TYPE_CHECKING:
+    import torch
+
+IGNORED = -100
+"""Target of a place that predicts nothing, as torch's cross entropy knows it."""
+
+Tokens = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def lay_rows(
+    rows: Sequence[Sequence[EncodedCaption]], row_length: int, *, patch_size: int, padding: int
+) -> CaptioningBatch:
+    """Returns the batch of some rows.
+
+    The patches lie on the device of the images, the other tensors on the CPU.
+
+    Args:
+        rows: The samples of each row, decoded; together no longer than a row.
+        row_length: Places of a row.
+        patch_size: Pixels along each side of a patch.
+        padding: Token of places without one.
+    """
+    import torch
+    from energon_dali.kernels.pack_tokens import pack_tokens
+
+    inputs, targets, prefixes = _sequences(rows, row_length, padding)
+    packed = pack_tokens(inputs, row_length, padding=padding)
+    lengths = [len(sequence) for sequence in inputs]
+    before_text = torch.from_numpy(np.repeat(np.asarray(prefixes, np.int64), lengths)).view_as(packed.tokens)
+    starts = [place.row * row_length + place.column for place in packed.places]
+    samples = list(chain.from_iterable(rows))
+    of_samples = [(start, prefix) for start, prefix, length in zip(starts, prefixes, lengths, strict=True)
+                  if prefix < length]  # fmt: skip
+    places = np.concatenate([np.arange(start, start + prefix) for start, prefix in of_samples])
+    patches, patch_positions = _patches([sample.image for sample in samples], patch_size)
+    return CaptioningBatch.from_samples(
+        samples,
+        tokens=packed.tokens,
+        targets=pack_tokens(targets, row_length, padding=IGNORED).tokens,
+        position_ids=(packed.position_ids - before_text + 1).clamp_(min=0),
+        cu_seqlens=packed.cu_seqlens,
+        patches=patches,
+        patch_positions=patch_positions,
+        patch_places=torch.from_numpy(places),
+        captions=[sample.caption for sample in samples],
+        grids=[sample.grid for sample in samples],
+    )
+
+
+def _sequences(
+    rows: Sequence[Sequence[EncodedCaption]], row_length: int, padding: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
+    """Returns (inputs, targets, places before the text) of each sequence.
+
+    The end of a row that is not full is a sequence too, so that the next row begins where it should; it has no text.
+    """
+    import torch
+
+    inputs: list[Tokens] = []
+    targets: list[Tokens] = []
+    prefixes: list[int] = []
+    for row in rows:
+        for sample in row:
+            inputs.append(np.concatenate([np.full(sample.patches, padding, np.int64), sample.tokens[:-1]]))
+            targets.append(np.concatenate([np.full(sample.patches, IGNORED, np.int64), sample.tokens[1:]]))
+            prefixes.append(sample.patches)
+        rest = row_length - sum(sample.length for sample in row)
+        if rest > 0:
+            inputs.append(np.full(rest, padding, np.int64))
+            targets.append(np.full(rest, IGNORED, np.int64))
+            prefixes.append(rest)
+    return [torch.from_numpy(each) for each in inputs], [torch.from_numpy(each) for each in targets], prefixes
+
+
+def _patches(images: list[torch.Tensor], patch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (float32[P, 3 * size * size], int32[P, 2]) of uint8[H, W, 3] images, all in one call."""
+    from energon_dali.kernels.normalization import Normalization
+    from energon_dali.kernels.patchify import patchify
+
+    cut = patchify(images, patch_size, normalization=Normalization(mean=0.5, std=0.5))
+    return cut.tokens, cut.positions[:, 1:].contiguous()
