@@ -39,7 +39,13 @@ def describe_versions() -> dict[str, str]:
 
 
 def commit(root: Path) -> str:
-    """Returns the commit of a checkout, with "+" behind it where files differ from it; "" outside of a checkout."""
+    """Returns the commit of a checkout, with "+" behind it where files differ from it; "" outside of a checkout.
+
+    A copy of a checkout may hold it in a file COMMIT, as `benchmarks/gpu.sh` makes one.
+    """
+    copied = root / "COMMIT"
+    if copied.is_file():
+        return copied.read_text(encoding="utf-8").strip()
     git = ["git", "-C", str(root)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)

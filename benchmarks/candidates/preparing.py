@@ -44,8 +44,10 @@ def prepare(command: str, folder: Path, *options: str) -> None:
         RuntimeError: The command failed; the message holds what it said.
     """
     program = Path(sys.executable).parent / command
+    # A copy of the code that is not installed has no program.
+    started = [str(program)] if command != "energon-dali" or program.exists() else [sys.executable, "-m", "energon_dali"]
     arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite"]
-    whole = [str(program), *arguments, *CAPTIONING, *options]
+    whole = [*started, *arguments, *CAPTIONING, *options]
     done = subprocess.run(whole, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command} prepare failed:\n{done.stdout}\n{done.stderr}")
