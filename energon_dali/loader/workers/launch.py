@@ -15,13 +15,16 @@ from abc import ABC, abstractmethod
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_dali.errors import ConfigError
 from energon_dali.loader.workers.channel import Channel
 
 if TYPE_CHECKING:
+    from energon_dali.loader.decode_process.messages import DecodeTask
     from energon_dali.loader.workers.messages import WorkerTask
+
+    Task = WorkerTask | DecodeTask
 
 StartMethod = Literal["spawn", "fork", "forkserver"]
 """How worker processes start.
@@ -32,6 +35,9 @@ cloudpickle (classes, functions and lambdas of `__main__` are).
 hold locks (OpenMP, CUDA, tokenizers).
 "forkserver": Python's own; needs the main guard (`if __name__ == "__main__":`) in scripts.
 """
+
+Program = Literal["worker", "decode process"]
+"""What a process runs: `run_worker` or `run_decode_process`."""
 
 _POLL_SECONDS = 0.005
 
@@ -132,42 +138,45 @@ def check_start_method(method: str) -> StartMethod:
     raise ConfigError(f"start_method={method!r} is unknown: give one of {', '.join(map(repr, get_args(StartMethod)))}.")
 
 
-def launch(method: StartMethod, channel: Channel, lifeline: int, task: WorkerTask, foreign: list[int]) -> WorkerProcess:
-    """Starts a worker.
+def launch(
+    method: StartMethod, channel: Channel, lifeline: int, task: Task, foreign: list[int], program: Program = "worker"
+) -> WorkerProcess:
+    """Starts a worker, or a decode process.
 
     Args:
-        method: How. A forked worker has the task; others expect it as their first message.
-        channel: The worker's end of its connection; the caller closes its copy afterwards.
+        method: How. A forked process has the task; others expect it as their first message.
+        channel: The new process's end of its connection; the caller closes its copy afterwards.
         lifeline: Read end of the lifeline pipe.
-        task: What the worker runs.
-        foreign: Descriptors of this process that a forked worker must close: ends of other workers' connections.
+        task: What the process runs.
+        foreign: Descriptors of this process that a forked one must close: ends of other connections.
+        program: What kind of task it is.
     """
-    # A Ctrl-C while the interpreter of the worker starts must not kill it with a traceback: it begins with SIGINT
-    # blocked, ignores it, and unblocks it then.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # A Ctrl-C while the interpreter of the worker starts must not kill it with a traceback, and the watchdog's SIGUSR1
+    # must not kill it either: it begins with both blocked, and unblocks them when it is ready for them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
     try:
         if method == "spawn":
-            return _spawn(channel, lifeline)
+            return _spawn(channel, lifeline, program)
         if method == "fork":
-            return _fork(channel, lifeline, task, foreign)
-        return _serve(channel, lifeline)
+            return _fork(channel, lifeline, task, foreign, program)
+        return _serve(channel, lifeline, program)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _spawn(channel: Channel, lifeline: int) -> WorkerProcess:
+def _spawn(channel: Channel, lifeline: int, program: Program) -> WorkerProcess:
     # At a prompt and with `python -c`, sys.path begins with "" for the current folder, which may change later.
     path = [entry or os.getcwd() for entry in sys.path]
-    program = (
+    code = (
         f"import sys; sys.path[:] = {path!r}; from energon_dali.loader.workers.launch import spawned_main; "
-        f"spawned_main({channel.fileno()}, {lifeline}, {os.getpid()})"
+        f"spawned_main({channel.fileno()}, {lifeline}, {os.getpid()}, {program!r})"
     )
-    command = [multiprocessing.spawn.get_executable() or sys.executable, *_args_from_interpreter_flags(), "-c", program]
+    command = [multiprocessing.spawn.get_executable() or sys.executable, *_args_from_interpreter_flags(), "-c", code]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(), lifeline))
     return _Spawned(process)
 
 
-def _fork(channel: Channel, lifeline: int, task: WorkerTask, foreign: list[int]) -> WorkerProcess:
+def _fork(channel: Channel, lifeline: int, task: Task, foreign: list[int], program: Program) -> WorkerProcess:
     rank_pid = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns of threads; whoever asks for "fork" was told about them in StartMethod.
@@ -179,17 +188,17 @@ def _fork(channel: Channel, lifeline: int, task: WorkerTask, foreign: list[int])
     try:
         for descriptor in foreign:
             os.close(descriptor)
-        code = _run(channel, lifeline, rank_pid, task)
+        code = _run(program, channel, lifeline, rank_pid, task)
     finally:
         os._exit(code)  # what the rank registered for its own end must not run here
 
 
-def _serve(channel: Channel, lifeline: int) -> WorkerProcess:
+def _serve(channel: Channel, lifeline: int, program: Program) -> WorkerProcess:
     context = multiprocessing.get_context("forkserver")
     # Sockets and connections travel to the server; plain descriptors do not.
     sock = socket.socket(fileno=os.dup(channel.fileno()))
     pipe = Connection(os.dup(lifeline), writable=False)
-    process = context.Process(target=_served_main, args=(sock, pipe, os.getpid()), daemon=True)
+    process = context.Process(target=_served_main, args=(sock, pipe, program), daemon=True)
     try:
         process.start()
     finally:
@@ -198,23 +207,27 @@ def _serve(channel: Channel, lifeline: int) -> WorkerProcess:
     return _Served(process)
 
 
-def spawned_main(channel: int, lifeline: int, rank_pid: int) -> None:
+def spawned_main(channel: int, lifeline: int, rank_pid: int, program: Program) -> None:
     """Is what a spawned interpreter runs."""
     code = 1
     try:
-        code = _run(Channel(socket.socket(fileno=channel)), lifeline, rank_pid)
+        code = _run(program, Channel(socket.socket(fileno=channel)), lifeline, rank_pid)
     finally:
         sys.stdout.flush()
         if code == 0:
             os._exit(0)  # threads of libraries must not keep the process
 
 
-def _served_main(sock: socket.socket, pipe: Connection, rank_pid: int) -> None:
+def _served_main(sock: socket.socket, pipe: Connection, program: Program) -> None:
     # The server is the parent of this process, and it outlives the rank: the lifeline alone tells of the rank's end.
-    _run(Channel(sock), pipe.fileno(), os.getppid())
+    _run(program, Channel(sock), pipe.fileno(), os.getppid())
 
 
-def _run(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask | None = None) -> int:
+def _run(program: Program, channel: Channel, lifeline: int, rank_pid: int, task: Any = None) -> int:
+    if program == "decode process":
+        from energon_dali.loader.decode_process.server import run_decode_process
+
+        return run_decode_process(channel, lifeline, rank_pid, task)
     from energon_dali.loader.workers.worker import run_worker
 
     return run_worker(channel, lifeline, rank_pid, task)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.workers.channel import Channel
-from energon_dali.loader.workers.fed_stream import FedStream, task_error
+from energon_dali.loader.workers.failure import task_error
+from energon_dali.loader.workers.fed_stream import FedStream
 from energon_dali.loader.workers.handle import WorkerHandle, end_workers
 from energon_dali.loader.workers.launch import StartMethod, check_start_method, launch
 from energon_dali.loader.workers.messages import BlockSent, StartStream, StreamFailed, WorkerTask
@@ -234,7 +235,7 @@ class WorkerPool:
         elif isinstance(message, StreamFailed):
             self._recorder.merge(message.record)
             if message.stream < 0:
-                worker.failure = task_error(message, worker.number)
+                worker.failure = task_error(message, f"worker {worker.number}")
             else:
                 self._streams[message.stream].fail(message, worker.number)
         return True

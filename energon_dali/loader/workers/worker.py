@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import fcntl
 import gc
-import os
 import pickle
-import random
-import signal
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.loader.workers import messages
 from energon_dali.loader.workers.arena import ArenaStore
 from energon_dali.loader.workers.channel import Channel
-from energon_dali.loader.workers.messages import BlockSent, Progress, StartStream, StreamFailed, WorkerTask
+from energon_dali.loader.workers.failure import failed_stream
+from energon_dali.loader.workers.lifeline import calm_down, die_with, seed_generators
+from energon_dali.loader.workers.messages import BlockSent, Progress, StartStream, WorkerTask
 from energon_dali.loader.workers.transport import pack
 
 if TYPE_CHECKING:
@@ -26,8 +21,6 @@ if TYPE_CHECKING:
 
 SMALL_BLOCK_BYTES = 16 * 1024
 """Blocks below this travel inside the message."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run_worker(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask | None = None) -> int:
@@ -39,8 +32,8 @@ def run_worker(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask 
         rank_pid: Process id of this process's parent, whose end is the rank's end.
         task: What to run, where it came by fork.
     """
-    _die_with(lifeline, rank_pid)
-    _calm_down()
+    die_with(lifeline, rank_pid)
+    calm_down()
     try:
         task = task or _receive_task(channel)
         if task is None:
@@ -72,64 +65,17 @@ def _receive_task(channel: Channel) -> WorkerTask | None:
     try:
         task: WorkerTask = pickle.loads(first[0])
     except Exception as error:
-        channel.send(messages.encode(_failure(-1, -1, error, None)))
+        channel.send(messages.encode(failed_stream(-1, -1, error, None)))
         return None
     return task
 
 
-def _die_with(lifeline: int, rank_pid: int) -> None:
-    """Makes the kernel end this process when the rank's process ends, even while it is inside a long C call.
-
-    Two ways, because each has a hole: SIGIO when the pipe's last writer is gone (a process that the trainer forked may
-    hold it open), and the parent-death signal (sent also when only the *thread* that started this process ends, so it
-    makes us look, not die).
-    """
-
-    def look(*_: object) -> None:
-        if os.getppid() != rank_pid:
-            os._exit(1)
-
-    signal.signal(signal.SIGUSR2, look)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)
-    look()  # it may have ended before the signal was asked for
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
-    try:
-        if os.read(lifeline, 1) == b"":  # it ended before we listened
-            os._exit(1)
-    except BlockingIOError:
-        pass
-
-
-def _calm_down() -> None:
-    """Leaves Ctrl-C to the rank, the cores to the other workers, and SIGUSR1 to the watchdog."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if sys.stderr is not None:
-        try:
-            faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-        except (OSError, ValueError, AttributeError):
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a stderr without a descriptor
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"  # read by libraries that are imported later
+def _seed(task: WorkerTask) -> None:
+    """Seeds the global generators, and leaves the cores to the other workers where torch is loaded already."""
+    seed_generators(task.seed_offset, task.rank, task.worker)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-
-
-def _seed(task: WorkerTask) -> None:
-    """Seeds the global random generators for hooks that use them; nothing of ours does."""
-    from energon_dali.plan import mix
-
-    seed = mix(task.seed_offset, task.rank, task.worker) % 2**32
-    random.seed(seed)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        numpy.random.seed(seed)
-    if torch is not None:
-        torch.set_num_threads(1)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also ask about CUDA
 
 
 class _Stream:
@@ -254,17 +200,4 @@ class WorkerServer:
         arena.forget_descriptor()
 
     def _fail(self, number: int, generation: int, error: Exception) -> None:
-        self._channel.send(messages.encode(_failure(number, generation, error, self._recorder.drain())))
-
-
-def _failure(number: int, generation: int, error: Exception, record: dict[str, Any] | None) -> StreamFailed:
-    """Returns the message about an exception; one that does not survive pickling travels as text."""
-    pickled = None
-    try:
-        pickled = b"".join(pack(error).pieces)
-        pickle.loads(pickled)
-    except Exception:
-        pickled = None
-    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return StreamFailed(number, generation, pickled, summary, text, record)
+        self._channel.send(messages.encode(failed_stream(number, generation, error, self._recorder.drain())))
