@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import io
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -55,11 +56,25 @@ class Crop:
     """Whether left and right are exchanged."""
 
 
+def find_photograph(photograph: Photograph) -> Path:
+    """Returns where the file lies. The package is not imported: it may be there without what it depends on.
+
+    Raises:
+        FileNotFoundError: The package is not installed.
+    """
+    spec = find_spec(photograph.package)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(
+            f"The photograph {photograph.path} comes with the package {photograph.package}, which is not installed. "
+            "Install scikit-image and scikit-learn (pip install --no-deps is enough)."
+        )
+    return Path(spec.submodule_search_locations[0]) / photograph.path
+
+
 @functools.cache
 def open_photograph(photograph: Photograph) -> Image.Image:
     """Returns the whole photograph, RGB; one shared object."""
-    data = files(photograph.package).joinpath(photograph.path).read_bytes()
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    picture = Image.open(io.BytesIO(find_photograph(photograph).read_bytes())).convert("RGB")
     picture.info.clear()  # a colour profile that came with the photograph would be written into every crop
     return picture
 
@@ -92,19 +107,38 @@ def cut(rng: np.random.Generator, *, width: int, height: int) -> Crop:
     return Crop(image, caption, photograph.path.rpartition("/")[2], box, mirrored)
 
 
+def add_grain(rng: np.random.Generator, image: Image.Image, strength: float = 4.0) -> Image.Image:
+    """Returns the picture with the noise of a sensor, without which one that was enlarged compresses far too well.
+
+    Args:
+        rng: Source of the noise.
+        image: The pixels, RGB.
+        strength: Standard deviation in levels.
+    """
+    # One tile for the whole picture: normal numbers for each of its pixels would take longer than its encoding.
+    tile = np.round(rng.normal(0, strength, (257, 263))).astype(np.int16)
+    repeats = (-(-image.height // 257), -(-image.width // 263))
+    noise = np.tile(tile, repeats)[: image.height, : image.width, None]
+    return Image.fromarray(np.clip(np.asarray(image, np.int16) + noise, 0, 255).astype(np.uint8))
+
+
 def encode(image: Image.Image, format: str, quality: int) -> bytes:
     """Returns an encoded picture.
 
     Args:
         image: The pixels.
-        format: "jpg", "png" or "webp".
-        quality: 1 to 100 as Pillow takes it; PNG has none.
+        format: "jpg", "progressive" (a JPEG too), "png", "webp", "bmp" or "tif".
+        quality: 1 to 100 as Pillow takes it; only JPEG and WebP have one.
     """
     buffer = io.BytesIO()
-    if format == "jpg":
-        image.save(buffer, "JPEG", quality=quality)
+    if format in ("jpg", "progressive"):
+        image.save(buffer, "JPEG", quality=quality, progressive=format == "progressive")
     elif format == "webp":
         image.save(buffer, "WEBP", quality=quality, method=2)
+    elif format == "bmp":
+        image.save(buffer, "BMP")
+    elif format == "tif":
+        image.save(buffer, "TIFF", compression="tiff_lzw")
     else:
         image.save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -16,10 +17,13 @@ import webdataset
 from PIL import Image
 from tqdm import tqdm
 
-from benchmarks.data.photographs import Crop, cut, encode, encode_to_size
+from benchmarks.data.styles import picture
 
 FACTS = "facts.json"
-"""File beside the shards: {key: [height, width, sum of all RGB values]}; of a video [360, 640, frames]."""
+"""File beside the shards: {key: [height, width, sum of all RGB values]}; of a video [height, width, frames]."""
+
+FRAMES_PER_SECOND = 30
+"""Of every video."""
 
 RECIPE = "recipe.json"
 """File beside the shards, written last: a folder without it is not finished."""
@@ -38,12 +42,34 @@ class Recipe:
     seed: int = 0
     """Seed of every crop, with the number of the sample."""
     style: str = "mixed"
-    """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and 400 x 500. "video": H.264
-    in mp4, 640 x 360 pixels, 30 frames per second."""
+    """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and `width` x `height`, each
+    side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
+    "photo": JPEGs with a sensor's grain. "page": PNGs of text around a picture. "video": 30 frames per second."""
     target_bytes: int = 104_000
     """Size of a JPEG of style "jpeg", in bytes."""
     seconds: int = 10
     """Length of a video of style "video", in seconds."""
+    width: int = 0
+    """Pixels; 0 is the style's own: 500, or 640 of a video."""
+    height: int = 0
+    """Likewise: 400, or 360 of a video."""
+    distinct: int = 0
+    """So many different files, which come again and again under other keys; 0 makes every one anew."""
+    codec: str = "h264"
+    """Of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
+    rounds: int = 1
+    """Of a video: how often its content comes again, encoded once: a long file in a short time."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        own = (640, 360) if self.style == "video" else (500, 400)
+        return self.width or own[0], self.height or own[1]
+
+    @property
+    def frames(self) -> int:
+        """Frames of a video."""
+        return self.seconds * FRAMES_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +85,10 @@ class Made:
     caption: str
     """What goes into the .txt part."""
     fact: tuple[int, int, int]
-    """Height, width, sum of the decoded RGB values; of a video 360, 640 and the number of its frames."""
+    """Height, width, sum of the decoded RGB values; of a video the number of its frames in place of the sum."""
 
 
-def make_dataset(
-    recipe: Recipe, folder: Path, *, progress: bool = True, processes: int | None = None
-) -> Path:
+def make_dataset(recipe: Recipe, folder: Path, *, progress: bool = True, processes: int | None = None) -> Path:
     """Writes the shards of a recipe, unless they are there already, and returns their folder.
 
     Args:
@@ -77,18 +101,18 @@ def make_dataset(
         OSError: The folder cannot be written.
     """
     root = folder / recipe.name
-    if (root / RECIPE).exists() and json.loads((root / RECIPE).read_text()) == asdict(recipe):
+    if (root / RECIPE).exists() and Recipe(**json.loads((root / RECIPE).read_text())) == recipe:
         return root
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     facts: dict[str, tuple[int, int, int]] = {}
-    made = iter(
-        tqdm(_made(recipe, processes), total=recipe.samples, desc=f"making {recipe.name}", disable=not progress)
+    made = _repeated(
+        tqdm(_made(recipe, processes), total=_distinct(recipe), desc=f"making {recipe.name}", disable=not progress)
     )
-    per_shard = -(-recipe.samples // recipe.shards)
+    per_shard, digits = -(-recipe.samples // recipe.shards), max(3, len(str(recipe.shards - 1)))
     for shard in range(recipe.shards):
         first = shard * per_shard
-        writer = webdataset.TarWriter(str(root / f"shard-{shard:03d}.tar"), mtime=0)
+        writer = webdataset.TarWriter(str(root / f"shard-{shard:0{digits}d}.tar"), mtime=0)
         for index, sample in zip(range(first, min(first + per_shard, recipe.samples)), made, strict=False):
             key = f"{index:06d}"
             writer.write({"__key__": key, sample.suffix: sample.data, "txt": sample.caption, "json": sample.crop_facts})
@@ -99,22 +123,34 @@ def make_dataset(
     return root
 
 
+def _distinct(recipe: Recipe) -> int:
+    return min(recipe.distinct or recipe.samples, recipe.samples)
+
+
+def _repeated(made: Iterable[Made]) -> Iterator[Made]:
+    kept: list[Made] = []
+    for sample in made:
+        kept.append(sample)
+        yield sample
+    yield from itertools.cycle(kept)
+
+
 def _made(recipe: Recipe, processes: int | None) -> Iterator[Made]:
-    workers = processes or os.cpu_count() or 1
-    make: Callable[[Recipe, int], Made] = _make_one
+    count = _distinct(recipe)
+    workers = min(processes or len(os.sched_getaffinity(0)), count)
     if workers == 1:
-        yield from (make(recipe, index) for index in range(recipe.samples))
+        yield from (_make_one(recipe, index) for index in range(count))
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        at_once = 1 if recipe.style == "video" else 16
-        yield from pool.map(make, [recipe] * recipe.samples, range(recipe.samples), chunksize=at_once)
+        at_once = min(16, -(-count // (4 * workers)))
+        yield from pool.map(_make_one, [recipe] * count, range(count), chunksize=at_once)
 
 
 def _make_one(recipe: Recipe, index: int) -> Made:
     rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
     if recipe.style == "video":
         return _video(recipe, rng)
-    suffix, crop, data = _jpeg(recipe, rng) if recipe.style == "jpeg" else _mixed(rng)
+    suffix, crop, data = picture(recipe.style, rng, recipe.size, recipe.target_bytes)
     pixels = _decoded(data)
     facts = {"photograph": crop.photograph, "box": list(crop.box), "mirrored": crop.mirrored,
              "width": crop.image.width, "height": crop.image.height}  # fmt: skip
@@ -123,32 +159,19 @@ def _make_one(recipe: Recipe, index: int) -> Made:
 
 
 def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
-    from benchmarks.data.videos import film
+    from benchmarks.data.videos import film, repeat_film
 
-    frames = recipe.seconds * 30
-    data, caption = film(rng, frames=frames)
-    return Made("mp4", data, {"frames": frames, "fps": 30}, caption, (360, 640, frames))
-
-
-def _jpeg(recipe: Recipe, rng: np.random.Generator) -> tuple[str, Crop, bytes]:
-    width, height = int(500 * rng.uniform(0.85, 1.15)), int(400 * rng.uniform(0.85, 1.15))
-    crop = cut(rng, width=width, height=height)
-    return "jpg", crop, encode_to_size(crop.image, recipe.target_bytes)
-
-
-def _mixed(rng: np.random.Generator) -> tuple[str, Crop, bytes]:
-    suffix = str(rng.choice(["jpg", "png", "webp"], p=[0.7, 0.15, 0.15]))
-    quality = int(rng.integers(80, 97))
-    long_side = int(rng.integers(256, 360) if suffix == "png" else rng.integers(400, 900))
-    aspect = float(np.exp(rng.uniform(np.log(0.6), np.log(1.7))))
-    while True:
-        width = long_side if aspect >= 1 else int(long_side * aspect)
-        height = int(long_side / aspect) if aspect >= 1 else long_side
-        crop = cut(rng, width=width, height=height)
-        data = encode(crop.image, suffix, quality)
-        if 20_000 <= len(data) <= 300_000:
-            return suffix, crop, data
-        long_side = int(long_side * (1.3 if len(data) < 20_000 else 0.8))
+    (width, height), frames = recipe.size, recipe.frames
+    kinds = {"h264": ("libx264", "mp4"), "vp9": ("libvpx-vp9", "webm")}
+    codec, container = kinds[recipe.codec]
+    fast = recipe.rounds > 1
+    data, caption = film(
+        rng, width=width, height=height, frames=frames // recipe.rounds, fps=FRAMES_PER_SECOND, codec=codec,
+        container=container, fast=fast or recipe.codec == "vp9",
+    )  # fmt: skip
+    if fast:
+        data = repeat_film(data, container, recipe.rounds, fps=FRAMES_PER_SECOND)
+    return Made(container, data, {"frames": frames, "fps": FRAMES_PER_SECOND}, caption, (height, width, frames))
 
 
 def _decoded(data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
