@@ -1,0 +1,281 @@
+"""The data module of a task: a Lightning data module over prepared shards, whose position is part of checkpoints."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning.pytorch import LightningDataModule, Trainer
+
+from energon_dali.datasets.base import SavableDataset, State
+from energon_dali.errors import ConfigError
+from energon_dali.loader.datasets import AnyPath, get_train_dataset, get_val_dataset
+from energon_dali.samples.transfer import move
+from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
+from energon_dali.tasks.core.eval_loader import EvalLoader
+from energon_dali.tasks.core.place import find_place, gather_states
+from energon_dali.tasks.core.train_loader import TrainLoader
+from energon_dali.tasks.core.trained_position import TrainedPosition, check_state
+from energon_dali.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+Split = Literal["train", "val", "test"]
+
+
+@dataclass(kw_only=True)
+class TransformerDataConfig:
+    """What every task can say of its data; tasks derive from it and add theirs."""
+
+    train: AnyPath | None = None
+    """Prepared dataset or metadataset for training, as in `get_train_dataset`."""
+    val: AnyPath | None = None
+    """The same for validation; None does not validate."""
+    test: AnyPath | None = None
+    """The same for the test; None does not test."""
+    train_split: str = "train"
+    """Part of the split of `train`."""
+    val_split: str = "val"
+    """Part of the split of `val`."""
+    test_split: str = "test"
+    """Part of the split of `test`."""
+    batch_size: int = 32
+    """Samples per batch and rank."""
+    val_batch_size: int | None = None
+    """Samples per batch in validation and test; None is batch_size."""
+    num_workers: int = 2
+    """Reading processes per rank and loader; 0 reads in the rank's process."""
+    num_streams: int | None = None
+    """Logical streams of the job: ranks x workers must divide it. None is ranks x workers at the first start, and that
+    of the checkpoint where a run is resumed."""
+    shuffle_buffer_size: int | None = 10_000
+    """Window of the sample shuffle per stream; costs no memory to speak of."""
+    max_samples_per_sequence: int | None = 100
+    """Longest run of training samples that is read in file order; None is a whole shard."""
+    parallel_shard_iters: int | None = None
+    """Places of a stream that are read in turn; None is 16 for training and 1 else."""
+    packing_buffer_size: int | None = None
+    """Samples from which the task encoder chooses packs; None does not pack."""
+    virtual_epoch_length: int | None = None
+    """Batches per epoch of training and rank; None is one pass over the data, 0 never ends."""
+    limit_val_batches: int | None = None
+    """Most batches per rank of a validation or test; None takes all."""
+    seed: int = 0
+    """Seed of the order of the data and of every random draw on it."""
+    prefetch_factor: int = 2
+    """Batches that wait for the trainer."""
+    dataset_options: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of `get_train_dataset` and `get_val_dataset`, such as subset or trust_dataset_code."""
+    loader_options: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the loaders, such as watchdog_timeout_seconds."""
+
+
+class TransformerDataModule(LightningDataModule):
+    """Loads prepared datasets for a Lightning trainer.
+
+    Tasks override `task_encoder` and `model_data_kwargs`, and `prepare_data` where the data has to be made first.
+    Checkpoints contain the position behind the last batch that went into an optimizer step, of all ranks, and the
+    states of the random number generators: a resumed run goes on as if it had never stopped, on any number of
+    processes that fits the streams.
+
+    Args:
+        cfg: Paths, sizes and seeds.
+        decoder: Backend for media, see `make_decoder`.
+        tokenizer: For task encoders that need one.
+    """
+
+    def __init__(
+        self, cfg: TransformerDataConfig, *, decoder: DecoderChoice = None, tokenizer: Any | None = None
+    ) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self._train: TrainLoader[Any] | None = None
+        self._evals: dict[Split, EvalLoader[Any]] = {}
+        self._state: State | None = None
+        self._state_of: weakref.ref[Any] | None = None
+        self._position: TrainedPosition | None = None
+
+    # --- for tasks to override -------------------------------------------------------------------------------------
+
+    def task_encoder(self, split: Split) -> TaskEncoder[Any, Any, Any, Any]:
+        """Returns the hooks and the decoder for a split; by default samples are only decoded and batched.
+
+        Classes of task encoders travel to the reading processes: keep them in a module that imports neither torch nor
+        lightning when it is loaded, so that these start quickly.
+        """
+        encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+        encoder.decoder = make_decoder(self.decoder)
+        return encoder
+
+    @property
+    def model_data_kwargs(self) -> dict[str, Any]:
+        """What the model has to know of the data, as keyword arguments for it."""
+        return {}
+
+    # --- loaders ---------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> TrainLoader[Any]:
+        """Returns the loader of training; while it is in use, the same one: a trainer that reloads goes on with it.
+
+        Raises:
+            ConfigError: cfg.train is None, or an option cannot work.
+            LayoutError: The streams cannot be divided over these ranks and workers.
+            StateError: The checkpoint is of another dataset.
+        """
+        position = self._attach()
+        if self._train is None:
+            state = self._state_to_load()
+            streams = None if state is None else state["loader"]["num_streams"]
+            config = self._worker_config(self.cfg.num_streams or streams)
+            self._train = self._open_train(config)
+            if state is not None:
+                self._train.restore_state_global(state["loader"])
+                if position is not None:
+                    position.resume(state)
+        if position is not None:
+            position.watch(self._train)
+        return self._train
+
+    def val_dataloader(self) -> EvalLoader[Any] | list[Any]:
+        """Returns the loader of validation; nothing if cfg.val is None.
+
+        Raises:
+            ConfigError: An option cannot work.
+            LayoutError: The streams cannot be divided over these ranks and workers.
+        """
+        return [] if self.cfg.val is None else self._open_eval("val", self.cfg.val, self.cfg.val_split)
+
+    def test_dataloader(self) -> EvalLoader[Any] | list[Any]:
+        """Returns the loader of the test; nothing if cfg.test is None.
+
+        Raises:
+            ConfigError: An option cannot work.
+            LayoutError: The streams cannot be divided over these ranks and workers.
+        """
+        return [] if self.cfg.test is None else self._open_eval("test", self.cfg.test, self.cfg.test_split)
+
+    def _open_train(self, config: WorkerConfig) -> TrainLoader[Any]:
+        cfg = self.cfg
+        if cfg.train is None:
+            raise ConfigError("There is nothing to train on: cfg.train is None. Give the path of a prepared dataset.")
+        dataset = get_train_dataset(
+            cfg.train, split_part=cfg.train_split, worker_config=config, batch_size=cfg.batch_size,
+            packing_buffer_size=cfg.packing_buffer_size, shuffle_buffer_size=cfg.shuffle_buffer_size,
+            max_samples_per_sequence=cfg.max_samples_per_sequence, parallel_shard_iters=cfg.parallel_shard_iters,
+            task_encoder=self.task_encoder("train"), **cfg.dataset_options,
+        )  # fmt: skip
+        length = self._epoch_length(dataset)
+        return TrainLoader(dataset, length=length, prefetch_factor=cfg.prefetch_factor, **cfg.loader_options)
+
+    def _epoch_length(self, dataset: SavableDataset[Any]) -> int | None:
+        """Returns the batches of an epoch of each rank, the same for all; None where epochs never end."""
+        cfg = self.cfg
+        if cfg.virtual_epoch_length is not None:
+            return cfg.virtual_epoch_length or None
+        if cfg.packing_buffer_size is not None:
+            raise ConfigError(
+                "How many packs the data will make is not known, and virtual_epoch_length is None, which means one "
+                "pass over the data. Set virtual_epoch_length to a number of batches per rank, or to 0 and stop by "
+                "max_steps."
+            )
+        layout = dataset.worker_config.layout
+        batches = sum(dataset.len_stream(stream) for stream in range(layout.num_streams))
+        # Whole rounds over the streams, so that an epoch holds the same batches on any number of ranks.
+        return max(1, batches // layout.num_streams) * (layout.num_streams // layout.world_size)
+
+    def _open_eval(self, split: Split, path: AnyPath, part: str) -> EvalLoader[Any]:
+        if split not in self._evals:
+            cfg = self.cfg
+            streams = None if self._train is None else self._train.worker_config.layout.num_streams
+            dataset = get_val_dataset(
+                path, split_part=part, worker_config=self._worker_config(cfg.num_streams or streams),
+                batch_size=cfg.val_batch_size or cfg.batch_size, packing_buffer_size=cfg.packing_buffer_size,
+                limit=cfg.limit_val_batches, parallel_shard_iters=cfg.parallel_shard_iters,
+                task_encoder=self.task_encoder(split), **cfg.dataset_options,
+            )  # fmt: skip
+            self._evals[split] = EvalLoader(dataset, prefetch_factor=cfg.prefetch_factor, **cfg.loader_options)
+        return self._evals[split]
+
+    def _worker_config(self, num_streams: int | None) -> WorkerConfig:
+        rank, world_size = find_place(self.trainer)
+        return WorkerConfig(
+            rank=rank, world_size=world_size, num_workers=self.cfg.num_workers, num_streams=num_streams,
+            seed_offset=self.cfg.seed,
+        )  # fmt: skip
+
+    # --- what belongs to a run -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """Returns the position of all ranks; a collective call with several ranks."""
+        if self._train is not None:
+            return gather_states(self._own_state())
+        # Closed already, or not opened yet.
+        return {} if self._state is None else gather_states(self._state)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Lets the next training begin at the position of a checkpoint.
+
+        Raises:
+            StateError: It holds none.
+        """
+        position = self._attach()
+        self._keep(check_state(state_dict) if state_dict else None)
+        if position is not None and self._state is not None:
+            position.saved_world_size = self._state["loader"]["world_size"]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Returns the batch with its tensors on the device; those that are there already stay as they are."""
+        if hasattr(batch, "__dataclass_fields__"):
+            return move(batch, device)
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def teardown(self, stage: str) -> None:
+        """Ends the workers of all loaders."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Ends the workers of all loaders, after callbacks have saved what they save."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers of all loaders; the same trainer goes on where it was, another one begins anew."""
+        if self._train is not None:
+            self._keep(self._own_state())
+            self._train.close()
+            self._train = None
+        for loader in self._evals.values():
+            loader.close()
+        self._evals.clear()
+        if self._position is not None:
+            self._position.detach()
+            self._position = None
+
+    def _attach(self) -> TrainedPosition | None:
+        """Returns the callback that follows the trainer; None without one."""
+        if self._position is None and isinstance(self.trainer, Trainer):
+            self._position = TrainedPosition()
+            self._position.attach(self.trainer)
+        return self._position
+
+    def _own_state(self) -> State:
+        """Returns the state of this rank."""
+        assert self._train is not None
+        random = None if self._position is None else self._position.random_state()
+        rank = str(self._train.worker_config.rank)
+        return {"loader": self._train.save_state_rank(), "random": {rank: random}}
+
+    def _keep(self, state: State | None) -> None:
+        self._state = state
+        self._state_of = None if self.trainer is None else weakref.ref(self.trainer)
+
+    def _state_to_load(self) -> State | None:
+        # A state that was kept for one trainer is nothing for the next, which begins anew.
+        if self._state_of is not None and self._state_of() is not self.trainer:
+            return None
+        return self._state

@@ -1,0 +1,53 @@
+"""The place of this process among the ranks that read different data, and what they tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from energon_dali.datasets.base import State
+from energon_dali.loader.loader_state import merge_states
+from energon_dali.worker_config import WorkerConfig
+
+
+def find_place(trainer: Any | None) -> tuple[int, int]:
+    """Returns (rank, world size) among the data-parallel ranks.
+
+    Args:
+        trainer: A Lightning trainer; None takes torch.distributed, or torchrun's environment before it is set up.
+
+    Raises:
+        ConfigError: RANK or WORLD_SIZE in the environment make no sense.
+    """
+    if trainer is None:
+        config = WorkerConfig.default_worker_config(0)
+        return config.rank, config.world_size
+    # Strategies that split a model say here which ranks have to read the same.
+    place = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+    if isinstance(place, dict):
+        return int(place["rank"]), int(place["num_replicas"])
+    return int(trainer.global_rank), int(trainer.world_size)
+
+
+def gather_states(own: State) -> State:
+    """Returns the states of all ranks as one. A collective call where torch.distributed is set up.
+
+    Args:
+        own: `loader`, the state of this rank's loader, and `random`, the generators of this rank by its number. One
+            that holds all ranks already is returned as it is.
+
+    Raises:
+        StateError: The states are not of one job.
+    """
+    import torch.distributed as dist
+
+    if len(own["loader"]["given"]) == own["loader"]["world_size"]:
+        return own
+    if not (dist.is_available() and dist.is_initialized()):
+        return own
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    of_ranks = {next(iter(state["loader"]["given"])): state for state in gathered}  # some may read the same
+    return {
+        "loader": merge_states([state["loader"] for state in of_ranks.values()]),
+        "random": {rank: random for state in of_ranks.values() for rank, random in state["random"].items()},
+    }

@@ -1,0 +1,157 @@
+"""The callback that knows which batches went into the weights, so that a checkpoint holds exactly these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback
+
+from energon_dali.errors import StateError
+from energon_dali.loader.loader_state import check_format
+from energon_dali.tasks.core.place import find_place
+from energon_dali.tasks.core.random_state import RandomState
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from energon_dali.datasets.base import State
+    from energon_dali.tasks.core.train_loader import TrainLoader
+
+
+class TrainedPosition(Callback):
+    """Follows the steps of a trainer: which batches were trained on, and what random numbers they began with.
+
+    A checkpoint is that of the last step of the optimizer: a batch in work, and gradients that were accumulated since,
+    are not in it, so that the resumed run does them again.
+    """
+
+    def __init__(self) -> None:
+        self._trainer: Any = None
+        self._loader: TrainLoader[Any] | None = None
+        self._step = 0
+        self._random: RandomState | None = None
+        self._before_validation: RandomState | None = None
+        self._to_restore: RandomState | None = None
+        self.saved_world_size: int | None = None
+        """Ranks of the run that wrote the checkpoint that is being loaded."""
+
+    # --- for the data module ---------------------------------------------------------------------------------------
+
+    def attach(self, trainer: Any) -> None:
+        """Joins the trainer's callbacks, as the first: what others save has to know of the step that ended."""
+        self._trainer = trainer
+        trainer.callbacks.insert(0, self)
+
+    def detach(self) -> None:
+        """Leaves the trainer's callbacks."""
+        if self._trainer is not None and self in self._trainer.callbacks:
+            # A new list: the trainer may be going through the old one.
+            self._trainer.callbacks = [callback for callback in self._trainer.callbacks if callback is not self]
+
+    def watch(self, loader: TrainLoader[Any]) -> None:
+        """Follows a loader from now on."""
+        self._loader = loader
+        loader.follow()
+
+    def resume(self, state: State) -> None:
+        """Lets training begin with the random numbers of a checkpoint, where it has some for this rank."""
+        rank = "0" if self._loader is None else str(self._loader.worker_config.rank)
+        plain = state["random"].get(rank)
+        self._to_restore = None if plain is None else RandomState.from_plain(plain)
+
+    def random_state(self) -> dict[str, Any]:
+        """Returns the random number generators as they stood behind the last step of the optimizer."""
+        return (self._random or RandomState.now()).as_plain()
+
+    # --- hooks -----------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore_random()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._restore_random()
+        if self._random is None:
+            self._random = RandomState.now()
+        if self._loader is not None:
+            self._loader.take()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Who optimizes by hand steps when it likes; then every batch counts at once.
+        stepped = not pl_module.automatic_optimization or trainer.global_step != self._step
+        self._step = trainer.global_step
+        if self._loader is not None:
+            self._loader.trained(stepped=stepped)
+        if stepped:
+            self._random = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Validation must not change what training draws: a resumed run may validate at other times.
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._random is None:
+            self._before_validation = self._random = RandomState.now()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._before_validation is not None:
+            self._before_validation.restore()
+            self._before_validation = self._random = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Sets the trainer's counts of batches to those that the position holds."""
+        progress = _batch_progress(checkpoint)
+        if self._loader is None or progress is None:
+            return
+        in_work = progress["current"]["ready"] - progress["current"]["processed"]
+        undone = self._loader.unsettled + in_work
+        if undone:
+            settled = {name: counts["processed"] - self._loader.unsettled for name, counts in _counts(progress)}
+            for name, counts in _counts(progress):
+                counts.update(dict.fromkeys(counts, settled[name]))
+            progress["is_last_batch"] = False
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Sets the trainer's counts of batches per rank to this number of ranks."""
+        progress = _batch_progress(checkpoint)
+        if progress is None or self.saved_world_size is None:
+            return
+        world_size = find_place(trainer)[1]
+        if world_size == self.saved_world_size:
+            return
+        for name in progress["current"]:
+            here = progress["current"][name] * self.saved_world_size // world_size
+            progress["total"][name] += here - progress["current"][name]
+            progress["current"][name] = here
+
+    def _restore_random(self) -> None:
+        if self._to_restore is not None:
+            self._to_restore.restore()
+            self._to_restore = None
+
+
+def _batch_progress(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the counts of training batches in a checkpoint of Lightning: `total` and of the `current` epoch."""
+    progress: dict[str, Any] | None = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress")
+    return progress
+
+
+def _counts(progress: dict[str, Any]) -> list[tuple[str, dict[str, int]]]:
+    return [(name, progress[name]) for name in ("total", "current")]
+
+
+def check_state(state: Mapping[str, Any]) -> State:
+    """Returns what a data module saved.
+
+    Raises:
+        StateError: It is something else.
+    """
+    if not isinstance(state.get("loader"), dict) or not isinstance(state.get("random"), dict):
+        raise StateError(
+            f"The checkpoint's state of the data module holds {sorted(map(str, state))}, and not the position of a "
+            "loader and random numbers. Restore a checkpoint of a TransformerDataModule."
+        )
+    check_format(state["loader"])
+    return dict(state)
