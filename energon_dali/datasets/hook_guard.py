@@ -24,12 +24,12 @@ NEVER_HEALS = (
 def is_device_error(error: BaseException) -> bool:
     """Returns whether an error is the device's (CUDA error, out of memory) and not the sample's."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    if names & {"OutOfMemoryError", "AcceleratorError", "CudaError"}:
+    if names & {"OutOfMemoryError", "AcceleratorError", "CudaError", "DeviceFailedError"}:
         return True
     # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
     return isinstance(error, RuntimeError) and any(
         mark in str(error)
-        for mark in ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error")
+        for mark in ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error")
     )
 
 

@@ -5,5 +5,6 @@ from __future__ import annotations
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.memory import MemoryUse
 from energon_dali.decode.dali.registry import close_engines, memory_use, release_memory
+from energon_dali.decode.dali.tuning import DaliTuning
 
-__all__ = ["DaliDecoder", "MemoryUse", "close_engines", "memory_use", "release_memory"]
+__all__ = ["DaliDecoder", "DaliTuning", "MemoryUse", "close_engines", "memory_use", "release_memory"]

@@ -61,7 +61,7 @@ def _submit_clips(
     for position in positions:
         handle = handles[position]
         assert isinstance(handle, ClipsHandle)
-        if takes_dali(handle, decoder.video_decode_device, device.kind):
+        if takes_dali(handle, decoder.video_decode_device, device):
             for_dali[position] = handle
         else:
             gather.put_when_done([position], _pool().submit(_decode_clips, handle, device, stream))
@@ -104,8 +104,7 @@ def _submit(
     decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any
 ) -> Future[list[Outcome]]:
     engine = engine_for(
-        DaliImageEngine, ImageGraph.from_spec(spec), device,
-        num_threads=decoder.threads_on(device), max_batch_size=decoder.max_batch_size,
+        DaliImageEngine, ImageGraph.from_spec(spec), decoder.pipeline_options(device),
         gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
     )  # fmt: skip
     return engine.submit(handles, stream=stream)

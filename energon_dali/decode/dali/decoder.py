@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
@@ -17,6 +18,7 @@ from energon_dali.decode.dali.device import (
     sees_gpu,
     uses_dali,
 )
+from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
 from energon_dali.decode.pil import decode_image
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
+    from energon_dali.decode.dali.pipeline import PipelineOptions
     from energon_dali.decode.headers import ImageHeader
     from energon_dali.decode.spec import ImageSpec
     from energon_dali.samples import SourceInfo
@@ -64,7 +67,9 @@ class DaliDecoder(MediaDecoder):
         max_batch_size: Most images per run; larger blocks are split.
         feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
             where the order of the dataset allows it.
-        gpu_memory_budget_bytes: Most memory of the images in flight on a GPU; None is 8 GiB.
+        gpu_memory_budget_bytes: Most memory of the images in flight on a GPU with feed="block"; None is 8 GiB. Decoded
+            batches that wait for the trainer, or that it holds, come on top.
+        tuning: Settings of DALI that change speed and memory alone.
         **options: The options of `MediaDecoder`.
 
     Raises:
@@ -80,6 +85,7 @@ class DaliDecoder(MediaDecoder):
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         feed: Literal["block", "native"] = "block",
         gpu_memory_budget_bytes: int | None = None,
+        tuning: DaliTuning | None = None,
         **options: Unpack[DecoderOptions],
     ) -> None:
         super().__init__(**options)
@@ -98,12 +104,17 @@ class DaliDecoder(MediaDecoder):
                 raise ConfigError(
                     f"{name}={value!r} cannot work. It is a whole number of at least 1. Leave it out for the default."
                 )
+        if tuning is not None and not isinstance(tuning, DaliTuning):
+            raise ConfigError(
+                f"tuning={tuning!r} is no DaliTuning. Give DaliTuning(hw_decoder_load=...), or leave it out."
+            )
         self.image_decode_device = image_decode_device
         self.video_decode_device = video_decode_device
         self.num_threads = num_threads
         self.max_batch_size = max_batch_size
         self.feed = feed
         self.gpu_memory_budget_bytes = gpu_memory_budget_bytes
+        self.tuning = tuning or DaliTuning()
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
@@ -187,7 +198,7 @@ class DaliDecoder(MediaDecoder):
             **super().config(), "image_decode_device": self.image_decode_device,
             "video_decode_device": self.video_decode_device, "num_threads": self.num_threads,
             "max_batch_size": self.max_batch_size, "feed": self.feed,
-            "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes,
+            "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes, "tuning": asdict(self.tuning),
         }  # fmt: skip
 
     def threads_on(self, device: Device) -> int:
@@ -196,6 +207,23 @@ class DaliDecoder(MediaDecoder):
             return self.num_threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" else 4)
+
+    def pipeline_options(
+        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None
+    ) -> PipelineOptions:
+        """Returns how a pipeline of this decoder runs on a device.
+
+        Args:
+            device: Where it decodes.
+            most_samples: Bound of the samples per run beside `max_batch_size`.
+            batch_size: Samples per run, in place of both.
+        """
+        from energon_dali.decode.dali.pipeline import PipelineOptions
+
+        samples = batch_size or min(self.max_batch_size, most_samples or self.max_batch_size)
+        return PipelineOptions(
+            device=device, num_threads=self.threads_on(device), max_batch_size=samples, tuning=self.tuning
+        )
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         if isinstance(handle, DaliHandle):
@@ -210,7 +238,7 @@ class DaliDecoder(MediaDecoder):
             return decode_clips(handle, file)
         on_gpu = self.video_decode_device != "cpu" and sees_gpu()
         # Whether a GPU decodes AV1 is known in the rank alone.
-        if takes_dali(handle, self.video_decode_device, "gpu" if on_gpu else "cpu") or (
+        if takes_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
             on_gpu and handle.codec == "av1"
         ):
             file.close()
@@ -226,20 +254,22 @@ class DaliDecoder(MediaDecoder):
         return self.placement == "rank" and self.image_decode_device != "cpu" and sees_gpu()
 
 
-def takes_dali(handle: ClipsHandle, option: DeviceOption, kind: Literal["cpu", "gpu"]) -> bool:
+def takes_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
     """Returns whether DALI, and not PyAV, decodes the clips of a video.
 
     Args:
         handle: The video.
         option: `video_decode_device` as the user gave it: "auto" takes DALI where it is faster, any other wherever
             DALI can decode the video rightly.
-        kind: Where DALI would decode it.
+        device: Where DALI would decode it; a GPU without a number in a process that must not ask it anything.
     """
     from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
 
     if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
         return False
-    return (option != "auto" or prefers_dali(handle, kind)) and suits_dali_video(handle, kind)
+    if option == "auto" and not prefers_dali(handle, device.kind):
+        return False
+    return suits_dali_video(handle, device.kind, device.ordinal)
 
 
 def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:

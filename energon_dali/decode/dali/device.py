@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import os
+import threading
 from dataclasses import dataclass
 from glob import glob
 from typing import Literal
@@ -27,6 +28,9 @@ _WITHOUT_DALI: dict[Media, str] = {"image": "PIL", "video": "PyAV"}
 _ON_THE_CPU: dict[Media, str] = {"image": "DALI on the CPU", "video": "PyAV, or DALI where it is faster, on the CPU"}
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
 _said: set[str] = set()
+_of_thread = threading.local()
+"""`gpu`: the GPU that a thread took before torch used CUDA."""
+_process = {"uses gpu": False, "forked from one that does": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def sees_gpu() -> bool:
     a pipeline asks `resolve_device`.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+    if visible is not None and visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):  # CUDA stops at the first
         return False
     return _any_file(_GPU_FILES)
 
@@ -124,10 +128,16 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
         media: Which of the two.
 
     Raises:
-        DeviceError: DALI or the GPU that was asked for is not there.
+        DeviceError: DALI or the GPU that was asked for is not there, or cannot be used behind a fork.
     """
     if not uses_dali(option, media):
         raise DeviceError(f"DALI is not installed, so there is no device to decode on. Run {INSTALL_HINT}.")
+    if option != "cpu" and sees_gpu() and _process["forked from one that does"]:
+        raise DeviceError(
+            f"{media}_decode_device={option!r} cannot be used in this process: it was forked from one that had decoded "
+            'on a GPU, and CUDA does not work behind a fork. Start the process with multiprocessing\'s "spawn" or '
+            '"forkserver", fork before the first batch, or give "cpu".'
+        )
     plural = f"{media.capitalize()}s"
     if option == "cpu" or (option == "auto" and not sees_gpu()):
         if option == "auto":
@@ -150,6 +160,7 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
         )
     if option == "auto":
         say_once(f"{plural} are decoded by DALI on GPU {ordinal}.")
+    _process["uses gpu"] = True
     return Device("gpu", ordinal)
 
 
@@ -167,14 +178,45 @@ def _count_gpus() -> int:
         return 0
 
 
-def _current_gpu(count: int) -> int:
-    """Returns the GPU that torch uses in this process, or else the one that torchrun's LOCAL_RANK stands for."""
+def device_works(device: Device) -> bool:
+    """Returns whether a device still computes; after a CUDA error like an illegal address a GPU does not any more.
+
+    Waits for a tiny computation on a stream of its own, not for what others do on the GPU.
+    """
+    if device.kind == "cpu":
+        return True
     import torch
 
+    try:
+        with torch.cuda.stream(torch.cuda.Stream(device.ordinal)):  # type: ignore[no-untyped-call]
+            return int(torch.ones(1, device=f"cuda:{device.ordinal}").add_(1).item()) == 2
+    except RuntimeError:
+        return False
+
+
+def _current_gpu(count: int) -> int:
+    """Returns the GPU that torch uses in this thread, or else the one that torchrun's LOCAL_RANK stands for.
+
+    A thread that took the latter stays with it: a new thread's current device is 0, whatever the others set.
+    """
+    import torch
+
+    chosen: int | None = getattr(_of_thread, "gpu", None)
+    if chosen is not None and chosen < count:
+        return chosen
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.current_device())
     local_rank = os.environ.get("LOCAL_RANK", "0")
-    return int(local_rank) % count if local_rank.isdigit() else 0
+    _of_thread.gpu = int(local_rank) % count if local_rank.isdigit() else 0
+    return int(_of_thread.gpu)
+
+
+def _mark_fork() -> None:
+    _process["forked from one that does"] |= _process["uses gpu"]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_fork)
 
 
 def _no_gpu(media: Media, option: object, why: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -12,18 +13,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.library import Pipeline
 from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.output import count_bytes
+from energon_dali.decode.dali.pipeline import PipelineOptions, build_pipeline
 from energon_dali.decode.dali.recovery import raise_if_device_failed
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 
-_IN_FLIGHT = 2
-"""Runs given to DALI at a time: one that decodes, one that waits, so that Python's part costs no decoding time."""
+_LOG = logging.getLogger(__name__)
 
 BatchT = TypeVar("BatchT")
+GraphT = TypeVar("GraphT")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +45,9 @@ class Block:
         for position, outcome in zip(positions, outcomes, strict=True):
             self.outcomes[position] = outcome
         self.missing -= len(positions)
-        if self.missing == 0 and not self.future.done():
-            self.future.set_result(self.outcomes)  # type: ignore[arg-type]
+        if self.missing == 0:
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                self.future.set_result(self.outcomes)  # type: ignore[arg-type]
 
     def fail(self, error: BaseException) -> None:
         """Gives whoever waits for the block an error."""
@@ -67,21 +69,26 @@ class Run(Generic[BatchT]):
     """Memory that it takes."""
     error: BaseException | None = None
     """Why it failed."""
+    booked: bool = False
+    """Whether its memory is booked."""
 
 
-class DaliEngine(ABC, Generic[BatchT]):
+class DaliEngine(ABC, Generic[GraphT, BatchT]):
     """One pipeline, and the one thread that ever touches it: two threads in one DALI pipeline lock up.
 
     Its thread starts with the first block and ends with `close`. Blocks may be submitted from any thread; they are
     decoded in the order of submission.
 
     Args:
-        device: Where it decodes.
+        graph: What the pipeline produces.
+        options: Where and how it runs; larger blocks than its batch size are split.
         memory: Budget that the runs of all engines of a device share.
     """
 
-    def __init__(self, device: Device, memory: DeviceMemory) -> None:
-        self.device = device
+    def __init__(self, graph: GraphT, options: PipelineOptions, memory: DeviceMemory) -> None:
+        self.graph = graph
+        self.options = options
+        self.device = options.device
         self._memory = memory
         self._queue: queue.SimpleQueue[Run[BatchT] | None] = queue.SimpleQueue()
         self._flying: deque[Run[BatchT]] = deque()
@@ -92,7 +99,7 @@ class DaliEngine(ABC, Generic[BatchT]):
         self._abandoned = False
         self._pipeline: Pipeline | None = None
         self._suspended: list[Pipeline] = []
-        self._route: Route = "dali-gpu" if device.kind == "gpu" else "dali-cpu"
+        self._route: Route = "dali-gpu" if self.device.kind == "gpu" else "dali-cpu"
 
     @abstractmethod
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
@@ -111,8 +118,8 @@ class DaliEngine(ABC, Generic[BatchT]):
         """
 
     @abstractmethod
-    def build_pipeline(self) -> Pipeline:
-        """Returns a new pipeline; called on the engine's thread."""
+    def define(self) -> Any:
+        """Returns the output node of a new pipeline; called on the engine's thread, inside the pipeline's scope."""
 
     @abstractmethod
     def feed(self, pipeline: Pipeline, batch: BatchT) -> None:
@@ -180,7 +187,7 @@ class DaliEngine(ABC, Generic[BatchT]):
     def _work(self) -> None:
         more = True
         while more or self._flying:
-            while more and len(self._flying) < _IN_FLIGHT and self._held is None:
+            while more and len(self._flying) < self.options.tuning.runs_in_flight and self._held is None:
                 before = len(self._flying)
                 more = self._launch_next(wait=not self._flying)
                 if len(self._flying) == before:
@@ -219,17 +226,23 @@ class DaliEngine(ABC, Generic[BatchT]):
         if not self._memory.acquire(run.source_bytes, wait=not self._flying):
             self._held = run
             return True
+        run.booked = True
         try:
             self._launch(run.batch)
             self._flying.append(run)
         except BaseException as error:  # whoever waits for the block must hear of it
-            self._memory.release_run(run.source_bytes)
+            self._unbook(run)
             run.block.fail(self._launch_error(error))
         return True
 
+    def _unbook(self, run: Run[BatchT]) -> None:
+        if run.booked:
+            run.booked = False
+            self._memory.release_run(run.source_bytes)
+
     def _launch(self, batch: BatchT) -> Pipeline:
         if self._pipeline is None:
-            self._pipeline = self.build_pipeline()
+            self._pipeline = build_pipeline(self.options, lambda: (self.define(),))
         self.feed(self._pipeline, batch)
         self._pipeline.schedule_run()
         return self._pipeline
@@ -239,12 +252,11 @@ class DaliEngine(ABC, Generic[BatchT]):
         assert self._pipeline is not None
         try:
             (outputs,) = self._pipeline.outputs(cuda_stream=run.block.stream)
-            return outputs
         except Exception as error:  # DALI raises RuntimeError; whoever waits must hear of all
             run.error = error
-            return None
-        finally:
-            self._memory.release_run(run.source_bytes)
+            return None  # its memory stays booked: it is decoded again
+        self._unbook(run)
+        return outputs
 
     def _deliver(self, run: Run[BatchT], outputs: Any) -> None:
         try:
@@ -280,13 +292,17 @@ class DaliEngine(ABC, Generic[BatchT]):
             run.block.put(run.positions, self.rescue(run, run_alone))
         except BaseException as error:  # a device that failed, or no memory
             self.suspend_pipeline()
+            # Said now: after a CUDA error DALI's own threads may end the process before anybody raises it.
+            _LOG.error("%s", error)
             run.block.fail(error)
+        finally:
+            self._unbook(run)
 
     def _launch_error(self, error: BaseException) -> BaseException:
         """Returns what a block is told whose run could not be started."""
         self.suspend_pipeline()
         try:
-            raise_if_device_failed(error, str(self.device))
+            raise_if_device_failed(error, self.device)
         except DeviceFailedError as failed:
             return failed
         wrapped = DeviceFailedError(

@@ -30,8 +30,9 @@ class Gather:
                 self._outcomes[position] = outcome
             self._missing -= len(positions)
             complete = self._missing == 0
-        if complete and not self.future.done():
-            self.future.set_result(self._outcomes)  # type: ignore[arg-type]
+        if complete:
+            with suppress(InvalidStateError):  # cancelled, or a part failed
+                self.future.set_result(self._outcomes)  # type: ignore[arg-type]
 
     def put_when_done(self, positions: Sequence[int], part: Future[list[Outcome]]) -> None:
         """Takes the outcomes of some positions once they are there; a failure of the part is one of the block."""

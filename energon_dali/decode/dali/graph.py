@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.library import Pipeline, load_dali
+from energon_dali.decode.dali.library import load_dali
+from energon_dali.decode.dali.pipeline import PipelineOptions, define_input
 from energon_dali.decode.operations import (
     CenterCrop,
     HorizontalFlip,
@@ -92,61 +92,35 @@ class ImageGraph:
         return 3 + (0 if self.size is not None else (3 if self.dtype != "uint8" else 0) + width * len(self.mode))
 
 
-def build_pipeline(graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int) -> Pipeline:
-    """Returns a built pipeline with the inputs "encoded" and `graph.inputs`, and one output.
-
-    Building takes 20 to 100 ms and holds the interpreter lock.
-
-    Args:
-        graph: What to produce.
-        device: Where to decode.
-        num_threads: CPU threads of the pipeline.
-        max_batch_size: Largest number of samples per run.
-
-    Raises:
-        RuntimeError: DALI cannot build it.
-    """
-    dali = load_dali()
-    fn, types = dali.fn, dali.types
-
-    pipeline = dali.Pipeline(
-        batch_size=max_batch_size, num_threads=num_threads, device_id=device.ordinal, prefetch_queue_depth=1,
-        exec_dynamic=True, set_affinity=False,
-    )  # fmt: skip
-    with pipeline:
-        encoded = fn.external_source(name="encoded", no_copy=True, batch=True, dtype=types.UINT8, ndim=1)
-        arguments = define_inputs(graph)
-        pipeline.set_outputs(define_graph(encoded, arguments, graph, device))
-    pipeline.build()
-    built: Pipeline = pipeline
-    return built
+def define_pipeline(graph: ImageGraph, options: PipelineOptions) -> Any:
+    """Returns the output node of a pipeline with the inputs "encoded" and `graph.inputs`; inside a pipeline's scope."""
+    encoded = define_input("encoded", load_dali().types.UINT8, 1)
+    return define_graph(encoded, define_inputs(graph), graph, options)
 
 
 def define_inputs(graph: ImageGraph) -> dict[str, Any]:
     """Returns the nodes of `graph.inputs` by name; to be called inside a pipeline's scope."""
-    dali = load_dali()
-    fn, types = dali.fn, dali.types
+    types = load_dali().types
     return {
-        name: fn.external_source(
-            name=name, no_copy=True, batch=True, ndim=0 if name == "mirror" else 1,
-            dtype=types.FLOAT if name in ("roi_start", "roi_end", "size") else types.INT32,
+        name: define_input(
+            name, types.FLOAT if name in ("roi_start", "roi_end", "size") else types.INT32, 0 if name == "mirror" else 1
         )
         for name in graph.inputs
-    }  # fmt: skip
+    }
 
 
-def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
+def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, options: PipelineOptions) -> Any:
     """Returns the output node of the graph behind a node of encoded images; to be called inside a pipeline's scope.
 
     Args:
         encoded: Node of uint8[n] samples on the CPU.
         arguments: Nodes of `graph.inputs` by name.
         graph: What to produce.
-        device: Where to decode.
+        options: Where and how it is decoded.
     """
     fn = load_dali().fn
 
-    image = _decode(encoded, arguments, graph, device)
+    image = _decode(encoded, arguments, graph, options)
     if graph.mode == "L":
         image = _gray(image)
     if graph.resamples:
@@ -156,16 +130,15 @@ def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, dev
     return _finish(image, arguments.get("mirror"), graph)
 
 
-def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, device: Device) -> Any:
+def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, pipeline: PipelineOptions) -> Any:
     dali = load_dali()
     fn, types = dali.fn, dali.types
 
     # RGB always: a grayscale JPEG with ANY_DATA ends the process (SIGSEGV), and GRAY is not PIL's formula.
     options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB, "adjust_orientation": graph.upright}
-    if device.kind == "gpu":
-        # The CPU's chroma filter, so that both devices differ by rounding alone; no pinning of threads to cores, since
-        # several pipelines share them.
-        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "affine": False}
+    if pipeline.device.kind == "gpu":
+        # No pinning of threads to cores, since several pipelines share them.
+        options |= {"device": "mixed", "affine": False, **pipeline.tuning.image_decoder_options}
     if not graph.crops:
         return fn.decoders.image(encoded, **options)
     return fn.decoders.image_slice(

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.engine import Block, DaliEngine, Run
 from energon_dali.decode.dali.feed import ImageBatch, feed_batch, split_block
-from energon_dali.decode.dali.graph import ImageGraph, build_pipeline
+from energon_dali.decode.dali.graph import ImageGraph, define_pipeline
 from energon_dali.decode.dali.library import Pipeline
-from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.output import bring_to_device, take_values
 from energon_dali.decode.dali.recovery import decode_suspects
 from energon_dali.decode.geometry import handle_geometry
@@ -19,24 +17,8 @@ from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
 from energon_dali.errors import DecodeError
 
 
-class DaliImageEngine(DaliEngine[ImageBatch]):
-    """The engine of one image graph; a block costs about 15 us per handle in the thread that submits it.
-
-    Args:
-        graph: What the pipeline produces.
-        device: Where it decodes.
-        num_threads: CPU threads of the pipeline.
-        max_batch_size: Most images per run; larger blocks are split.
-        memory: Budget that the runs of all engines of a device share.
-    """
-
-    def __init__(
-        self, graph: ImageGraph, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
-    ) -> None:
-        super().__init__(device, memory)
-        self.graph = graph
-        self._num_threads = num_threads
-        self._max_batch_size = max_batch_size
+class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
+    """The engine of one image graph; a block costs about 15 us per handle in the thread that submits it."""
 
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
         block = Block([None] * len(handles), len(handles), stream)
@@ -52,21 +34,19 @@ class DaliImageEngine(DaliEngine[ImageBatch]):
                 refused[position] = DecodeFailure(error.reason, handle.format, "screen", handle.source)
         runs = []
         for positions in split_block(
-            handles, list(geometries), max_images=self._max_batch_size, max_bytes=self._memory.run_bytes,
+            handles, list(geometries), max_images=self.options.max_batch_size, max_bytes=self._memory.run_bytes,
             bytes_per_pixel=self.graph.bytes_per_pixel,
         ):  # fmt: skip
             batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
             cost = sum(handle.width * handle.height for handle in batch.handles) * self.graph.bytes_per_pixel
             runs.append(Run(block, positions, batch, cost))
-        self.enqueue(runs)
-        if refused:
+        if refused:  # before the engine's thread knows the block, as two threads must not count in it
             block.put(list(refused), list(refused.values()))
+        self.enqueue(runs)
         return block.future
 
-    def build_pipeline(self) -> Pipeline:
-        return build_pipeline(
-            self.graph, self.device, num_threads=self._num_threads, max_batch_size=self._max_batch_size
-        )
+    def define(self) -> Any:
+        return define_pipeline(self.graph, self.options)
 
     def feed(self, pipeline: Pipeline, batch: ImageBatch) -> None:
         feed_batch(pipeline, self.graph, batch)
@@ -78,5 +58,5 @@ class DaliImageEngine(DaliEngine[ImageBatch]):
         assert run.error is not None
         return decode_suspects(
             run.batch, run.error, run_alone, self.suspend_pipeline,
-            lambda value: bring_to_device(value, self.device, run.block.stream), str(self.device),
+            lambda value: bring_to_device(value, self.device, run.block.stream), self.device,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from energon_dali.decode.dali.graph import ImageGraph, define_graph, define_inpu
 from energon_dali.decode.dali.index_file import NativeRow, write_index_files
 from energon_dali.decode.dali.library import Pipeline, load_dali
 from energon_dali.decode.dali.output import consumer_stream, take_values
+from energon_dali.decode.dali.pipeline import build_pipeline
 from energon_dali.decode.dali.recovery import raise_if_device_failed
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
@@ -166,13 +167,10 @@ class NativeReader:
         paths, indices = write_index_files(
             self._folder.name, self._shards, self._rows, len(self._components), self._image, first_row
         )
-        dali = load_dali()
-        fn = dali.fn
-        pipeline = dali.Pipeline(
-            batch_size=self._batch_size, num_threads=self._decoder.threads_on(self._device),
-            device_id=self._device.ordinal, prefetch_queue_depth=1, exec_dynamic=True, set_affinity=False,
-        )  # fmt: skip
-        with pipeline:
+        options = self._decoder.pipeline_options(self._device, batch_size=self._batch_size)
+
+        def define() -> tuple[Any, ...]:
+            fn = load_dali().fn
             parts = fn.readers.webdataset(
                 paths=paths, index_paths=indices, ext=[f"c{number}" for number in range(len(self._components))],
                 # With mmap a shard that shrank ends the process (SIGSEGV).
@@ -181,11 +179,9 @@ class NativeReader:
             parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
             encoded = parts.pop(self._image)
             place = fn.get_property(encoded, key="source_info")
-            decoded = define_graph(encoded, define_inputs(self._graph), self._graph, self._device)
-            pipeline.set_outputs(decoded, *parts, place)
-        pipeline.build()
-        built: Pipeline = pipeline
-        return built
+            return define_graph(encoded, define_inputs(self._graph), self._graph, options), *parts, place
+
+        return build_pipeline(options, define)
 
     def _check_order(self, places: Any, first: int) -> None:
         """Raises RuntimeError unless the batch begins with the right row: each index line carries its row's number."""
@@ -205,7 +201,7 @@ class NativeReader:
 
     def _recover(self, error: BaseException) -> NativeBatch:
         """Reads the oldest batch in flight again and decodes it with the block engine; a new pipeline follows it."""
-        raise_if_device_failed(error, str(self._device))
+        raise_if_device_failed(error, self._device)
         first, last, _ = self._flying[0]
         _LOG.debug("Rows %d to %d are read again: %s", first, last, error)
         self._pipeline = None

@@ -83,10 +83,31 @@ def _tensors(images: Any, spec: ImageSpec) -> list[Any]:
         batch = from_dlpack(images.as_tensor())
         return list((batch.to(torch.bfloat16) if narrow else batch).unbind(0))
     if type(images).__name__ == "TensorListGPU":
-        tensors = [from_dlpack(image) for image in images]
+        tensors = split_memory(images)
     else:
         tensors = [torch.from_numpy(np.asarray(image)) for image in images]
     return [tensor.to(torch.bfloat16) for tensor in tensors] if narrow else tensors
+
+
+def split_memory(images: Any) -> list[Any]:
+    """Returns one tensor per sample of a TensorListGPU, which may differ in size: views of one memory where it is one.
+
+    Two calls of torch for all samples, each of which gives the interpreter lock away, instead of one per sample with an
+    event on the stream.
+    """
+    from torch import from_numpy
+    from torch._utils import _unflatten_dense_tensors
+    from torch.utils.dlpack import from_dlpack
+
+    shapes: list[tuple[int, ...]] = images.shape()
+    try:
+        memory = images.as_reshaped_tensor([sum(map(math.prod, shapes))])
+    except RuntimeError:  # samples that were allocated one by one
+        return [from_dlpack(image) for image in images]
+    # What the shapes are read from: arrays of one byte, as making them does not give the lock away.
+    byte = np.zeros(1, np.uint8)
+    templates = [from_numpy(np.lib.stride_tricks.as_strided(byte, shape, (0,) * len(shape))) for shape in shapes]
+    return list(_unflatten_dense_tensors(from_dlpack(memory), templates))  # type: ignore[no-untyped-call]
 
 
 def _rows_of_arrays(images: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.decode.dali.device import Device, device_works
 from energon_dali.decode.dali.feed import ImageBatch
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.errors import DecodeError, DeviceFailedError
@@ -29,19 +30,20 @@ RunBatch = Callable[[ImageBatch], list[Any]]
 """Runs a batch alone and returns its values; raises RuntimeError as DALI does."""
 
 
-def raise_if_device_failed(error: BaseException, device: str) -> None:
+def raise_if_device_failed(error: BaseException, device: Device) -> None:
     """Returns nothing if an error can be due to a bad image.
 
     Args:
         error: What DALI raised.
-        device: Name of the device, for the message.
+        device: Where it decoded. A GPU is asked whether it still works: if it does not, DALI blames an image.
 
     Raises:
         DeviceFailedError: The device failed or its memory is full: no other image would do better.
     """
     text = str(error).rpartition("encountered:")[2]  # what stands before names files and operators
     named = _NAMED.search(text) is not None
-    if not isinstance(error, RuntimeError | MemoryError) or (_DEVICE.search(text) and not named):
+    lost = not isinstance(error, RuntimeError | MemoryError) or (_DEVICE.search(text) is not None and not named)
+    if lost or not device_works(device):
         raise DeviceFailedError(
             f"DALI failed on {device} while decoding images: {first_line(error)}. This is no fault of a sample, so "
             "nothing was skipped. If memory is short give a smaller gpu_memory_budget_bytes or smaller blocks; after "
@@ -55,7 +57,7 @@ def decode_suspects(
     run: RunBatch,
     rebuild: Callable[[], None],
     finish: Callable[[Any], Any],
-    device: str,
+    device: Device,
 ) -> list[Outcome]:
     """Returns one outcome per image of a batch whose run failed.
 
@@ -65,13 +67,13 @@ def decode_suspects(
         run: Runs a batch alone.
         rebuild: Replaces the pipeline, after an error that names no image.
         finish: Brings a value that PIL decoded to where the pipeline's values are.
-        device: Name of the device, for messages.
+        device: Where it decodes.
 
     Raises:
         DeviceFailedError: The device failed.
     """
     outcomes: list[Outcome | None] = [None] * len(batch)
-    route = "dali-gpu" if device.startswith("gpu") else "dali-cpu"
+    route = "dali-gpu" if device.kind == "gpu" else "dali-cpu"
 
     def give_to_pil(position: int, reason: str) -> None:
         outcomes[position] = _decode_by_pil(batch.handles[position], reason, finish)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Hashable
@@ -11,9 +12,10 @@ from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.engine import DaliEngine
 from energon_dali.decode.dali.library import call_before_dali_exits
 from energon_dali.decode.dali.memory import DeviceMemory, MemoryUse, release_unused
+from energon_dali.decode.dali.pipeline import PipelineOptions
 
 _CLOSE_SECONDS = 10.0
-_engines: dict[tuple[Hashable, Device, int, int, int | None], DaliEngine[Any]] = {}
+_engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
 _memories: dict[tuple[Device, int | None], DeviceMemory] = {}
 _lock = threading.Lock()
 
@@ -24,40 +26,33 @@ GraphT_contra = TypeVar("GraphT_contra", bound=Hashable, contravariant=True)
 class EngineMaker(Protocol[GraphT_contra]):
     """Makes an engine: the class of image engines, or that of video engines."""
 
-    def __call__(
-        self, graph: GraphT_contra, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
-    ) -> DaliEngine[Any]:
+    def __call__(self, graph: GraphT_contra, options: PipelineOptions, memory: DeviceMemory) -> DaliEngine[Any, Any]:
         """Returns a new engine."""
 
 
 def engine_for(
     make: EngineMaker[GraphT_contra],
     graph: GraphT_contra,
-    device: Device,
+    options: PipelineOptions,
     *,
-    num_threads: int,
-    max_batch_size: int,
     gpu_memory_budget_bytes: int | None = None,
-) -> DaliEngine[Any]:
+) -> DaliEngine[Any, Any]:
     """Returns the process's engine for a graph; makes it if there is none. The first block builds the pipeline.
 
     Args:
         make: The class of engines that the graph is for.
         graph: What to produce.
-        device: Where to decode.
-        num_threads: CPU threads of the pipeline.
-        max_batch_size: Most samples per run.
+        options: Where and how its pipeline runs.
         gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; of no meaning on the CPU.
     """
+    device = options.device
     budget = gpu_memory_budget_bytes if device.kind == "gpu" else None
-    key = (graph, device, num_threads, max_batch_size, budget)
+    key = (graph, options, budget)
     with _lock:
         engine = _engines.get(key)
         if engine is None:
             memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
-            engine = _engines[key] = make(
-                graph, device, num_threads=num_threads, max_batch_size=max_batch_size, memory=memory
-            )
+            engine = _engines[key] = make(graph, options, memory)
         return engine
 
 
@@ -91,6 +86,9 @@ def _forget_engines() -> None:
     """After a fork: the engines' threads live in the parent alone."""
     global _lock
     _lock = threading.Lock()
+    for engine in _engines.values():
+        # Never taken apart here: that would wait for threads, and use a CUDA context, that the child does not have.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
     _engines.clear()
     _memories.clear()
 

@@ -18,7 +18,10 @@ from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.feed import split_block
 from energon_dali.decode.dali.graph import ImageGraph
 from energon_dali.decode.dali.image_engine import DaliImageEngine
+from energon_dali.decode.dali.library import load_backend
 from energon_dali.decode.dali.memory import DeviceMemory
+from energon_dali.decode.dali.output import split_memory
+from energon_dali.decode.dali.pipeline import PipelineOptions
 from energon_dali.decode.dali.registry import engine_for
 from tests.decode.pictures import pictures
 
@@ -139,9 +142,8 @@ def test_splits_by_memory() -> None:
 
 def test_a_budget_holds_back_runs_and_is_given_back() -> None:
     memory = DeviceMemory(Device("cpu"), budget_bytes=157 * 118 * 6 * 8)  # two images per run
-    engine = DaliImageEngine(
-        ImageGraph.from_spec(DECODER.spec), Device("cpu"), num_threads=2, max_batch_size=64, memory=memory
-    )
+    options = PipelineOptions(device=Device("cpu"), num_threads=2, max_batch_size=64)
+    engine = DaliImageEngine(ImageGraph.from_spec(DECODER.spec), options, memory)
     futures = [engine.submit(handles(*SAME_SIZE)) for _ in range(4)]
     for future in futures:
         assert len(future.result(60)) == 5
@@ -163,7 +165,9 @@ def test_memory_is_reported_and_released() -> None:
 
 def test_close_finishes_what_was_submitted() -> None:
     graph = ImageGraph.from_spec(DECODER.spec)
-    engine = engine_for(DaliImageEngine, graph, Device("cpu"), num_threads=1, max_batch_size=2)
+    engine = engine_for(
+        DaliImageEngine, graph, PipelineOptions(device=Device("cpu"), num_threads=1, max_batch_size=2)
+    )
     futures = [engine.submit(handles(*SAME_SIZE)) for _ in range(3)]
     close_engines()
     assert all(future.done() and len(future.result()) == 5 for future in futures)
@@ -211,3 +215,33 @@ def test_a_crop_that_does_not_fit_fails_alone() -> None:
     assert isinstance(second, DecodeFailure)
     assert "wants 100 x 100" in second.reason
     np.testing.assert_array_equal(first.value, third.value)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_ragged_results_of_a_gpu_are_views_of_one_memory(contiguous: bool) -> None:
+    """Without a GPU: a TensorList of the CPU, under the name that the code looks for."""
+    backend = load_backend()
+    arrays = [np.random.default_rng(n).integers(0, 256, (3, 5 + n, 7), dtype=np.uint8) for n in range(4)]
+    images = backend.TensorListCPU([backend.TensorCPU(array, "CHW") for array in arrays], contiguous=contiguous)
+    tensors = split_memory(images)
+    for tensor, array in zip(tensors, arrays, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == (1 if contiguous else 4)
+
+
+def test_a_block_of_which_nothing_can_be_decoded() -> None:
+    """Refused where it is submitted, so that no run of the pipeline ends the block."""
+    from energon_dali.decode import CenterCrop, DecodeFailure
+
+    decoder = DaliDecoder(image_decode="rgb8", image_decode_device="cpu", operations=[CenterCrop(1000)])
+    outcomes = decoder.submit_block([decoder.stage("jpg", pictures()["jpeg-420"])] * 3).result(60)
+    assert all(isinstance(outcome, DecodeFailure) for outcome in outcomes)
+
+
+def test_cancelled_blocks_do_no_harm() -> None:
+    futures = [DECODER.submit_block(handles(*SIZES)) for _ in range(20)]
+    for future in futures[::2]:
+        future.cancel()
+    for future in futures:
+        assert future.cancelled() or len(future.result(60)) == len(SIZES)
+    assert torch.equal(values(handles("jpeg-420"))[0], expected("jpeg-420"))

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, MediaHandle
+from energon_dali.decode.dali import recovery
 from energon_dali.decode.dali.decoder import DaliHandle
+from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.feed import ImageBatch
 from energon_dali.decode.dali.recovery import decode_suspects, first_line
 from energon_dali.decode.interface import Outcome
@@ -119,7 +121,16 @@ def test_a_device_that_fails_is_not_a_bad_sample(text: str) -> None:
         raise AssertionError("must not be tried again")
 
     with pytest.raises(DeviceFailedError, match="no fault of a sample"):
-        decode_suspects(fake_batch(3), RuntimeError(text), run, lambda: None, lambda value: value, "gpu 0")
+        decode_suspects(fake_batch(3), RuntimeError(text), run, lambda: None, lambda value: value, Device("gpu", 0))
+
+
+def test_a_gpu_that_does_not_compute_any_more_is_not_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI then blames the first image of each run; PIL would decode them all, and nobody would know."""
+    monkeypatch.setattr(recovery, "device_works", lambda device: device.kind == "cpu")
+    error = RuntimeError(NAMED.format(0))
+    with pytest.raises(DeviceFailedError, match="no fault of a sample"):
+        recovery.raise_if_device_failed(error, Device("gpu", 0))
+    recovery.raise_if_device_failed(error, Device("cpu"))
 
 
 def test_unnamed_errors_are_narrowed_down_in_small_batches() -> None:
@@ -133,7 +144,7 @@ def test_unnamed_errors_are_narrowed_down_in_small_batches() -> None:
         return [1] * len(part)
 
     error = RuntimeError("encountered:\n\nnvImageCodec failure: '#4'")
-    outcomes = decode_suspects(batch, error, run, lambda: rebuilt.append(1), lambda value: value, "cpu")
+    outcomes = decode_suspects(batch, error, run, lambda: rebuilt.append(1), lambda value: value, Device("cpu"))
     assert [i for i, outcome in enumerate(outcomes) if outcome.route == "fallback"] == [37]  # PIL can read it
     assert max(sizes) == 16
     assert len(sizes) <= 12
@@ -144,7 +155,9 @@ def test_a_dead_pipeline_still_gives_every_image() -> None:
     def run(batch: ImageBatch) -> list[Any]:
         raise RuntimeError("encountered:\n\nsomething unheard of")
 
-    outcomes = decode_suspects(fake_batch(5), RuntimeError("dead"), run, lambda: None, lambda value: value, "cpu")
+    outcomes = decode_suspects(
+        fake_batch(5), RuntimeError("dead"), run, lambda: None, lambda value: value, Device("cpu")
+    )
     assert [outcome.route for outcome in outcomes] == ["fallback"] * 5
 
 
@@ -153,7 +166,7 @@ def test_a_named_sample_outside_of_the_batch_is_not_trusted() -> None:
         return [1] * len(batch)
 
     outcomes = decode_suspects(
-        fake_batch(3), RuntimeError(NAMED.format(9)), run, lambda: None, lambda value: value, "cpu"
+        fake_batch(3), RuntimeError(NAMED.format(9)), run, lambda: None, lambda value: value, Device("cpu")
     )
     assert [outcome.route for outcome in outcomes] == ["dali-cpu"] * 3
 

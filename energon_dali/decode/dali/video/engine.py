@@ -13,14 +13,13 @@ import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.clips.sound import decode_audio_of_clips
-from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.device import Device, device_works
 from energon_dali.decode.dali.engine import Block, DaliEngine, Run
 from energon_dali.decode.dali.library import Pipeline, load_backend
-from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.output import bring_to_device
 from energon_dali.decode.dali.recovery import first_line
 from energon_dali.decode.dali.video.frames import take_frames
-from energon_dali.decode.dali.video.graph import VideoGraph, build_video_pipeline, find_correction
+from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeline, find_correction
 from energon_dali.decode.dali.video.suitability import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_by_pyav
@@ -39,24 +38,8 @@ class ClipBatch:
     """What the pipeline reads while it runs; it holds no reference of its own to the Python objects."""
 
 
-class DaliVideoEngine(DaliEngine[ClipBatch]):
-    """The engine of one video graph.
-
-    Args:
-        graph: What the pipeline produces.
-        device: Where it decodes.
-        num_threads: CPU threads of the pipeline.
-        max_batch_size: Most videos per run; larger blocks are split.
-        memory: Budget that the runs of all engines of a device share.
-    """
-
-    def __init__(
-        self, graph: VideoGraph, device: Device, *, num_threads: int, max_batch_size: int, memory: DeviceMemory
-    ) -> None:
-        super().__init__(device, memory)
-        self.graph = graph
-        self._num_threads = num_threads
-        self._max_batch_size = max_batch_size
+class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
+    """The engine of one video graph."""
 
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
         block = Block([None] * len(handles), len(handles), stream)
@@ -76,17 +59,15 @@ class DaliVideoEngine(DaliEngine[ClipBatch]):
         total = 0
         for position, handle in enumerate(handles):
             size = 2 * count_decoded_bytes(handle)  # as decoded, and as made of it
-            if run and (len(run) == self._max_batch_size or total + size > self._memory.run_bytes):
+            if run and (len(run) == self.options.max_batch_size or total + size > self._memory.run_bytes):
                 yield run, total
                 run, total = [], 0
             run.append(position)
             total += size
         yield run, total
 
-    def build_pipeline(self) -> Pipeline:
-        return build_video_pipeline(
-            self.graph, self.device, num_threads=self._num_threads, max_batch_size=self._max_batch_size
-        )
+    def define(self) -> Any:
+        return define_video_pipeline(self.graph, self.options)
 
     def feed(self, pipeline: Pipeline, batch: ClipBatch) -> None:
         backend = load_backend()
@@ -176,13 +157,7 @@ def raise_if_device_is_lost(error: BaseException, device: Device) -> None:
     """
     lost = isinstance(error, MemoryError) or not isinstance(error, RuntimeError)
     lost = lost or re.search(r"out of memory|bad_alloc|can't allocate", str(error), re.IGNORECASE) is not None
-    if not lost and device.kind == "gpu":
-        import torch
-
-        try:
-            torch.zeros(1, device=f"cuda:{device.ordinal}").add_(1).item()
-        except RuntimeError:
-            lost = True
+    lost = lost or not device_works(device)
     if lost:
         raise DeviceFailedError(
             f"DALI failed on {device} while decoding videos: {first_line(error)}. This is no fault of a sample, so "

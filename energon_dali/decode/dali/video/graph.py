@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.library import Pipeline, load_dali
+from energon_dali.decode.dali.library import load_dali
+from energon_dali.decode.dali.pipeline import PipelineOptions, define_input
 from energon_dali.kernels.color_matrix import ColorMatrix
 
 if TYPE_CHECKING:
@@ -58,41 +59,29 @@ def find_correction(handle: ClipsHandle) -> ColorMatrix:
     return ColorMatrix.between("bt601", handle.colour.matrix)
 
 
-def build_video_pipeline(graph: VideoGraph, device: Device, *, num_threads: int, max_batch_size: int) -> Pipeline:
-    """Returns a built pipeline: inputs "encoded", "frames", and "size", "weights", "offsets" as the graph says.
+def define_video_pipeline(graph: VideoGraph, pipeline: PipelineOptions) -> Any:
+    """Returns the output node of a pipeline with the inputs "encoded", "frames", and those that the graph needs.
+
+    To be called inside a pipeline's scope. The further inputs are "size", "weights" and "offsets".
 
     Args:
         graph: What to produce.
-        device: Where to decode.
-        num_threads: CPU threads of the pipeline.
-        max_batch_size: Largest number of videos per run.
-
-    Raises:
-        RuntimeError: DALI cannot build it.
+        pipeline: Where and how it is decoded.
     """
     dali = load_dali()
     fn, types = dali.fn, dali.types
 
-    pipeline = dali.Pipeline(
-        batch_size=max_batch_size, num_threads=num_threads, device_id=device.ordinal, prefetch_queue_depth=1,
-        exec_dynamic=True, set_affinity=False,
-    )  # fmt: skip
-    with pipeline:
-        encoded = _input("encoded", types.UINT8, 1)
-        # Without padding a frame that is not there is an error; otherwise it would be black, and nobody would know.
-        options: dict[str, Any] = {"device": "cpu", "frames": _input("frames", types.INT32, 1), "pad_mode": "none"}
-        if device.kind == "gpu":
-            options |= {"device": "mixed", "affine": False}
-        video = fn.decoders.video(encoded, **options)
-        if graph.resizes:
-            # Widened when it shrinks, as swscale's bilinear filter is.
-            video = fn.resize(
-                video, size=_input("size", types.FLOAT, 1), interp_type=types.INTERP_LINEAR, antialias=True
-            )
-        pipeline.set_outputs(_finish(video, graph))
-    pipeline.build()
-    built: Pipeline = pipeline
-    return built
+    encoded = define_input("encoded", types.UINT8, 1)
+    # Without padding a frame that is not there is an error; otherwise it would be black, and nobody would know.
+    options: dict[str, Any] = {"device": "cpu", "frames": define_input("frames", types.INT32, 1), "pad_mode": "none"}
+    if pipeline.device.kind == "gpu":
+        options |= {"device": "mixed", "affine": False}
+    video = fn.decoders.video(encoded, **options)
+    if graph.resizes:
+        # Widened when it shrinks, as swscale's bilinear filter is.
+        size = define_input("size", types.FLOAT, 1)
+        video = fn.resize(video, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+    return _finish(video, graph)
 
 
 def _finish(video: Any, graph: VideoGraph) -> Any:
@@ -100,16 +89,11 @@ def _finish(video: Any, graph: VideoGraph) -> Any:
     fn, types = dali.fn, dali.types
 
     if graph.corrects:
-        video = fn.coord_transform(
-            video, M=_input("weights", types.FLOAT, 2), T=_input("offsets", types.FLOAT, 1), dtype=types.UINT8
-        )
+        weights, offsets = define_input("weights", types.FLOAT, 2), define_input("offsets", types.FLOAT, 1)
+        video = fn.coord_transform(video, M=weights, T=offsets, dtype=types.UINT8)
     if graph.layout == "FCHW":
         video = fn.transpose(video, perm=[0, 3, 1, 2])
     if graph.dtype != "uint8":
         narrow = {"float32": types.FLOAT, "float16": types.FLOAT16}[graph.dtype]
         video = fn.lookup_table(video, keys=list(range(256)), values=_UNIT_VALUES, dtype=narrow)
     return video
-
-
-def _input(name: str, dtype: Any, ndim: int) -> Any:
-    return load_dali().fn.external_source(name=name, no_copy=True, batch=True, dtype=dtype, ndim=ndim)

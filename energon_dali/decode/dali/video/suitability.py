@@ -36,14 +36,16 @@ _GPU_LEAST_PIXELS = 8 * 640 * 360
 """Pixels to decode from which a GPU is taken for the faster one. A guess: no GPU has been measured."""
 
 
-def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
+def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: int | None = None) -> bool:
     """Returns whether DALI decodes the clips of a video rightly and without danger to the process.
 
     The frame headers of a video that passes all other tests are read, once per handle, which takes a demux.
 
     Args:
         handle: The video; what was found about its frames is noted in `uniform_frames`.
-        kind: Where DALI would decode it. For AV1 on a GPU torch's current device is asked, in a process that uses CUDA.
+        kind: Where DALI would decode it.
+        ordinal: Number of the GPU, which is asked for its AV1 decoder; None is in a process that must not ask, and has
+            none.
     """
     if not handle.frame_indices.size or not handle.packets_are_frames:
         return False
@@ -55,7 +57,7 @@ def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
     if limits is not None and count_decoded_bytes(handle) > limits.max_bytes:
         return False  # PyAV makes one frame at a time small, and says what is wrong where that is too much still
     formats = _GPU_FORMATS if kind == "gpu" else _CPU_FORMATS.get(handle.codec, ())
-    if handle.pixel_format not in formats or (kind == "gpu" and not _suits_gpu(handle)):
+    if handle.pixel_format not in formats or (kind == "gpu" and not _suits_gpu(handle, ordinal)):
         return False
     if handle.uniform_frames is None:
         shape = (handle.width, handle.height, handle.pixel_format)
@@ -85,19 +87,18 @@ def count_decoded_bytes(handle: ClipsHandle) -> int:
     return 3 * handle.frame_indices.size * handle.width * handle.height
 
 
-def _suits_gpu(handle: ClipsHandle) -> bool:
+def _suits_gpu(handle: ClipsHandle, ordinal: int | None) -> bool:
     if handle.profile not in _GPU_PROFILES.get(handle.codec, ()):
         return False
     smallest, largest = _GPU_SIDES[handle.codec]
     if not smallest <= min(handle.width, handle.height) <= max(handle.width, handle.height) <= largest:
         return False
-    return handle.codec != "av1" or _decodes_av1()
+    return handle.codec != "av1" or (ordinal is not None and _decodes_av1(ordinal))
 
 
-def _decodes_av1() -> bool:
+def _decodes_av1(ordinal: int) -> bool:
     """Returns whether the GPU has an AV1 decoder: none up to Turing, and neither the A100 nor the H100 and H200."""
     import torch
 
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-        return False
-    return torch.cuda.get_device_capability() >= (8, 6) and torch.cuda.get_device_capability() != (9, 0)
+    capability = torch.cuda.get_device_capability(ordinal)
+    return capability >= (8, 6) and capability != (9, 0)

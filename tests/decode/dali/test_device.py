@@ -1,0 +1,100 @@
+"""Which GPU a thread and a process take, without one: what CUDA says is written down here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.decode import DaliDecoder
+from energon_dali.decode.clips import VideoClips
+from energon_dali.decode.dali import device
+from energon_dali.decode.dali.device import Device, resolve_device
+from energon_dali.decode.dali.video import suitability
+from energon_dali.decode.pyav import stage_clips
+from energon_dali.errors import DeviceError
+from tests.av.corpus import video_file
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA that is not in use yet and has four GPUs."""
+    monkeypatch.setattr(device, "sees_gpu", lambda: True)
+    monkeypatch.setattr(device, "_count_gpus", lambda: 4)
+    monkeypatch.setattr(device, "_of_thread", threading.local())
+    monkeypatch.setattr(device, "_process", dict.fromkeys(device._process, False))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+
+def start_cuda(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_local_rank_chooses_until_torch_does_and_a_thread_stays_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "6")
+    assert resolve_device("gpu") == Device("gpu", 2)
+    start_cuda(monkeypatch, 0)
+    assert resolve_device("gpu") == Device("gpu", 2)  # blocks of one loader stay on one GPU
+    others: list[Device] = []
+    thread = threading.Thread(target=lambda: others.append(resolve_device("auto")))
+    thread.start()
+    thread.join(60)
+    assert others == [Device("gpu", 0)]
+    assert resolve_device(3) == Device("gpu", 3)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_torchs_current_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    start_cuda(monkeypatch, 1)
+    assert resolve_device("auto", "video") == Device("gpu", 1)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_fork_behind_the_first_use_of_a_gpu_is_refused() -> None:
+    def ask_child() -> str:
+        """Returns what a forked child says of its device."""
+        out, into = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(into, str(resolve_device("gpu")).encode())
+            except DeviceError as error:
+                os.write(into, str(error).encode())
+            os._exit(0)
+        os.close(into)
+        os.waitpid(child, 0)
+        with os.fdopen(out) as answer:
+            return answer.read()
+
+    assert ask_child() == "gpu 0"
+    resolve_device("gpu")
+    assert "forked from one that had decoded on a GPU" in ask_child()
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("0", True), ("-1", False), ("-1,0", False), ("", False), ("1,0", True)])
+def test_what_hides_the_gpus(monkeypatch: pytest.MonkeyPatch, visible: str, seen: bool) -> None:
+    monkeypatch.setattr(device, "_any_file", lambda patterns: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device.sees_gpu() is seen
+
+
+@pytest.mark.parametrize(("capability", "decodes"), [((7, 5), False), ((8, 0), False), ((8, 6), True), ((8, 9), True),
+                                                     ((9, 0), False), ((10, 0), True)])  # fmt: skip
+def test_av1_is_asked_of_the_gpu_that_decodes(monkeypatch: pytest.MonkeyPatch, capability: Any, decodes: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda ordinal: capability if ordinal == 3 else (0, 0))
+    handle, file = stage_clips("mp4", video_file("av1-mp4"), VideoClips(1, 2))
+    file.close()
+    handle.width, handle.height, handle.uniform_frames = 640, 360, True
+    assert suitability.suits_dali_video(handle, "gpu", 3) is decodes
+    assert not suitability.suits_dali_video(handle, "gpu")
+
+
+def test_a_device_that_is_the_cpu_works() -> None:
+    assert device.device_works(DaliDecoder(image_decode_device="cpu").device)
