@@ -20,6 +20,10 @@ NEVER_HEALS = (
 )  # fmt: skip
 """Errors that the next sample would meet as well: programming errors and a process at its end."""
 
+_DEVICE_ERRORS = (
+    "CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error"
+)  # fmt: skip
+
 
 def is_device_error(error: BaseException) -> bool:
     """Returns whether an error is the device's (CUDA error, out of memory) and not the sample's."""
@@ -27,10 +31,7 @@ def is_device_error(error: BaseException) -> bool:
     if names & {"OutOfMemoryError", "AcceleratorError", "CudaError", "DeviceFailedError"}:
         return True
     # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
-    return isinstance(error, RuntimeError) and any(
-        mark in str(error)
-        for mark in ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error")
-    )
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _DEVICE_ERRORS)
 
 
 class HookGuard:
