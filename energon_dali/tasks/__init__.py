@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon_dali.tasks.composition.compose import compose
     from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
     from energon_dali.tasks.core.task import TaskTransformer
     from energon_dali.tasks.train import TrainResult, run
 
-__all__ = ["HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "run"]
+__all__ = ["HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "compose", "run"]
 
 _HOME_OF = {
     "HydraInstantiator": "core.instantiator",
     "Instantiator": "core.instantiator",
     "TaskTransformer": "core.task",
     "TrainResult": "train",
+    "compose": "composition.compose",
     "run": "train",
 }
 

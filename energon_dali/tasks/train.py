@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import hydra
 import lightning
 from hydra.core.hydra_config import HydraConfig
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
+from energon_dali.tasks.composition.compose import CONF, explain_refusal, options_of
+from energon_dali.tasks.composition.nearest import nearest_names
 from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
 
     from energon_dali.tasks.core.task import TaskTransformer
-
-CONF = Path(__file__).resolve().parent / "conf"
-"""Folder of the package's configs."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     """Trains what a config describes.
 
     Args:
-        cfg: A composed config, as `hydra.compose("config", ["+task=...", "+dataset=..."])` gives it.
+        cfg: A composed config, as `compose(["+task=...", "+dataset=..."])` gives it.
         instantiator: Makes the parts; None is HydraInstantiator().
 
     Raises:
@@ -78,6 +80,9 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     return TrainResult(trainer, task, data_module, metrics, Path(cfg.output_dir))
 
 
+_TOP_LEVEL = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "trainer")
+
+
 def _completed(cfg: DictConfig) -> DictConfig:
     """Returns a copy of a config with the output folder, and `trainer.gpus` read as `trainer.devices`.
 
@@ -86,9 +91,11 @@ def _completed(cfg: DictConfig) -> DictConfig:
     """
     cfg = cfg.copy()
     for group in ("task", "dataset", "backbone"):
-        if not isinstance(cfg.get(group), Mapping | DictConfig):
+        if not isinstance(cfg.get(group), DictConfig):
+            given = [str(name) for name in cfg if name not in _TOP_LEVEL and nearest_names(group, [str(name)])]
+            meant = f" You gave {given[0]}." if given else ""
             raise ConfigError(
-                f"The run has no {group}. Add {'' if group == 'backbone' else '+'}{group}=NAME to the command; "
+                f"The run has no {group}.{meant} Add {'' if group == 'backbone' else '+'}{group}=NAME to the command; "
                 f"there are: {', '.join(options_of(group))}."
             )
     with open_dict(cfg):
@@ -110,21 +117,62 @@ def _completed(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def options_of(group: str, folders: tuple[Path, ...] = (CONF,)) -> list[str]:
-    """Returns the names that a config group can be set to, such as "vision/igpt" for task."""
-    found = {
-        path.relative_to(folder / group).with_suffix("").as_posix()
-        for folder in folders
-        for path in (folder / group).rglob("*.yaml")
-    }
-    return sorted(found)
+def command(arguments: list[str] | None = None) -> None:
+    """Runs the command line: what the user got wrong ends it with a message, exit status 1 and no traceback.
+
+    HYDRA_FULL_ERROR=1 shows the traceback.
+
+    Args:
+        arguments: What stands behind the command; None takes those of the process.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    sys.argv[1:] = [*given, *_quiet_rank()]
+    # Both speak of how Lightning works inside; the folder is not empty because Hydra wrote the config there.
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\)")
+    try:
+        main()
+    except SystemExit as exit_:
+        if exit_.code == 1 and not _STARTED and os.environ.get("HYDRA_FULL_ERROR") != "1":
+            parser = argparse.ArgumentParser(add_help=False)
+            parser.add_argument("--config-dir", "-cd")
+            parsed, overrides = parser.parse_known_args(given)
+            explained = explain_refusal([each for each in overrides if not each.startswith("-")], parsed.config_dir)
+            sys.stderr.write(f"{explained}\n" if explained else "")
+        raise
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def main(cfg: DictConfig) -> Any:
-    """Runs the command."""
-    return run(cfg).metrics
+    """Runs what Hydra composed."""
+    _STARTED.append(True)
+    try:
+        return run(cfg).metrics
+    except _USER_ERRORS as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(1)
+
+
+_STARTED: list[bool] = []
+"""Not empty once the config stood."""
+
+_USER_ERRORS = (ConfigError, DatasetError, StateError, StorageError, MisconfigurationException)
+"""What the user can put right without reading a traceback."""
+
+
+def _quiet_rank() -> list[str]:
+    """Returns overrides for ranks under torchrun other than 0, so that they leave no folder of their own.
+
+    Each process would name its folder by its own clock.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0":
+        return []
+    given = any(override.startswith("hydra.run.dir=") for override in sys.argv)
+    folder = [] if given else ["hydra.run.dir=."]
+    return [*folder, "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
 if __name__ == "__main__":
-    main()
+    command()

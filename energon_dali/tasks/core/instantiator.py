@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from energon_dali.errors import ConfigError, EnergonDaliError
-from energon_dali.tasks.core.nearest import describe_nearest
-from energon_dali.tasks.core.weight_decay import parameter_groups
+from energon_dali.tasks.composition.nearest import describe_nearest
+from energon_dali.tasks.optimization.weight_decay import parameter_groups
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
@@ -92,7 +92,7 @@ class HydraInstantiator:
         Raises:
             ConfigError: The config cannot be made into an object.
         """
-        return cast("TaskTransformer", make("task", cfg, **{"instantiator": self, **given}))
+        return cast("TaskTransformer", make("task", cfg, strict=True, **{"instantiator": self, **given}))
 
     def optimizer(self, model: nn.Module, cfg: Config) -> Optimizer:
         """Returns the optimizer of a model's parameters; norms, biases and embeddings have no weight decay.
@@ -136,12 +136,14 @@ def has_target(cfg: Config) -> bool:
     return cfg.get("_target_") is not None
 
 
-def make(place: str, cfg: Config, **given: Any) -> Any:
+def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
     """Returns what a config's target makes of the config's arguments and the given ones that it takes.
 
     Args:
         place: Where the config stands, for messages, such as "backbone".
         cfg: `_target_` and arguments, which may hold such configs again.
+        strict: Where a class takes any argument by `**`, its config may still set only those that it or a base class
+            names, and given ones.
         **given: Arguments that the config may leave out; the config's own win.
 
     Raises:
@@ -150,13 +152,13 @@ def make(place: str, cfg: Config, **given: Any) -> Any:
     """
     target, arguments = _resolve(place, cfg)
     taken = _taken(target)
-    if taken is not None:
-        for name in arguments:
-            if name not in taken:
-                raise ConfigError(
-                    f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, taken)}"
-                )
-        given = {name: value for name, value in given.items() if name in taken}
+    settable = {*_named(target), *given} if taken is None and strict and isinstance(target, type) else taken
+    for name in arguments:
+        if settable is not None and name not in settable:
+            raise ConfigError(
+                f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, settable)}"
+            )
+    given = {name: value for name, value in given.items() if taken is None or name in taken}
     arguments = {**given, **arguments}
     if cfg.get("_partial_", False):
         return partial(target, **arguments)
@@ -217,6 +219,20 @@ def _taken(target: Callable[..., Any]) -> set[str] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+
+
+def _named(target: type) -> set[str]:
+    """Returns the arguments that a class and its base classes name."""
+    functions = [vars(base)["__init__"] for base in inspect.getmro(target) if "__init__" in vars(base)]
+    return {name for function in functions for name in _parameters(function)} - {"self"}
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []
+    return [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
 
 
 def _name(target: Callable[..., Any]) -> str:

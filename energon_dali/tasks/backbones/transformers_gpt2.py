@@ -1,0 +1,144 @@
+"""GPT-2 of the library transformers, built from numbers and not downloaded, as a backbone of the tasks here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from energon_dali.errors import ConfigError
+
+
+class SequenceGPT2(nn.Module):
+    """transformers' GPT2Model with the protocol of `vision.igpt.gpt2.GPT2`: guesses each token from those before it.
+
+    Args:
+        embed_dim: Width of the model.
+        num_heads: Attention heads; they share embed_dim equally.
+        num_layers: Blocks.
+        num_positions: Longest sequence.
+        num_vocab: Values that a token can have.
+        num_classes: Classes of sequences.
+
+    Raises:
+        ConfigError: transformers is not installed, or it cannot build such a model.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 16,
+        num_heads: int = 2,
+        num_layers: int = 8,
+        num_positions: int = 1024,
+        num_vocab: int = 16,
+        num_classes: int = 10,
+    ) -> None:
+        super().__init__()
+        self.num_positions = num_positions
+        self.model = _build(embed_dim, num_heads, num_layers, num_positions, num_vocab, dropout=0.0)
+        self.sos = nn.Parameter(torch.randn(embed_dim) * 0.02)
+        self.head = nn.Linear(embed_dim, num_vocab, bias=False)
+        self.clf_head = nn.Linear(embed_dim, num_classes)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, classify: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Returns logits float[B, T, num_vocab]; with classify (class logits float[B, num_classes], logits).
+
+        Args:
+            tokens: int64[B, T], T at most num_positions; `logits[:, t]` do not depend on tokens[:, t:].
+            classify: Also guess the class, from the mean over the last hidden layer.
+
+        Raises:
+            ConfigError: There are more tokens than positions.
+        """
+        if tokens.shape[1] > self.num_positions:
+            raise ConfigError(
+                f"SequenceGPT2 was given {tokens.shape[1]} tokens and has {self.num_positions} positions. Make it with "
+                f"num_positions={tokens.shape[1]}, or give shorter sequences."
+            )
+        start = self.sos.expand(len(tokens), 1, -1)
+        vectors = torch.cat([start, self.model.wte(tokens[:, :-1])], dim=1)
+        hidden = self.model(inputs_embeds=vectors, use_cache=False).last_hidden_state
+        logits: torch.Tensor = self.head(hidden)
+        return (self.clf_head(hidden.mean(dim=1)), logits) if classify else logits
+
+
+class PrefixGPT2(nn.Module):
+    """transformers' GPT2Model with the protocol of the captioning task: vectors in, logits of the next token out.
+
+    The output weights are those of the token embeddings.
+
+    Args:
+        num_vocab: Number V of tokens.
+        num_positions: Positions of a text, from 0 on.
+        embed_dim: Length E of a vector.
+        num_heads: Attention heads; they share E equally.
+        num_layers: Blocks.
+        dropout: Share that is dropped in training.
+
+    Raises:
+        ConfigError: transformers is not installed, or it cannot build such a model.
+    """
+
+    def __init__(
+        self,
+        num_vocab: int,
+        num_positions: int,
+        embed_dim: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_vocab, self.embed_dim = num_vocab, embed_dim
+        self.model = _build(embed_dim, num_heads, num_layers, num_positions, num_vocab, dropout)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns the vectors float[..., E] of tokens int64[...], without positions."""
+        vectors: torch.Tensor = self.model.wte(token_ids)
+        return vectors
+
+    def forward(
+        self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the logits float[R, L, V] of the token that follows each place.
+
+        Args:
+            inputs_embeds: float[R, L, E], without positions.
+            position_ids: int64[R, L].
+            attention_mask: bool[R, 1, L, L]: true where a place (third axis) sees another (fourth).
+        """
+        # Added to the scores: the form that transformers takes as it is.
+        mask = torch.zeros_like(attention_mask, dtype=inputs_embeds.dtype)
+        mask.masked_fill_(~attention_mask, torch.finfo(inputs_embeds.dtype).min)
+        hidden = self.model(
+            inputs_embeds=inputs_embeds, position_ids=position_ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state
+        return functional.linear(hidden, self.model.wte.weight)
+
+
+def _build(embed_dim: int, num_heads: int, num_layers: int, num_positions: int, num_vocab: int, dropout: float) -> Any:
+    """Returns a GPT2Model with new weights.
+
+    Raises:
+        ConfigError: transformers is not installed, or it cannot build such a model.
+    """
+    try:
+        from transformers import GPT2Config, GPT2Model
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "A backbone of transformers needs that package, which is not installed. "
+            'Install the extra: pip install "energon-dali[transformers]".'
+        ) from error
+    config = GPT2Config(
+        vocab_size=num_vocab, n_positions=num_positions, n_embd=embed_dim, n_layer=num_layers, n_head=num_heads,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    try:
+        return GPT2Model(config)
+    except ValueError as error:
+        raise ConfigError(
+            f"transformers cannot build a GPT-2 with {embed_dim=}, {num_heads=}: {error} Change these numbers."
+        ) from error

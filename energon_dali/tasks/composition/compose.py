@@ -1,0 +1,168 @@
+"""Composes configs, and says which name was probably meant where Hydra refuses one."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import ConfigError
+from energon_dali.tasks.composition.nearest import describe_nearest, nearest_names
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+"""Folder of the package's configs."""
+
+_REFUSED_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^'@]+)")
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> DictConfig:
+    """Returns the config that the train command would use.
+
+        run(compose(["+task=vision/igpt", "+dataset=vision/igpt/cifar", "dataset.cfg.data_dir=/data"]))
+
+    Args:
+        overrides: What stands behind the command, one string each.
+        config_dir: Folder of configs of your own, as the command's --config-dir.
+
+    Raises:
+        ConfigError: Hydra refuses an override; its message, and the name that was probably meant.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return _compose(overrides, config_dir)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{error}\n{explain(error, overrides, config_dir)}".rstrip()) from error
+
+
+def explain_refusal(overrides: Sequence[str], config_dir: str | Path | None = None) -> str:
+    """Returns what to write in place of the override that Hydra refuses first; "" if it refuses none."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        _compose(overrides, config_dir)
+    except (HydraException, OmegaConfBaseException) as error:
+        return explain(error, overrides, config_dir)
+    return ""
+
+
+def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path | None = None) -> str:
+    """Returns what was probably meant by the name that Hydra refused, "" if there is nothing to add.
+
+    Args:
+        error: What Hydra raised.
+        overrides: What it was given.
+        config_dir: Folder of configs of the user's own.
+    """
+    from hydra.errors import MissingConfigException
+
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.partition("/")
+        return describe_nearest(f"{group}={name}", [f"{group}={option}" for option in options_of(group, config_dir)])
+    refused = _REFUSED_KEY.match(str(error))
+    if refused is None:
+        return ""
+    key = refused.group(1)
+    remaining, cfg = _composed_without(key, overrides, config_dir)
+    group = key.partition(".")[0]
+    if cfg is None or group in remaining:
+        return ""
+    options = options_of(group, config_dir)
+    if cfg.get(group) is None and options:
+        plus = "" if group == "backbone" else "+"
+        return f"The run has no {group} yet: add {plus}{group}=NAME. There are: {', '.join(options)}."
+    return describe_nearest(key, _near_keys(cfg, key))
+
+
+def options_of(group: str, config_dir: str | Path | None = None) -> list[str]:
+    """Returns the names that a config group can be set to, such as "vision/igpt" for task.
+
+    Args:
+        group: Name of the group.
+        config_dir: Folder of configs of the user's own, beside the package's.
+    """
+    folders = [CONF, *([Path(config_dir)] if config_dir is not None else [])]
+    found = {
+        path.relative_to(folder / group).with_suffix("").as_posix()
+        for folder in folders
+        for path in (folder / group).rglob("*.yaml")
+    }
+    return sorted(found)
+
+
+def _compose(overrides: Sequence[str], config_dir: str | Path | None) -> DictConfig:
+    import hydra
+
+    search = [] if config_dir is None else [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
+    with _quiet(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", [*search, *overrides])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the search path plugin of multi-storage-client, which warns with a traceback that it is not set up."""
+    logger = logging.getLogger("multistorageclient")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "provider=.* is not available", UserWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _composed_without(
+    key: str, overrides: Sequence[str], config_dir: str | Path | None
+) -> tuple[list[str], DictConfig | None]:
+    """Returns the overrides without those of a key, and of others that Hydra refuses, and their config."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    remaining = [override for override in overrides if _key_of(override) != key]
+    while True:
+        try:
+            return remaining, _compose(remaining, config_dir)
+        except (HydraException, OmegaConfBaseException) as error:
+            refused = _REFUSED_KEY.match(str(error))
+            fewer = [override for override in remaining if refused and _key_of(override) != refused.group(1)]
+            if len(fewer) in (0, len(remaining)):
+                return remaining, None
+            remaining = fewer
+
+
+def _key_of(override: str) -> str:
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _near_keys(cfg: DictConfig, key: str) -> list[str]:
+    """Returns the keys among which a wrong one is looked for: all those near it, else those beside it."""
+    keys = list(_keys(cfg))
+    near = nearest_names(key, keys)
+    if near:
+        return near
+    parent = key.rpartition(".")[0]
+    while parent and parent not in keys:
+        parent = parent.rpartition(".")[0]
+    return [each for each in keys if each.rpartition(".")[0] == parent]
+
+
+def _keys(cfg: Any, before: str = "") -> Iterator[str]:
+    from omegaconf import OmegaConf
+
+    for name in cfg:
+        yield f"{before}{name}"
+        # An interpolation is not followed: it may need what only a run has.
+        if OmegaConf.is_missing(cfg, name) or OmegaConf.is_interpolation(cfg, name):
+            continue
+        if OmegaConf.is_dict(cfg[name]) and cfg[name] is not None:
+            yield from _keys(cfg[name], f"{before}{name}.")

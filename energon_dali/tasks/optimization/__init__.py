@@ -1,0 +1,1 @@
+"""How a run changes its weights: rates over the steps, and which of them decay."""
