@@ -18,7 +18,7 @@ PACKAGE = ROOT / "energon_dali"
 
 ORDER = (
     "kernels", "plan", "shards", "cache", "av", "decode", "task_encoder", "datasets", "metadataset", "loader",
-    "integrations", "tasks", "cli",
+    "integrations", "tasks", "diagnosis", "cli",
 )  # fmt: skip
 """A folder imports only from those before it, and from the modules at the top of the package."""
 

@@ -6,6 +6,7 @@ import click
 
 from energon_dali import __version__
 from energon_dali.cli.checkpoint import checkpoint
+from energon_dali.cli.doctor import doctor
 from energon_dali.cli.info import info
 from energon_dali.cli.prepare import prepare
 from energon_dali.cli.prepare_media import prepare_media
@@ -18,6 +19,7 @@ def main() -> None:
 
 
 main.add_command(checkpoint)
+main.add_command(doctor)
 main.add_command(info)
 main.add_command(prepare)
 main.add_command(prepare_media)

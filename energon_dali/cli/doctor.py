@@ -1,0 +1,32 @@
+"""`energon-dali doctor`: says what this machine has and lacks, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from energon_dali.diagnosis import ThisHost, WantedDevice, diagnose
+
+
+@click.command()
+@click.option(
+    "--device", "wanted", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True,
+    help="What has to work: the CPU path (auto, cpu) or the GPU path; cpu does not look at the GPU.",
+)  # fmt: skip
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it to a file too.")
+def doctor(wanted: WantedDevice, json_file: Path | None) -> None:
+    """Say what this machine has and lacks for decoding, and what to do about it.
+
+    Decodes a picture and a film on each device and runs a kernel, each in a process of its own. The exit status is 1 if
+    the path that --device asks for does not work.
+    """
+    diagnosis = diagnose(ThisHost(), wanted)
+    for line in diagnosis.lines():
+        click.echo(line)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(diagnosis.to_json(), indent=1) + "\n", encoding="utf-8")
+    sys.exit(not diagnosis.works)

@@ -1,0 +1,142 @@
+"""Checks of the GPU path: driver, GPU, libraries, Triton, and a picture, a film and a kernel on the GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from energon_dali.diagnosis.check import Check
+from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
+from energon_dali.diagnosis.host import Finding, Host
+from energon_dali.diagnosis.libraries import check_libraries
+
+MIN_DRIVER = {12: "525.60", 13: "580"}
+"""Oldest driver that DALI's packages for a major version of CUDA work with."""
+
+
+def check_gpu_path(host: Host) -> Iterator[Check]:
+    """Yields the checks of the GPU path; where no GPU is in sight, what depends on one is not tried.
+
+    Args:
+        host: Where the facts come from.
+    """
+    in_sight = host.has_gpu_in_sight()
+    if not in_sight:
+        yield Check(
+            name="GPU", state="missing", found="none in sight", needed_for="the GPU path", need="gpu",
+            remedy="On a machine with an NVIDIA GPU: install the driver, start containers with --gpus all, and let "
+            "CUDA_VISIBLE_DEVICES name the GPU or be unset. Without one nothing is to be done.",
+        )  # fmt: skip
+    else:
+        yield from _driver(host)
+    yield _torch(host, in_sight)
+    if dali_of(host)[0]:
+        yield from check_libraries(host, in_sight)
+    yield _triton(host)
+    if in_sight:
+        yield from _trials(host)
+
+
+def _driver(host: Host) -> Iterator[Check]:
+    wanted = MIN_DRIVER[cuda_major_of(host)]
+    remedy = (
+        f"Install NVIDIA's driver {wanted} or newer for this kernel (nvidia-smi must list the GPU); in containers it "
+        "comes from the host: start them with --gpus all."
+    )
+    version, cuda = host.probe("driver"), host.probe("cuda")
+    found = version.error or f"{version.facts['version']} (from {version.facts['from']})"
+    too_old = not version.error and _numbers(version.facts["version"]) < _numbers(wanted)
+    yield Check(
+        name="driver", state="broken" if version.error or too_old else "ok",
+        found=f"{found}, older than {wanted}" if too_old else found, needed_for="the GPU path",
+        need="gpu", remedy=remedy,
+    )  # fmt: skip
+    if cuda.error:
+        yield Check(
+            name="libcuda.so.1", state="broken", found=cuda.error, needed_for="the GPU path", need="gpu", remedy=remedy
+        )
+        return
+    yield Check(
+        name="libcuda.so.1", state="ok", found=f"runs CUDA up to {cuda.facts['cuda']}", needed_for="the GPU path",
+        need="gpu",
+    )  # fmt: skip
+    for ordinal, device in enumerate(cuda.facts["devices"]):
+        major, minor = device["capability"]
+        yield Check(
+            name=f"GPU {ordinal}", state="ok",
+            found=f"{device['name']}, compute capability {major}.{minor}, {device['memory_bytes'] / 2**30:.0f} GiB",
+            needed_for="the GPU path", need="gpu",
+        )  # fmt: skip
+    if not cuda.facts["devices"]:
+        yield Check(
+            name="GPU", state="missing", found="the driver lists none", needed_for="the GPU path", need="gpu",
+            remedy="Let CUDA_VISIBLE_DEVICES name a GPU of this machine, or unset it.",
+        )  # fmt: skip
+
+
+def _torch(host: Host, in_sight: bool) -> Check:
+    name, needed_for = "CUDA in torch", "tensors on the GPU"
+    finding = host.probe("torch")
+    if finding.error:
+        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for, need="gpu",
+                     remedy="pip install --force-reinstall torch")  # fmt: skip
+    cuda = finding.facts["cuda"]
+    if cuda is None:
+        return Check(
+            name=name, state="missing", found=f"{finding.facts['version']} is built for the CPU alone",
+            needed_for=needed_for, need="gpu",
+            remedy="pip uninstall torch, then pip install torch without a constraint or index of CPU builds; "
+            "https://pytorch.org names the index of each CUDA",
+        )  # fmt: skip
+    if in_sight and not finding.facts["available"]:
+        return Check(
+            name=name, state="broken", found=f"built for CUDA {cuda}, and finds no usable GPU",
+            needed_for=needed_for, need="gpu",
+            remedy=f"Install a driver that runs CUDA {cuda}, or a torch built for the CUDA of this driver.",
+        )  # fmt: skip
+    return Check(name=name, state="ok", found=f"runtime {cuda}", needed_for=needed_for, need="gpu")
+
+
+def _triton(host: Host) -> Check:
+    name, needed_for = "Triton", "the kernels (without it plain PyTorch runs, slower)"
+    version = host.version("triton") or host.version("pytorch-triton")
+    pins = [match[1] for line in host.requirements("torch") if (match := re.match(r"triton\s*\(?==\s*([\w.]+)", line))]
+    pinned = pins[0] if pins else ""
+    wanted = f"pip install triton=={pinned}" if pinned else "pip install triton"
+    if version is None:
+        return Check(name=name, state="missing", found="not installed", needed_for=needed_for, remedy=wanted)
+    error = host.probe("imports", "triton")
+    said = error.error or str(error.facts.get("triton", ""))
+    if said:
+        return Check(name=name, state="broken", found=f"{version}: {said}", needed_for=needed_for,
+                     remedy=f"{wanted} --force-reinstall")  # fmt: skip
+    if pinned and version.split("+")[0] != pinned:
+        return Check(name=name, state="broken", found=f"{version}, and torch wants {pinned}", needed_for=needed_for,
+                     remedy=wanted)  # fmt: skip
+    return Check(
+        name=name, state="ok", found=f"{version}, as torch wants it" if pinned else version, needed_for=needed_for
+    )
+
+
+def _trials(host: Host) -> Iterator[Check]:
+    above = "See to the lines above first"
+    yield _trial(host.probe("image", "gpu"), "JPEG, GPU", "images on the GPU",
+                 f"{above}; then report this line as it is.")  # fmt: skip
+    yield _trial(
+        host.probe("video", "gpu"), "H.264, NVDEC", "videos on the GPU",
+        f"{above} (libnvcuvid.so.1 most of all); some GPUs have no NVDEC. Until then videos are decoded by PyAV.",
+    )  # fmt: skip
+    yield _trial(host.probe("kernel"), "Triton kernel", "padding, patches and colours on the GPU",
+                 f"{above}; Triton needs a C compiler (apt-get install gcc) and the Python headers.")  # fmt: skip
+
+
+def _trial(finding: Finding, name: str, needed_for: str, remedy: str) -> Check:
+    if finding.error:
+        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for, need="gpu", remedy=remedy)
+    difference = finding.facts.get("difference")
+    found = "worked" if difference is None else f"decoded, {difference} levels from the CPU's"
+    return Check(name=name, state="ok", found=found, needed_for=needed_for, need="gpu")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -1,0 +1,101 @@
+"""Checks of the libraries of NVIDIA that DALI loads when it needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from energon_dali.diagnosis.check import Check, Need
+from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
+from energon_dali.diagnosis.host import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Shared libraries that come in one package, by major version of CUDA."""
+
+    title: str
+    """What people call it."""
+    stems: tuple[str, ...]
+    """Names of the files, without version."""
+    versions: tuple[int, int]
+    """Of the files, for CUDA 12 and 13."""
+    packages: tuple[str, str]
+    """For CUDA 12 and 13."""
+    needed_for: str
+    """What does not work without it."""
+    need: Need = "gpu"
+    """How badly."""
+
+    def names(self, cuda: int) -> list[str]:
+        """Returns the names of the files for a major version of CUDA, 12 or 13."""
+        return [f"{stem}.so.{self.versions[cuda == 13]}" for stem in self.stems]
+
+
+LIBRARIES = (
+    Library("nvImageCodec", ("libnvimgcodec",), (0, 0), ("nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13"), "images"),
+    Library("nvJPEG", ("libnvjpeg",), (12, 13), ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg"), "JPEG on the GPU"),
+    Library("nvJPEG2000", ("libnvjpeg2k",), (0, 0), ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13"),
+            "JPEG 2000 on the GPU", "optional"),
+    Library("nvTIFF", ("libnvtiff",), (0, 0), ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13"), "TIFF on the GPU",
+            "optional"),
+    Library("NPP", ("libnppc", "libnppicc", "libnppig"), (12, 13), ("nvidia-npp-cu12", "nvidia-npp"),
+            "colours and sizes of videos on the GPU", "optional"),
+    Library("cuFFT", ("libcufft",), (11, 12), ("nvidia-cufft-cu12", "nvidia-cufft"), "DALI's operators on sound",
+            "optional"),
+)  # fmt: skip
+"""In DALI's packages or those of CUDA. Where NPP is missing, whether videos decode is what the trial says."""
+
+NVJPEG = LIBRARIES[1]
+NVDEC = "libnvcuvid.so.1"
+
+
+def check_libraries(host: Host, in_sight: bool) -> Iterator[Check]:
+    """Yields a check for each library, and for the hardware that two of them stand for.
+
+    Args:
+        host: Where the facts come from.
+        in_sight: Whether there is a GPU to try them on.
+    """
+    cuda = cuda_major_of(host)
+    finding = host.probe("libraries", *(name for library in LIBRARIES for name in library.names(cuda)), NVDEC)
+    for library in LIBRARIES:
+        lacking = [name for name in library.names(cuda) if not finding.facts.get(name)]
+        first = library.names(cuda)[0]
+        yield Check(
+            name=library.title, state="missing" if lacking else "ok",
+            found=finding.error or (f"no {', '.join(lacking)}" if lacking else _short(str(finding.facts[first]))),
+            needed_for=library.needed_for, need=library.need,
+            remedy=f"pip install {library.packages[cuda == 13]}; or add the folder that holds {first} to "
+            "LD_LIBRARY_PATH",
+        )  # fmt: skip
+    if not in_sight:
+        return
+    place = str(finding.facts.get(NVDEC, ""))
+    yield Check(
+        name="NVDEC", state="ok" if place else "missing", found=finding.error or _short(place) or f"no {NVDEC}",
+        needed_for="videos on the GPU", need="gpu",
+        remedy="It belongs to the driver. In containers set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on "
+        "Debian and Ubuntu: apt-get install libnvidia-decode-NNN, NNN being the driver's first number.",
+    )  # fmt: skip
+    if dali_of(host)[0]:
+        yield _jpeg_engine(host, NVJPEG.names(cuda)[0])
+
+
+def _jpeg_engine(host: Host, library: str) -> Check:
+    finding = host.probe("jpeg_engine", library)
+    name, needed_for = "hardware JPEG engine", "baseline JPEG without CUDA cores (A100, H100 and newer have it)"
+    if finding.error:
+        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for,
+                     remedy="See to nvJPEG above; CUDA cores decode meanwhile.")  # fmt: skip
+    engines, cores = finding.facts["engines"], finding.facts["cores"]
+    if not engines:
+        return Check(name=name, state="missing", found="this GPU has none", needed_for=needed_for,
+                     remedy="Nothing is to be done: CUDA cores decode instead.")  # fmt: skip
+    return Check(name=name, state="ok", found=f"{engines} with {cores} cores each", needed_for=needed_for)
+
+
+def _short(place: str) -> str:
+    """Returns the end of a path, which says more than its beginning."""
+    parts = place.split("/")
+    return place if len(parts) < 6 else "/".join(["...", *parts[-4:]])
