@@ -1,0 +1,168 @@
+"""Makes a prepared dataset of an archive: PNG files and classes in tar shards, split at random, once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from PIL import Image
+
+from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
+from energon_dali.shards import StoragePath, prepare_dataset
+from energon_dali.shards.meta.dataset_config import sample_config, write_dataset_config
+from energon_dali.tasks.vision.igpt.cifar.archive import LabelledPictures, read_archive
+from energon_dali.tasks.vision.igpt.cifar.download import md5_of
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+FACTS = "facts.json"
+_SAMPLES_PER_SHARD = 500
+_MD5_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRecipe:
+    """How the archive's training pictures are parted.
+
+    Raises:
+        ConfigError: The share is not between 0 and 1.
+    """
+
+    val_fraction: float = 0.1
+    """Share of the training pictures that become the part "val"; the archive's test pictures are the part "test"."""
+    seed: int = 0
+    """Of the random split."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.val_fraction < 1:
+            raise ConfigError(
+                f"val_fraction={self.val_fraction} leaves nothing to train on or nothing to validate with. Give a "
+                "share between 0 and 1, such as 0.1."
+            )
+
+    @property
+    def name(self) -> str:
+        """The recipe in a folder's name."""
+        return f"val{self.val_fraction:g}-seed{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCifar:
+    """A dataset that was made of an archive."""
+
+    path: Path
+    """Folder with shards and `.nv-meta`."""
+    classes: tuple[str, ...]
+    """Names of the classes; labels are their numbers."""
+
+
+def find_prepared(data_dir: Path, recipe: SplitRecipe) -> PreparedCifar | None:
+    """Returns the dataset that was made with a recipe, None if there is none.
+
+    Raises:
+        ConfigError: There are several, of different archives.
+        DatasetFormatError: Its facts cannot be understood.
+    """
+    found = sorted(data_dir.glob(f"cifar10-{'?' * _MD5_DIGITS}-{recipe.name}"))
+    if len(found) > 1:
+        raise ConfigError(
+            f"{data_dir} holds datasets of different archives, {', '.join(path.name for path in found)}, and no "
+            "archive. Put the archive there, or name it with archive=..., or remove all but one."
+        )
+    return _open(found[0]) if found else None
+
+
+def prepare_cifar(archive: Path, data_dir: Path, recipe: SplitRecipe) -> PreparedCifar:
+    """Returns the dataset of an archive, made now if it was not: the same files every time.
+
+    It appears when it is whole, and several processes may make it at the same time: the first one's stays.
+
+    Args:
+        archive: In the format of cifar-10-python.tar.gz.
+        data_dir: Gets a folder, named by archive and recipe.
+        recipe: How to split.
+
+    Raises:
+        ConfigError: A part of the split would be empty.
+        DatasetFormatError: The archive is damaged, or not of this format.
+        StorageError: Something cannot be read or written.
+    """
+    md5 = md5_of(archive)
+    path = data_dir / f"cifar10-{md5[:_MD5_DIGITS]}-{recipe.name}"
+    if path.is_dir():
+        return _open(path)
+    building = data_dir / f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    try:
+        _build(archive, md5, building, recipe)
+        try:
+            building.rename(path)
+        except OSError:
+            if not path.is_dir():  # otherwise another process was first
+                raise
+    except OSError as error:
+        raise StorageError(f"The shards of {archive} cannot be written below {data_dir}: {error}.") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return _open(path)
+
+
+def _open(path: Path) -> PreparedCifar:
+    try:
+        facts = json.loads((path / FACTS).read_text())
+        return PreparedCifar(path, tuple(facts["classes"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DatasetFormatError(
+            f"{path / FACTS} cannot be understood ({error}). Remove {path}: it is made anew from the archive."
+        ) from error
+
+
+def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
+    import torch
+    from torch.utils.data import random_split
+
+    content = read_archive(archive)
+    count = len(content.train.labels)
+    num_val = round(count * recipe.val_fraction)
+    if not 0 < num_val < count:
+        raise ConfigError(
+            f"val_fraction={recipe.val_fraction} of {count} pictures is {num_val}: training and validation need at "
+            "least one picture each."
+        )
+    generator = torch.Generator().manual_seed(recipe.seed)
+    places = cast("Dataset[int]", range(count))
+    train, val = random_split(places, [count - num_val, num_val], generator)
+    folder.mkdir(parents=True)
+    _write_part(folder, "train", "train", content.train, train.indices)
+    _write_part(folder, "val", "train", content.train, val.indices)
+    _write_part(folder, "test", "test", content.test, range(len(content.test.labels)))
+    prepare_dataset(str(folder), split_patterns=[(part, f"{part}-.*") for part in ("train", "val", "test")])
+    field_map = {"image": "png", "label": "cls"}
+    write_dataset_config(StoragePath.of(str(folder)), sample_config("ImageClassificationSample", field_map))
+    facts = {"archive_md5": md5, "classes": content.classes, "train": count - num_val, "val": num_val}
+    (folder / FACTS).write_text(json.dumps({**facts, "test": len(content.test.labels), "split_seed": recipe.seed}))
+
+
+def _write_part(folder: Path, part: str, prefix: str, pictures: LabelledPictures, indices: Sequence[int]) -> None:
+    """Writes the shards of a part; a key is where the picture stands in the archive."""
+    for shard, first in enumerate(range(0, len(indices), _SAMPLES_PER_SHARD)):
+        with tarfile.open(folder / f"{part}-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for index in indices[first : first + _SAMPLES_PER_SHARD]:
+                buffer = io.BytesIO()
+                Image.fromarray(pictures.pixels[index]).save(buffer, "PNG")
+                _add(tar, f"{prefix}-{index:06d}.png", buffer.getvalue())
+                _add(tar, f"{prefix}-{index:06d}.cls", str(pictures.labels[index]).encode())
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))

@@ -1,0 +1,85 @@
+"""What can be said of the data of Image GPT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from energon_dali.errors import ConfigError
+from energon_dali.tasks.core.data_module import TransformerDataConfig
+from energon_dali.tasks.vision.igpt.cifar.archive import SIDE_PX
+from energon_dali.tasks.vision.igpt.cifar.download import CIFAR10_MD5, CIFAR10_URL
+from energon_dali.tasks.vision.igpt.cifar.shards import SplitRecipe
+
+DATASETS = ("cifar10",)
+ARCHIVE_NAME = "cifar-10-python.tar.gz"
+
+
+@dataclass(kw_only=True)
+class ImageGPTDataConfig(TransformerDataConfig):
+    """Where the pictures come from, how they are parted, and how many colours and pixels are left of them.
+
+    `train`, `val` and `test` are filled in by the data module.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    dataset: str = "cifar10"
+    """"cifar10" is the only one."""
+    data_dir: str | None = None
+    """Folder for the archive and the shards that are made of it; must be given."""
+    archive: str | None = None
+    """The archive cifar-10-python.tar.gz, or one in its format; None is the one in data_dir."""
+    download: bool = True
+    """Fetch the archive if it is not in data_dir; its checksum must be the official one."""
+    url: str = CIFAR10_URL
+    """Where to fetch it."""
+    md5: str = CIFAR10_MD5
+    """Checksum of what is fetched."""
+    val_fraction: float = 0.1
+    """Share of the training pictures that becomes the validation, drawn at random."""
+    split_seed: int = 0
+    """Of this draw."""
+    num_colors: int = 16
+    """Colours of the palette, which is the vocabulary; 512 are usual for large models."""
+    palette_seed: int = 0
+    """Of the first colours of k-means."""
+    image_size: int = 16
+    """Height and width in pixels to which pictures of 32 x 32 are reduced. Sequences have its square as length:
+    256 at 16, 1024 at 32, where a step on a CPU takes about 9 times as long."""
+    flip: float = 0.5
+    """Probability that a training picture is mirrored."""
+
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            raise ConfigError(f"dataset={self.dataset!r} is unknown. There is: {', '.join(DATASETS)}.")
+        if not self.data_dir:
+            raise ConfigError(
+                f"data_dir was not given. It is the folder of {ARCHIVE_NAME}, which is downloaded if it is not there, "
+                "and of the shards that are made of it: dataset.cfg.data_dir=/path/of/a/folder."
+            )
+        if not 2 <= self.image_size <= SIDE_PX:
+            raise ConfigError(f"image_size={self.image_size} pixels: pictures of CIFAR can have 2 to {SIDE_PX}.")
+        if not 2 <= self.num_colors <= 32768:
+            raise ConfigError(f"num_colors={self.num_colors}: a palette has 2 to 32768 colours.")
+
+    @property
+    def folder(self) -> Path:
+        """`data_dir` as a path."""
+        assert self.data_dir  # checked when made
+        return Path(self.data_dir).expanduser()
+
+    @property
+    def archive_path(self) -> Path:
+        """Where the archive is, or goes."""
+        return Path(self.archive).expanduser() if self.archive else self.folder / ARCHIVE_NAME
+
+    @property
+    def recipe(self) -> SplitRecipe:
+        """How the training pictures are parted.
+
+        Raises:
+            ConfigError: The share is not between 0 and 1.
+        """
+        return SplitRecipe(self.val_fraction, self.split_seed)

@@ -1,0 +1,81 @@
+"""Draws pictures: pixel by pixel, each from the distribution that the model gives for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from energon_dali.errors import ConfigError
+
+
+def draw_pixels(
+    backbone: torch.nn.Module,
+    known: torch.Tensor,
+    length: int,
+    *,
+    seed: int,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Returns sequences int64[B, length] that begin with the known pixels, on their device.
+
+    The same seed gives the same pictures. The model is in evaluation mode meanwhile and back in its mode afterwards,
+    and no global random state is used. With a model that has `start` and `extend`, as GPT2 has, a pixel costs one
+    position; else the whole sequence so far.
+
+    Args:
+        backbone: Gives logits float[B, T, colours] of tokens int64[B, T], each from those before it.
+        known: int64[B, n], 0 <= n <= length; n = 0 draws whole pictures.
+        length: Pixels of a picture.
+        seed: Of the draws.
+        temperature: Below 1 likelier colours, above 1 unlikelier ones.
+
+    Raises:
+        ConfigError: temperature is not above 0, or more pixels are known than there are.
+    """
+    if not temperature > 0:
+        raise ConfigError(f"temperature={temperature}: it divides and must be above 0. 1.0 draws as the model says.")
+    if known.shape[1] > length:
+        raise ConfigError(f"{known.shape[1]} pixels are known, of pictures with {length}.")
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(len(known), length, generator=generator).to(known.device)
+    tokens = torch.cat([known, known.new_zeros(len(known), length - known.shape[1])], dim=1)
+    mode = backbone.training
+    backbone.eval()
+    try:
+        with torch.inference_mode(), _one_thread(known.device):
+            _fill(backbone, tokens, known.shape[1], draws, temperature)
+    finally:
+        backbone.train(mode)
+    return tokens
+
+
+def _fill(backbone: Any, tokens: torch.Tensor, first: int, draws: torch.Tensor, temperature: float) -> None:
+    cache = backbone.start(len(tokens)) if hasattr(backbone, "start") and hasattr(backbone, "extend") else None
+    for place in range(tokens.shape[1]):
+        if cache is not None:
+            logits = backbone.extend(tokens[:, place - 1] if place else None, cache)
+        elif place >= first:
+            logits = backbone(tokens[:, : place + 1])[:, place]
+        if place >= first:
+            tokens[:, place] = _choose(logits / temperature, draws[:, place])
+
+
+def _choose(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Returns int64[B]: the first number at which the summed probabilities reach beyond the draw."""
+    sums = logits.float().softmax(dim=-1).cumsum(dim=-1)
+    return (sums <= draws[:, None]).sum(dim=-1).clamp_(max=logits.shape[-1] - 1)
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """On a CPU: each step is so small that threads would wait for each other for longer than they work."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

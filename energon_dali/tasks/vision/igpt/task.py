@@ -1,0 +1,156 @@
+"""The task of Image GPT: to guess the next pixel, and the class if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from energon_dali.errors import ConfigError
+from energon_dali.kernels.color_quantize import Palette
+from energon_dali.tasks.core.task import Prefix, TaskTransformer
+from energon_dali.tasks.vision.igpt.drawing import draw_pixels
+from energon_dali.tasks.vision.igpt.samples import SamplesCallback
+from energon_dali.tasks.vision.igpt.sequence import _to_sequence, quantize, to_pictures
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
+    from energon_dali.tasks.core.instantiator import Config, Instantiator
+    from energon_dali.tasks.vision.igpt.task_encoder import PictureBatch
+
+
+class GenerativePixelsTransformer(TaskTransformer):
+    """Trains a model to guess each pixel from those before it; draws pictures with it after each validation.
+
+    Logs `loss` and `generative_loss` (nats per pixel), and with classify `class_loss` and `accuracy`, each as
+    `train_...`, `val_...` or `test_...`.
+
+    Args:
+        backbone: Gives logits float[B, T, num_vocab] of tokens int64[B, T], each from those before it; with classify
+            it takes classify=True and gives (class logits float[B, num_classes], logits).
+        optimizer: Config of the optimizer.
+        scheduler: Config of the scheduler, or None.
+        instantiator: Makes both.
+        palette: Colours, each red, green and blue in eighths of a level. A checkpoint keeps it.
+        num_pixels: Height and width of the pictures.
+        num_classes: Number of classes.
+        classify: Train on the sum of both losses, so that the model learns the classes too.
+        num_samples: New pictures and completions per validation, each; 0 draws none.
+        temperature: Of the draws.
+        sample_seed: Of the draws; the same for each validation, so that pictures can be compared.
+
+    Raises:
+        ConfigError: A number cannot work, or the palette is none.
+    """
+
+    def __init__(
+        self,
+        backbone: torch.nn.Module,
+        optimizer: Config,
+        scheduler: Config | None = None,
+        instantiator: Instantiator | None = None,
+        *,
+        palette: Sequence[Sequence[int]],
+        num_pixels: int,
+        num_classes: int,
+        classify: bool = False,
+        num_samples: int = 8,
+        temperature: float = 1.0,
+        sample_seed: int = 0,
+    ) -> None:
+        super().__init__(backbone, optimizer, scheduler, instantiator, num_pixels=num_pixels, num_classes=num_classes)
+        if not temperature > 0 or num_samples < 0:
+            raise ConfigError(
+                f"{temperature = }, {num_samples = }: the temperature is above 0, and the number of samples at least 0."
+            )
+        self.palette = _palette_of(palette)
+        self.num_pixels = num_pixels
+        self.classify = classify
+        self.num_samples = num_samples
+        self.temperature = temperature
+        self.sample_seed = sample_seed
+
+    def common_step(self, prefix: Prefix, batch: PictureBatch) -> torch.Tensor:
+        """Returns the loss of a batch; with classify the sum of the generative loss and that of the classes.
+
+        Args:
+            prefix: "train", "val" or "test".
+            batch: Pictures uint8[B, 3, H, W] and classes int64[B].
+        """
+        tokens = self.tokens(batch.image)
+        if not self.classify:
+            return pixel_loss(self.backbone(tokens), tokens)
+        class_logits, logits = self.backbone(tokens, classify=True)
+        generative_loss = pixel_loss(logits, tokens)
+        class_loss = functional.cross_entropy(class_logits, batch.label)
+        accuracy = (class_logits.argmax(dim=1) == batch.label).float().mean()
+        self.log_metrics(
+            prefix, batch, generative_loss=generative_loss, class_loss=class_loss, accuracy=accuracy
+        )  # fmt: skip
+        return generative_loss + class_loss
+
+    def tokens(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Returns the sequences int64[B, H * W] of pictures uint8[B, 3, H, W]."""
+        return _to_sequence(quantize(pictures, self.palette))
+
+    def pictures(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the pictures uint8[B, 3, H, W] of sequences int64[B, H * W], in palette colours."""
+        return to_pictures(tokens, self.palette, self.num_pixels, self.num_pixels)
+
+    def draw(self, count: int, *, seed: int | None = None) -> torch.Tensor:
+        """Returns new pictures uint8[count, 3, H, W], on the model's device.
+
+        Args:
+            count: How many.
+            seed: Of the draws; None is sample_seed.
+        """
+        return self.pictures(self._draw(torch.zeros(count, 0, dtype=torch.int64, device=self.device), seed))
+
+    def complete(self, pictures: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
+        """Returns pictures uint8[B, 3, H, W] whose upper half was given and whose lower half was drawn.
+
+        Args:
+            pictures: uint8[B, 3, H, W]; their lower halves are not looked at.
+            seed: Of the draws; None is sample_seed.
+        """
+        rows = self.num_pixels // 2
+        return self.pictures(self._draw(self.tokens(pictures)[:, : rows * self.num_pixels], seed))
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Returns what draws pictures after each validation."""
+        return [SamplesCallback()] if self.num_samples else []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the palette: without it tokens mean nothing."""
+        checkpoint["palette"] = [list(color) for color in self.palette.units]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes over the palette that the model was trained with, whatever the data's is."""
+        if "palette" in checkpoint:
+            self.palette = _palette_of(checkpoint["palette"])
+
+    def _draw(self, known: torch.Tensor, seed: int | None) -> torch.Tensor:
+        return draw_pixels(
+            self.backbone, known, self.num_pixels**2,
+            seed=self.sample_seed if seed is None else seed, temperature=self.temperature,
+        )  # fmt: skip
+
+
+def pixel_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cross-entropy per pixel, in nats.
+
+    Args:
+        logits: float[B, T, colours].
+        tokens: int64[B, T].
+    """
+    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def _palette_of(units: Sequence[Sequence[int]]) -> Palette:
+    try:
+        return Palette(tuple((int(red), int(green), int(blue)) for red, green, blue in units))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"palette is no list of colours: {error}") from error
