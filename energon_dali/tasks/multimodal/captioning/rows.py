@@ -33,6 +33,7 @@ def lay_rows(
         padding: Token of places without one.
     """
     import torch
+
     from energon_dali.kernels.pack_tokens import pack_tokens
 
     inputs, targets, prefixes = _sequences(rows, row_length, padding)
@@ -56,6 +57,7 @@ def lay_rows(
         patch_places=torch.from_numpy(places),
         captions=[sample.caption for sample in samples],
         grids=[sample.grid for sample in samples],
+        num_targets=sum(len(sample.tokens) - 1 for sample in samples),
     )
 
 

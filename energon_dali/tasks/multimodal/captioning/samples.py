@@ -68,3 +68,5 @@ class CaptioningBatch(Batch):
     """The texts."""
     grids: list[tuple[int, int]]
     """(rows, columns) of patches of each image."""
+    num_targets: int
+    """Tokens that are predicted, in all rows."""

@@ -1,0 +1,154 @@
+"""The captioning task: the loss on the tokens of captions, and captions written for images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from energon_dali.tasks.core.task import Prefix, TaskTransformer
+from energon_dali.tasks.multimodal.captioning.attention import packed_causal_mask
+from energon_dali.tasks.multimodal.captioning.backbone import PatchPrefix, PrefixBackbone
+from energon_dali.tasks.multimodal.captioning.pictures import images_of, show_captions, write_captions
+from energon_dali.tasks.multimodal.captioning.rows import IGNORED
+from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
+
+
+class CaptioningTransformer(TaskTransformer):
+    """Learns to write the caption behind the patches of an image.
+
+    After each validation it writes captions for the first images, greedily, to samples/step*.png in the trainer's
+    folder, and to loggers that take text.
+
+    Args:
+        backbone: A PrefixBackbone.
+        patch_dim: Values of a patch.
+        patch_size: Pixels along each side of a patch.
+        max_patches_along: Patches along a side of an image at most.
+        num_positions: Positions of a text.
+        begin_token: Begins a text.
+        end_token: Ends a text.
+        num_samples: Images that get a caption after each validation; 0 writes none.
+        **options: As for TaskTransformer.
+    """
+
+    backbone: PrefixBackbone  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        backbone: Any,
+        *,
+        patch_dim: int,
+        patch_size: int,
+        max_patches_along: int,
+        num_positions: int,
+        begin_token: int,
+        end_token: int,
+        num_samples: int = 12,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, **options)
+        self.patch_size = patch_size
+        self.num_positions = num_positions
+        self.begin_token = begin_token
+        self.end_token = end_token
+        self.num_samples = num_samples
+        self.prefix = PatchPrefix(patch_dim, backbone.embed_dim, max_patches_along)
+        self._shown: CaptioningBatch | None = None
+
+    def forward(self, batch: CaptioningBatch) -> torch.Tensor:
+        """Returns the logits float[R, L, V] of the token that follows each place."""
+        rows, length = batch.tokens.shape
+        vectors = self.backbone.embed(batch.tokens)
+        patches = self.prefix(batch.patches.to(vectors.dtype), batch.patch_positions).to(vectors.dtype)
+        vectors = vectors.flatten(0, 1).index_copy(0, batch.patch_places, patches).view(rows, length, -1)
+        return self.backbone(vectors, batch.position_ids, packed_causal_mask(batch.cu_seqlens, rows, length))
+
+    def common_step(self, prefix: Prefix, batch: CaptioningBatch) -> torch.Tensor:
+        """Returns the mean loss of the tokens of all captions in the batch; logs their accuracy."""
+        if prefix == "val" and self._shown is None:
+            self._shown = batch
+        logits, targets = self(batch).flatten(0, 1), batch.targets.flatten()
+        hits = ((logits.argmax(-1) == targets).sum() / batch.num_targets).detach()
+        self.log_metrics(prefix, batch, accuracy=hits)
+        return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
+
+    def batch_size_of(self, batch: CaptioningBatch) -> int:
+        """Returns the number of tokens that are predicted, so that means over batches are means over tokens."""
+        return batch.num_targets
+
+    @torch.no_grad()
+    def write(self, batch: CaptioningBatch, count: int) -> list[list[int]]:
+        """Returns captions for the first images of a batch, each token the likeliest, with beginning and end.
+
+        Args:
+            batch: Any batch; its own captions are not looked at.
+            count: Images at most.
+        """
+        sizes = [rows * columns for rows, columns in batch.grids[:count]]
+        alone = _without_captions(batch, sizes, self.num_positions - 1, self.begin_token)
+        prefixes = torch.tensor(sizes, device=alone.tokens.device)
+        numbers = torch.arange(len(sizes), device=alone.tokens.device)
+        ended = torch.zeros(len(sizes), dtype=torch.bool, device=alone.tokens.device)
+        for place in range(self.num_positions - 2):
+            shown = _cut(alone, max(sizes) + place + 1)
+            following = self(shown)[numbers, prefixes + place].argmax(-1).masked_fill(ended, self.end_token)
+            alone.tokens[numbers, prefixes + place + 1] = following
+            ended |= following == self.end_token
+            if ended.all():
+                break
+        rows = [tokens[size:] for tokens, size in zip(alone.tokens.tolist(), sizes, strict=True)]
+        return [row[: row.index(self.end_token, 1) + 1] if self.end_token in row[1:] else row for row in rows]
+
+    def on_validation_epoch_end(self) -> None:
+        """Writes captions for the first images of the validation, on one rank."""
+        batch, self._shown = self._shown, None
+        if batch is None or not self.num_samples or self.trainer.sanity_checking or not self.trainer.is_global_zero:
+            return
+        codec: Any = self.trainer.datamodule.codec  # type: ignore[attr-defined]
+        written = [codec.decode(tokens) for tokens in self.write(batch, self.num_samples)]
+        images = images_of(batch, len(written), self.patch_size)
+        step = self.global_step
+        path = Path(self.trainer.default_root_dir) / "samples" / f"step{step}.png"
+        write_captions(images, written, batch.captions, path)
+        show_captions(self.loggers, written, batch.captions, path, step)
+
+
+def _without_captions(batch: CaptioningBatch, sizes: list[int], text_places: int, begin: int) -> CaptioningBatch:
+    """Returns the first images of a batch, each in a row of its own, with the beginning of a text behind it.
+
+    What stands behind the end of a text is seen by none of its places, so that rows need no end.
+    """
+    device, length, count = batch.tokens.device, max(sizes) + text_places, len(sizes)
+    prefixes = torch.tensor(sizes, device=device)[:, None]
+    places = torch.arange(length, device=device).expand(count, length)
+    is_patch = places < prefixes
+    return CaptioningBatch.derive_from(
+        batch,
+        tokens=torch.full((count, length), begin, dtype=torch.int64, device=device),
+        targets=torch.full((count, length), IGNORED, dtype=torch.int64, device=device),
+        position_ids=(places - prefixes + 1).clamp(0, text_places),
+        cu_seqlens=torch.arange(count + 1, dtype=torch.int32, device=device) * length,
+        patches=batch.patches[: sum(sizes)],
+        patch_positions=batch.patch_positions[: sum(sizes)],
+        patch_places=is_patch.flatten().nonzero()[:, 0],
+        captions=batch.captions[:count],
+        grids=batch.grids[:count],
+        num_targets=0,
+    )
+
+
+def _cut(batch: CaptioningBatch, length: int) -> CaptioningBatch:
+    """Returns rows of one sample each without their ends; the patches stand before those."""
+    count, whole = batch.tokens.shape
+    rows = batch.patch_places // whole
+    return CaptioningBatch.extend(
+        batch,
+        tokens=batch.tokens[:, :length],
+        targets=batch.targets[:, :length],
+        position_ids=batch.position_ids[:, :length],
+        cu_seqlens=torch.arange(count + 1, dtype=torch.int32, device=batch.tokens.device) * length,
+        patch_places=batch.patch_places - rows * (whole - length),
+    )
