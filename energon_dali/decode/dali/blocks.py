@@ -9,18 +9,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.dali.decoder import DaliDecoder, DaliHandle, decode_by_pil, suits_dali, takes_dali
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.gather import Gather
 from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.handles import DaliHandle, DecodedHandle
 from energon_dali.decode.dali.image_engine import DaliImageEngine
 from energon_dali.decode.dali.output import bring_to_device, consumer_stream
 from energon_dali.decode.dali.registry import engine_for
-from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.dali.routing import decode_by_pil, suits_dali, takes_dali
+from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
+    from energon_dali.decode.dali.decoder import DaliDecoder
     from energon_dali.decode.spec import ImageSpec
 
 _PIL_THREADS = 2
@@ -86,6 +88,9 @@ def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Futu
     gather = Gather(len(handles))
     groups: dict[ImageSpec, list[int]] = {}
     for position, handle in enumerate(handles):
+        if isinstance(handle, DecodedHandle):
+            gather.put_when_done([position], _pool().submit(_move_one, handle, device, stream))
+            continue
         try:
             fit = type(handle) is DaliHandle or _is_fit(handle)
         except DecodeError as error:
@@ -118,6 +123,10 @@ def _is_fit(handle: MediaHandle) -> bool:
 
 def _decode_one(handle: MediaHandle, device: Device, stream: Any) -> list[Outcome]:
     return [decode_by_pil(handle, lambda value: bring_to_device(value, device, stream))]
+
+
+def _move_one(handle: DecodedHandle, device: Device, stream: Any) -> list[Outcome]:
+    return [Decoded(bring_to_device(handle.pixels, device, stream), "pil")]
 
 
 def _pool() -> ThreadPoolExecutor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.dali.crossover import prefers_dali_image
 from energon_dali.decode.dali.device import (
     Device,
     DeviceOption,
@@ -18,31 +19,25 @@ from energon_dali.decode.dali.device import (
     sees_gpu,
     uses_dali,
 )
+from energon_dali.decode.dali.handles import DaliHandle, DecodedHandle
+from energon_dali.decode.dali.routing import decode_on_cpu, suits_dali, takes_dali
 from energon_dali.decode.dali.tuning import DaliTuning
-from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Placement
+from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
 from energon_dali.decode.pil import decode_image
 from energon_dali.decode.screen import screen_image
-from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
     from energon_dali.decode.dali.pipeline import PipelineOptions
-    from energon_dali.decode.headers import ImageHeader
-    from energon_dali.decode.spec import ImageSpec
     from energon_dali.samples import SourceInfo
 
 DEFAULT_MAX_BATCH_SIZE = 64
 """Images per run of a pipeline."""
 _MAX_CPU_THREADS = 32
-
-
-class DaliHandle(MediaHandle):
-    """A handle whose header was screened and found fit for DALI; any other handle is screened again, or goes to PIL."""
-
-    __slots__ = ()
 
 
 class DaliDecoder(MediaDecoder):
@@ -58,8 +53,8 @@ class DaliDecoder(MediaDecoder):
             decoder = DaliDecoder(image_decode="torchrgb8")
 
     Args:
-        image_decode_device: "auto" (a GPU if there is one, else the CPU), "cpu", "gpu" (torch's current one) or an
-            ordinal.
+        image_decode_device: "auto" (a GPU if there is one, else the CPU, and PIL where that is faster: the module
+            `crossover`), "cpu", "gpu" (torch's current one) or an ordinal.
         video_decode_device: Likewise for clips of videos. "auto" takes what is faster for each video, and PyAV is one
             of the choices.
         num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
@@ -226,10 +221,24 @@ class DaliDecoder(MediaDecoder):
         )
 
     def _finish_image(self, handle: MediaHandle) -> Any:
-        if isinstance(handle, DaliHandle):
-            return handle if self.placement == "rank" else decode_image(handle)
-        # PIL's pixels are made where the sample is read, unless they must end on a GPU, which a worker must not touch.
-        return handle if self._may_use_gpu() else decode_image(handle)
+        in_rank = self.placement == "rank"
+        if in_rank and isinstance(handle, DaliHandle) and self._prefers_dali(handle):
+            return handle
+        pixels = decode_image(handle)
+        if not (in_rank and self._may_use_gpu() and self.spec.container == "torch"):
+            return pixels
+        # Decoded here, beside the other workers; the rank moves them to the GPU, which a worker must not touch.
+        return DecodedHandle(
+            handle.name, b"", handle.format, handle.width, handle.height, handle.spec, handle.orientation, handle.seed,
+            handle.source, pixels,
+        )  # fmt: skip
+
+    def _prefers_dali(self, handle: DaliHandle) -> bool:
+        spec = self.spec
+        if self.image_decode_device != "auto" or spec.operations or spec.dtype != "uint8":
+            return True
+        kind: Literal["cpu", "gpu"] = "gpu" if self._may_use_gpu() else "cpu"
+        return prefers_dali_image(handle.format, handle.width, handle.height, kind)
 
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
         from energon_dali.decode.pyav import decode_clips
@@ -251,55 +260,4 @@ class DaliDecoder(MediaDecoder):
         return handle
 
     def _may_use_gpu(self) -> bool:
-        return self.placement == "rank" and self.image_decode_device != "cpu" and sees_gpu()
-
-
-def takes_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
-    """Returns whether DALI, and not PyAV, decodes the clips of a video.
-
-    Args:
-        handle: The video.
-        option: `video_decode_device` as the user gave it: "auto" takes DALI where it is faster, any other wherever
-            DALI can decode the video rightly.
-        device: Where DALI would decode it; a GPU without a number in a process that must not ask it anything.
-    """
-    from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
-
-    if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
-        return False
-    if option == "auto" and not prefers_dali(handle, device.kind):
-        return False
-    return suits_dali_video(handle, device.kind, device.ordinal)
-
-
-def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:
-    """Returns whether DALI decodes an image for certain, to the pixels that PIL gives."""
-    if not header.dali_decodable or header.bit_depth > 8:
-        return False
-    if spec.mode == "RGBA":
-        return not header.has_alpha  # DALI drops the alpha channel
-    # PIL turns a palette and CMYK to gray by other formulas than RGB.
-    return spec.mode != "L" or header.color not in ("palette", "cmyk", "ycck")
-
-
-def decode_on_cpu(handle: MediaHandle) -> Outcome:
-    """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread."""
-    if isinstance(handle, ClipsHandle):
-        from energon_dali.decode.pyav import decode_by_pyav
-
-        return decode_by_pyav(handle)
-    return decode_by_pil(handle)
-
-
-def decode_by_pil(handle: MediaHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:
-    """Returns the outcome of decoding a handle with PIL in the calling thread.
-
-    Args:
-        handle: Any image.
-        bring: Moves the value to where it is wanted; None leaves it on the CPU.
-    """
-    try:
-        value = decode_image(handle)
-        return Decoded(value if bring is None else bring(value), "pil")
-    except DecodeError as error:
-        return DecodeFailure(error.reason, error.format or handle.format, error.route or "pil", handle.source)
+        return self.image_decode_device != "cpu" and sees_gpu()

@@ -11,9 +11,9 @@ import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, MediaHandle
 from energon_dali.decode.dali import recovery
-from energon_dali.decode.dali.decoder import DaliHandle
 from energon_dali.decode.dali.device import Device
 from energon_dali.decode.dali.feed import ImageBatch
+from energon_dali.decode.dali.handles import DaliHandle
 from energon_dali.decode.dali.recovery import decode_suspects, first_line
 from energon_dali.decode.interface import Outcome
 from energon_dali.errors import DeviceFailedError

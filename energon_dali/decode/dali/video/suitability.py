@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from energon_dali.decode.dali.crossover import prefers_dali_clips
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.kernels.color_matrix import STANDARDS
 
@@ -31,9 +32,6 @@ _GPU_SIDES: dict[str, tuple[int, int]] = {
     "h264": (64, 4096), "hevc": (144, 8192), "vp9": (128, 8192), "mpeg4": (64, 2048), "av1": (128, 8192),
 }  # fmt: skip
 """Smallest and largest side in pixels: NVDEC Video Decoder API Programming Guide, table of capabilities."""
-
-_GPU_LEAST_PIXELS = 8 * 640 * 360
-"""Pixels to decode from which a GPU is taken for the faster one. A guess: no GPU has been measured."""
 
 
 def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: int | None = None) -> bool:
@@ -68,18 +66,11 @@ def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: 
 def prefers_dali(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
     """Returns whether DALI is taken for the faster decoder of a video that suits it: what "auto" goes by.
 
-    On the CPU it never is: DALI takes 1.1 to 7 times the processor time of PyAV (docs/decoders.md has the table,
-    `python -m benchmarks.video_backends` makes it). It decodes what lies between clips, converts by slower rules, and
-    resizes RGB at full size.
-
-    On a GPU a crossover is guessed, not measured: setting up NVDEC for a file costs as much as PyAV takes for some
-    frames.
-
     Args:
         handle: A video that suits DALI.
         kind: Where DALI would decode it.
     """
-    return kind == "gpu" and handle.frames_to_decode * handle.width * handle.height >= _GPU_LEAST_PIXELS
+    return prefers_dali_clips(handle.codec, handle.width, handle.height, handle.frames_to_decode, kind)
 
 
 def count_decoded_bytes(handle: ClipsHandle) -> int:

@@ -1,0 +1,81 @@
+"""Where DALI is faster than PIL and PyAV: the one table that "auto" goes by.
+
+`python -m benchmarks.tuning --only crossover` measures both sides and prints this table anew from what it found
+(docs/when-not-to-use-the-gpu.md shows the figures). What names a device ("cpu", "gpu", 0) never asks the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """Sizes for which DALI is taken."""
+
+    least_pixels: int | None = 0
+    """Smallest size; None is never. Of an image its width times height; of clips those times the frames to decode."""
+    most_pixels: int | None = None
+    """Largest size; None is any."""
+    measured: bool = True
+    """Whether a measurement says so, or a guess."""
+
+    def takes_dali(self, pixels: int) -> bool:
+        """Returns whether something of this size is decoded by DALI."""
+        if self.least_pixels is None:
+            return False
+        return self.least_pixels <= pixels and (self.most_pixels is None or pixels <= self.most_pixels)
+
+
+_GUESSED = Crossover(measured=False)
+_NEVER = Crossover(None)
+_FROM_8_FRAMES = Crossover(8 * 640 * 360, measured=False)
+"""Setting up NVDEC for a file should cost as much as PyAV takes for some frames."""
+
+IMAGES: dict[Kind, dict[str, Crossover]] = {
+    "cpu": {
+        "jpeg": Crossover(), "png": Crossover(), "webp": Crossover(), "tiff": Crossover(), "jpeg2000": _GUESSED,
+        "bmp": Crossover(0, 128 * 128), "pnm": Crossover(0, 128 * 128),
+    },
+    "gpu": {
+        "jpeg": _GUESSED, "png": _GUESSED, "webp": _GUESSED, "tiff": _GUESSED, "jpeg2000": _GUESSED, "bmp": _GUESSED,
+        "pnm": _GUESSED,
+    },
+}  # fmt: skip
+"""Images at their own size as uint8, by format. Where they are resampled or normalised too, DALI is taken always."""
+CLIPS: dict[Kind, dict[str, Crossover]] = {
+    "cpu": {"vp8": _NEVER, "vp9": _NEVER, "mjpeg": _NEVER},
+    "gpu": {
+        "h264": _FROM_8_FRAMES, "hevc": _FROM_8_FRAMES, "vp9": _FROM_8_FRAMES, "mpeg4": _FROM_8_FRAMES,
+        "av1": _FROM_8_FRAMES,
+    },
+}  # fmt: skip
+"""Clips, by codec."""
+
+
+def prefers_dali_image(format: str, width: int, height: int, kind: Kind) -> bool:
+    """Returns whether "auto" takes DALI for an image that suits it.
+
+    Args:
+        format: As in the header ("jpeg").
+        width: In pixels.
+        height: In pixels.
+        kind: Where DALI would decode it.
+    """
+    return IMAGES[kind].get(format, _GUESSED).takes_dali(width * height)
+
+
+def prefers_dali_clips(codec: str, width: int, height: int, frames_to_decode: int, kind: Kind) -> bool:
+    """Returns whether "auto" takes DALI for the clips of a video that suits it.
+
+    Args:
+        codec: FFmpeg's name ("h264").
+        width: Of the frames as stored, in pixels.
+        height: Likewise.
+        frames_to_decode: Frames that must be decoded to have the wanted ones.
+        kind: Where DALI would decode it.
+    """
+    return CLIPS[kind].get(codec, _NEVER).takes_dali(frames_to_decode * width * height)

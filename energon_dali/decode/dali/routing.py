@@ -1,0 +1,67 @@
+"""Which media DALI may decode, and which it should; and the CPU's decoders for all the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.device import Device, DeviceOption
+from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.pil import decode_image
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.headers import ImageHeader
+    from energon_dali.decode.spec import ImageSpec
+
+
+def takes_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
+    """Returns whether DALI, and not PyAV, decodes the clips of a video.
+
+    Args:
+        handle: The video.
+        option: `video_decode_device` as the user gave it: "auto" takes DALI where it is faster, any other wherever
+            DALI can decode the video rightly.
+        device: Where DALI would decode it; a GPU without a number in a process that must not ask it anything.
+    """
+    from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
+
+    if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
+        return False
+    if option == "auto" and not prefers_dali(handle, device.kind):
+        return False
+    return suits_dali_video(handle, device.kind, device.ordinal)
+
+
+def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:
+    """Returns whether DALI decodes an image for certain, to the pixels that PIL gives."""
+    if not header.dali_decodable or header.bit_depth > 8:
+        return False
+    if spec.mode == "RGBA":
+        return not header.has_alpha  # DALI drops the alpha channel
+    # PIL turns a palette and CMYK to gray by other formulas than RGB.
+    return spec.mode != "L" or header.color not in ("palette", "cmyk", "ycck")
+
+
+def decode_on_cpu(handle: MediaHandle) -> Outcome:
+    """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread."""
+    if isinstance(handle, ClipsHandle):
+        from energon_dali.decode.pyav import decode_by_pyav
+
+        return decode_by_pyav(handle)
+    return decode_by_pil(handle)
+
+
+def decode_by_pil(handle: MediaHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:
+    """Returns the outcome of decoding a handle with PIL in the calling thread.
+
+    Args:
+        handle: Any image.
+        bring: Moves the value to where it is wanted; None leaves it on the CPU.
+    """
+    try:
+        value = decode_image(handle)
+        return Decoded(value if bring is None else bring(value), "pil")
+    except DecodeError as error:
+        return DecodeFailure(error.reason, error.format or handle.format, error.route or "pil", handle.source)
