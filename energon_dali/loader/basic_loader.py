@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from energon_dali.cache import CachePool, pool_context
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.hand_over import find_hand_overs
-from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import ConfigError
-from energon_dali.loader.delivery import Delivery, DirectDelivery, ThreadedDelivery
-from energon_dali.loader.pinning import pin, wants_pinning
+from energon_dali.loader.delivery import Delivery
+from energon_dali.loader.delivery_setup import DeliverySetup, open_delivery, wants_decode_process
+from energon_dali.loader.pinning import wants_pinning
+from energon_dali.loader.rank_part import has_workers
 from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
-from energon_dali.loader.tree import cut_tree, rank_has_work
+from energon_dali.loader.tree import cut_tree
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.loader.workers.launch import check_start_method
-from energon_dali.loader.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import State
@@ -51,6 +50,9 @@ class BasicDataLoader(Generic[T]):
         start_method: How workers start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
             cloudpickle), "fork" or "forkserver".
         pin_memory: Whether CPU batches are put into page-locked memory; "auto" where CUDA is available.
+        decode_process: Whether decoding and the hooks behind it run in a process of their own, which hands finished
+            batches over: for trainers whose Python is busy (docs/decode-process.md). "auto" where the rank decodes or
+            runs hooks, beside workers.
 
     Raises:
         ConfigError: An argument cannot work.
@@ -69,6 +71,7 @@ class BasicDataLoader(Generic[T]):
         fail_on_timeout: bool = False,
         start_method: str = "spawn",
         pin_memory: bool | str = "auto",
+        decode_process: bool | str = False,
     ) -> None:
         if not isinstance(dataset, SavableDataset):
             raise ConfigError(
@@ -94,6 +97,7 @@ class BasicDataLoader(Generic[T]):
         self._cache_share = self._cache_pool
         self._start_method = check_start_method(start_method)
         self._pins = wants_pinning(pin_memory)
+        self._decode_process = wants_decode_process(decode_process, self._tree)
         self._watchdog = Watchdog(
             watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout
         )
@@ -134,41 +138,17 @@ class BasicDataLoader(Generic[T]):
     def _open(self) -> Delivery:
         """Starts workers and threads, at the beginning or at the last delivered state."""
         self._begun = True
-        pool = None
-        hand_overs = find_hand_overs(self._tree)
-        workers = self.worker_config.num_workers
-        if workers > 0 and hand_overs:
-            if self._cache_pool is not None:
-                self._cache_share = self._cache_pool.shared_by(workers + 1)  # hooks may run in this process as well
-            pool = WorkerPool(
-                hand_overs, self._recorder, prefetch_factor=self._prefetch, start_method=self._start_method,
-                cache_pool=self._cache_share,
-            )  # fmt: skip
-            self._watchdog.show_workers = pool.show_stacks
-        delivery = self._build_delivery(pool)
-        self._delivery = delivery
+        if self._cache_pool is not None and has_workers(self._tree):
+            # Hooks may run in the rank's process as well.
+            self._cache_share = self._cache_pool.shared_by(self.worker_config.num_workers + 1)
+        setup = DeliverySetup(
+            dataset=self._tree, recorder=self._recorder, watchdog=self._watchdog, state=self._state,
+            prefetch_factor=self._prefetch, start_method=self._start_method, cache_pool=self._cache_share,
+            pins=self._pins, decode_process=self._decode_process,
+        )  # fmt: skip
+        self._delivery = delivery = open_delivery(setup)
         self._end = weakref.finalize(self, delivery.close)
         return delivery
-
-    def _build_delivery(self, pool: WorkerPool | None) -> Delivery:
-        try:
-            rank: RankIterator[T] = RankIterator(self._tree, pool, self._recorder, self._cache_share)
-            if pool is not None:
-                pool.launch()
-            if self._state is not None:
-                rank.load_state_dict(self._state)
-            change = pin if self._pins else None
-            # The native feed has no workers; num_workers > 0 then says that reading shall run ahead of the trainer.
-            ahead = pool is not None or self.worker_config.num_workers > 0
-            if ahead and (self._pins or rank_has_work(self._tree)):
-                return ThreadedDelivery(rank, pool, self._watchdog, change, self._prefetch)
-            if pool is not None:
-                pool.on_wait = self._watchdog.check
-            return DirectDelivery(rank, pool, self._watchdog, change)
-        except BaseException:
-            if pool is not None:
-                pool.close()
-            raise
 
     def close(self) -> None:
         """Ends workers and threads; may be called again. A later iteration continues behind the last batch."""
@@ -210,6 +190,7 @@ class BasicDataLoader(Generic[T]):
             "type": type(self).__name__,
             "num_workers": self.worker_config.num_workers,
             "prefetch_factor": self._prefetch,
+            "decode_process": self._decode_process,
             "dataset": self.dataset.config(),
         }
 

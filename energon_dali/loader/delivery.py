@@ -201,9 +201,7 @@ class _Line:
         self.resume.put(False)
 
 
-def _run_ahead(
-    rank: RankIterator[Any], change: Callable[[Any], Any] | None, line: _Line, stream: RankStream
-) -> None:
+def _run_ahead(rank: RankIterator[Any], change: Callable[[Any], Any] | None, line: _Line, stream: RankStream) -> None:
     """Is the thread: holds nothing of the loader, so that a forgotten loader is collected and ends it."""
     try:
         stream.enter()

@@ -58,6 +58,11 @@ class Arena:
         os.ftruncate(self.descriptor, capacity)
         self.memory = np.frombuffer(map_memory(self.descriptor, capacity), dtype=np.uint8)
 
+    def release_descriptor(self) -> int | None:
+        """Returns the descriptor, for the caller to send and close; None if that was done before."""
+        descriptor, self.descriptor = self.descriptor, None
+        return descriptor
+
     def forget_descriptor(self) -> None:
         """Closes the descriptor once the other side has it; the mapping stays."""
         if self.descriptor is not None:
@@ -146,6 +151,10 @@ class ArenaViews:
 
         watched[number] = weakref.ref(root, lost)
         return root.data
+
+    def peek(self, number: int) -> memoryview:
+        """Returns the memory of an arena for a moment, without watching who sees it."""
+        return np.frombuffer(self._memory[number], dtype=np.uint8).data
 
     def take_unseen(self) -> list[int]:
         """Returns the arenas whose views have all gone since the last call."""

@@ -87,7 +87,7 @@ class WorkerHandle:
         self.at_end = True
         for descriptor in self.descriptors:
             poll.unregister(descriptor)
-        return _how_it_ended(self.process.poll())
+        return how_it_ended(self.process.poll())
 
 
 def end_workers(workers: list[WorkerHandle], descriptors: list[int], owner: int) -> None:
@@ -118,7 +118,17 @@ def end_workers(workers: list[WorkerHandle], descriptors: list[int], owner: int)
     workers.clear()
 
 
-def _how_it_ended(code: int | None) -> str:
+def end_process(process: WorkerProcess, channel: Channel) -> None:
+    """Hangs up, waits a moment for a process to end, and kills it if it does not."""
+    channel.hang_up()
+    if not process.join(_GRACE_SECONDS):
+        process.kill()
+        process.join(5.0)
+    process.close()
+
+
+def how_it_ended(code: int | None) -> str:
+    """Returns how a process ended, in words, by its exit code; None for one that runs."""
     if code is None:
         return "its connection broke while it was still running"
     if code >= 0:

@@ -21,10 +21,12 @@ from energon_dali.errors import ConfigError
 from energon_dali.loader.workers.channel import Channel
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from energon_dali.loader.decode_process.messages import DecodeTask
     from energon_dali.loader.workers.messages import WorkerTask
 
-    Task = WorkerTask | DecodeTask
+    Task: TypeAlias = WorkerTask | DecodeTask
 
 StartMethod = Literal["spawn", "fork", "forkserver"]
 """How worker processes start.

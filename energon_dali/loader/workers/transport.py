@@ -60,7 +60,7 @@ class Parcel:
             offset += len(piece)
 
 
-class _Pieces:
+class PieceList:
     """A file that keeps what is written without joining it; large bytes stay where they are."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def pack(value: Any) -> Parcel:
     torch = sys.modules.get("torch")  # where torch was never imported there is no tensor, and no need to import it
     if torch is not None and hasattr(torch, "Tensor"):
         _REDUCERS.setdefault(torch.Tensor, _reduce_tensor)
-    file = _Pieces()
+    file = PieceList()
     buffers: list[memoryview] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -90,7 +90,7 @@ def pack(value: Any) -> Parcel:
         buffers.append(raw)
         return False
 
-    _BlockPickler(file, protocol=5, buffer_callback=beside).dump(value)
+    BlockPickler(file, protocol=5, buffer_callback=beside).dump(value)
     return Parcel(file.pieces, buffers)
 
 
@@ -101,7 +101,7 @@ def unpack(source: memoryview, extents: list[tuple[int, int]]) -> Any:
     return pickle.loads(source[stream_offset : stream_offset + stream_size], buffers=buffers)
 
 
-class _BlockPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class BlockPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles tensors and media handles as buffers, and classes of `__main__` so that the rank finds its own again."""
 
     def reducer_override(self, obj: Any) -> Any:

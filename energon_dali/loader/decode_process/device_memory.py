@@ -1,0 +1,273 @@
+"""Arenas of GPU memory that cross to the trainer by CUDA IPC: opened once, used again when nobody sees them any more.
+
+The decode process copies the GPU tensors of a batch into an arena (within GPU memory, on its current stream) and
+records the arena's event `ready`. The trainer's stream waits for it. When the trainer has dropped every view, it
+records the event `released` on its stream, and the decode process's stream waits for that before it writes there again.
+The host waits for nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.loader.decode_process import cuda_ipc
+from energon_dali.loader.decode_process.cuda_ipc import DeviceBytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.loader.decode_process.tensor_table import Segment
+
+_ALIGNMENT = 512
+
+
+@dataclass(slots=True, eq=False)
+class DevicePiece:
+    """The part of a batch that lies on one GPU."""
+
+    arena: int
+    """Number of its arena."""
+    device: int
+    """Number of the GPU."""
+    extents: list[tuple[int, int, int]]
+    """(number of the segment, offset, size) in bytes."""
+    handles: tuple[bytes, bytes, bytes] | None
+    """Of a new arena: its memory, its event `ready`, its event `released`."""
+
+
+class _DeviceArena:
+    """An arena on the side of the decode process."""
+
+    def __init__(self, number: int, device: int, capacity: int) -> None:
+        import torch
+
+        self.number = number
+        self.device = device
+        self.capacity = capacity
+        self.address = cuda_ipc.allocate(device, capacity)
+        self.is_new = True
+        with torch.cuda.device(device):
+            event: Any = torch.cuda.Event
+            self.ready = event(interprocess=True)
+            self.released = event(interprocess=True)
+            self.handles = (
+                cuda_ipc.export(device, self.address), bytes(self.ready.ipc_handle()),
+                bytes(self.released.ipc_handle()),
+            )  # fmt: skip
+
+
+class DeviceArenaStore:
+    """The arenas of the decode process.
+
+    Args:
+        spare: Free arenas that are kept per GPU, at least 1.
+    """
+
+    def __init__(self, spare: int) -> None:
+        self._spare = spare
+        self._numbers = itertools.count()
+        self._free: list[_DeviceArena] = []
+        self._used: dict[int, _DeviceArena] = {}
+        self._leaving: dict[int, _DeviceArena] = {}
+        self._dropped: list[int] = []
+
+    def store(self, segments: list[Segment]) -> list[DevicePiece]:
+        """Copies segments into arenas, one per GPU, on its current stream; returns at once.
+
+        Raises:
+            DeviceFailedError: There is no room for another arena.
+        """
+        import torch
+
+        by_device: dict[int, list[tuple[int, Segment]]] = {}
+        for number, segment in enumerate(segments):
+            by_device.setdefault(segment.device, []).append((number, segment))
+        pieces = []
+        for device, group in by_device.items():
+            extents = []
+            end = 0
+            for number, segment in group:
+                extents.append((number, end, segment.size))
+                end += -(-segment.size // _ALIGNMENT) * _ALIGNMENT
+            arena = self._take(device, end)
+            with torch.cuda.device(device):
+                stream = torch.cuda.current_stream(device)
+                if not arena.is_new:
+                    stream.wait_event(arena.released)
+                for (_, offset, size), (_, segment) in zip(extents, group, strict=True):
+                    source = DeviceBytes(segment.address, size).as_tensor(device)
+                    DeviceBytes(arena.address + offset, size).as_tensor(device).copy_(source, non_blocking=True)
+                    _hold(segment.tensors, stream)
+                arena.ready.record(stream)
+            pieces.append(DevicePiece(arena.number, device, extents, arena.handles if arena.is_new else None))
+            arena.is_new = False
+        return pieces
+
+    def _take(self, device: int, size: int) -> _DeviceArena:
+        own = [arena for arena in self._free if arena.device == device]
+        fitting = [arena for arena in own if arena.capacity >= size]
+        if fitting:
+            arena = min(fitting, key=lambda candidate: candidate.capacity)
+            self._free.remove(arena)
+        else:
+            if own:  # all are too small: the smallest makes room
+                self._drop(min(own, key=lambda candidate: candidate.capacity))
+            capacity = -(-(size + size // 4) // cuda_ipc.GRANULE) * cuda_ipc.GRANULE
+            arena = _DeviceArena(next(self._numbers), device, capacity)
+        self._used[arena.number] = arena
+        return arena
+
+    def give_back(self, number: int) -> None:
+        """Makes an arena free that nobody sees any more."""
+        arena = self._used.pop(number)
+        self._free.append(arena)
+        own = [other for other in self._free if other.device == arena.device]
+        if len(own) > self._spare:
+            self._drop(min(own, key=lambda candidate: candidate.capacity))
+
+    def _drop(self, arena: _DeviceArena) -> None:
+        self._free.remove(arena)
+        self._leaving[arena.number] = arena
+        self._dropped.append(arena.number)
+
+    def take_dropped(self) -> list[int]:
+        """Returns the arenas that were let go since the last call; they are freed when the trainer has closed them."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def closed(self, number: int) -> None:
+        """Frees an arena that the trainer has closed.
+
+        Raises:
+            DeviceFailedError: The driver refuses.
+        """
+        arena = self._leaving.pop(number)
+        cuda_ipc.free(arena.device, arena.address)
+
+    def __bool__(self) -> bool:
+        return bool(self._free or self._used or self._leaving)
+
+
+def _hold(tensors: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
+    """Keeps torch from using the memory of tensors again before the work on a stream is done."""
+    import torch
+
+    if torch.cuda.get_allocator_backend() == "native":
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+
+class _OpenArena:
+    """An arena on the trainer's side."""
+
+    def __init__(self, device: int, handles: tuple[bytes, bytes, bytes]) -> None:
+        import torch
+
+        self.device = device
+        self.address = cuda_ipc.open_memory(device, handles[0])
+        event: Any = torch.cuda.Event
+        self.ready = event.from_ipc_handle(torch.device("cuda", device), handles[1])
+        self.released = event.from_ipc_handle(torch.device("cuda", device), handles[2])
+
+
+class _Root:
+    """What all views of an arena hold."""
+
+    __slots__ = ("__weakref__",)
+
+
+class DeviceViews:
+    """The arenas of a decode process as the trainer sees them.
+
+    Args:
+        wait_for_device: Wait for all work of the GPU before an arena is given back, for a thread that cannot know the
+            streams of the trainer; else an event on the current stream does.
+    """
+
+    def __init__(self, *, wait_for_device: bool) -> None:
+        self._wait_for_device = wait_for_device
+        self._open: dict[int, _OpenArena] = {}
+        self._watched: dict[int, weakref.ref[_Root]] = {}
+        self._unseen: deque[int] = deque()
+        self._closed: list[int] = []
+        self.on_nothing_seen: Callable[[], None] | None = None
+        """Called when the last view of the last arena is gone."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody still sees an arena."""
+        return bool(self._watched)
+
+    def view(self, pieces: list[DevicePiece]) -> list[torch.Tensor]:
+        """Returns the segments of a batch on GPUs, by number, as uint8 tensors that the current stream may use.
+
+        Raises:
+            DeviceFailedError: The driver cannot open an arena.
+        """
+        import torch
+
+        segments: dict[int, torch.Tensor] = {}
+        for piece in pieces:
+            if piece.handles is not None:
+                self._open[piece.arena] = _OpenArena(piece.device, piece.handles)
+            arena = self._open[piece.arena]
+            torch.cuda.current_stream(piece.device).wait_event(arena.ready)
+            root = self._watch(piece.arena)
+            for number, offset, size in piece.extents:
+                segments[number] = DeviceBytes(arena.address + offset, size, root).as_tensor(piece.device)
+        return [segments[number] for number in range(len(segments))]
+
+    def _watch(self, number: int) -> _Root:
+        root = _Root()
+        unseen, watched = self._unseen, self._watched
+        views = weakref.ref(self)
+
+        # Called wherever the last tensor is dropped, in any thread: it takes no lock.
+        def lost(_: object) -> None:
+            watched.pop(number, None)
+            unseen.append(number)
+            owner = views()
+            if owner is not None and owner.on_nothing_seen is not None and not watched:
+                owner.on_nothing_seen()
+
+        watched[number] = weakref.ref(root, lost)
+        return root
+
+    def take_unseen(self) -> list[int]:
+        """Returns the arenas whose views have all gone since the last call, behind the work that used them."""
+        import torch
+
+        unseen = []
+        while self._unseen:
+            unseen.append(self._unseen.popleft())
+        for device in sorted({self._open[number].device for number in unseen}) if self._wait_for_device else ():
+            torch.cuda.synchronize(device)
+        for number in unseen:
+            arena = self._open[number]
+            with torch.cuda.device(arena.device):
+                arena.released.record(torch.cuda.current_stream(arena.device))
+        return unseen
+
+    def drop(self, numbers: list[int]) -> None:
+        """Closes arenas that the decode process let go: nobody has seen them since they were given back.
+
+        Raises:
+            DeviceFailedError: The driver refuses.
+        """
+        import torch
+
+        for number in numbers:
+            arena = self._open.pop(number)
+            torch.cuda.synchronize(arena.device)  # what was begun with it comes before
+            cuda_ipc.close_memory(arena.device, arena.address)
+            self._closed.append(number)
+
+    def take_closed(self) -> list[int]:
+        """Returns the arenas that were closed since the last call, so that the decode process can free them."""
+        closed, self._closed = self._closed, []
+        return closed
