@@ -133,6 +133,7 @@ stage_tests() {
 
 stage_kernels() {
   local status=0
+  [[ $device == gpu ]] || export OMP_NUM_THREADS=1 # on a busy machine more threads wait for one another
   bounded -m benchmarks.kernels --device "$device" --json "$out/$device-kernels.json" ${quick:+--quick} || status=$?
   chart benchmarks.plot_kernels "$out/$device-kernels.json" "$out/$device-kernels.png"
   return "$status"

@@ -1,0 +1,73 @@
+"""The kernels' benchmark: every way of doing an operation is right before it is timed, and bars are judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import kernels, plot_kernels
+from benchmarks.kernel_cases import CASES
+from benchmarks.kernel_cases.case import KernelCase, Size
+
+
+@pytest.mark.parametrize("operation", sorted(CASES))
+def test_every_way_equals_the_reference_bit_for_bit(operation: str) -> None:
+    for case in CASES[operation]("cpu", ["small"]):
+        wanted = case.reference()
+        ways = {"ours": case.ours, **case.pytorch}
+        assert {name: kernels.what_is_wrong(run, wanted) for name, run in ways.items()} == dict.fromkeys(ways, "")
+        assert case.bytes_moved > sum(tensor.numel() * tensor.element_size() for tensor in wanted) - 300  # cu_seqlens
+
+
+def case_of(ours: Callable[[], Any], size: Size = "large") -> KernelCase:
+    tensor = torch.arange(4)
+    return KernelCase(
+        operation="o", size=size, variant="v", shapes="s", bytes_moved=1000, ours=ours, reference=lambda: [tensor],
+        pytorch={"right": lambda: [tensor], "wrong": lambda: [tensor + 1], "broken": lambda: [tensor.view(3)]},
+    )  # fmt: skip
+
+
+def test_what_is_wrong_is_not_timed() -> None:
+    wrong = kernels.measure(case_of(lambda: [torch.arange(4).int()]), "cpu", 1, 1e9, dry_run=False)
+    assert wrong["error"] == "Output 0 differs from the reference."
+    assert not wrong["ways"]
+    assert "WRONG" in kernels.as_text(wrong)
+    right = kernels.measure(case_of(lambda: [torch.arange(4)]), "cpu", 1, 1e9, dry_run=False)
+    assert list(right["ways"]) == ["energon_dali", "PyTorch: right"]
+    assert right["left_out"]["PyTorch: broken"].startswith("RuntimeError: shape")
+
+
+@pytest.mark.parametrize(
+    ("size", "microseconds", "met"),
+    [("large", 1.2, True), ("large", 1.3, False), ("small", 9, True), ("small", 11, False)],
+)
+def test_large_inputs_are_judged_by_bandwidth_and_small_ones_by_the_fastest_other(
+    size: Size, microseconds: float, met: bool
+) -> None:
+    def way(time: float) -> dict[str, float]:
+        return {"device_microseconds": time, "call_microseconds": time, "gigabytes_per_second": 1 / time}
+
+    result: dict[str, Any] = {
+        "copy_gigabytes_per_second": 1.0, "met": None,
+        "ways": {"energon_dali": way(microseconds), "PyTorch: a": way(10), "PyTorch: b": way(50)},
+    }  # fmt: skip
+    kernels.judge(case_of(list, size), result, dry_run=False)
+    assert result["met"] is met
+    assert result["call_speedup"] == pytest.approx(10 / microseconds)
+
+
+def test_a_dry_run_leaves_a_report_and_a_chart_that_say_so(tmp_path: Path) -> None:
+    report = tmp_path / "kernels.json"
+    assert kernels.main(["--device", "cpu", "--only", "pack_tokens", "--json", str(report)]) == 0
+    told = json.loads(report.read_text())
+    assert told["dry_run"] is True
+    assert [case["met"] for case in told["cases"]] == [None]
+    assert plot_kernels.main([str(report), str(tmp_path / "kernels.png")]) == 0
+    assert (tmp_path / "kernels.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="no numbers to draw"):
+        plot_kernels.plot({**told, "cases": []}, tmp_path / "none.png")
