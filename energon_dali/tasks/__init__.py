@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon_dali.tasks.checkpoint import load_task
     from energon_dali.tasks.composition.compose import compose
     from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
     from energon_dali.tasks.core.task import TaskTransformer
     from energon_dali.tasks.train import TrainResult, run
 
-__all__ = ["HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "compose", "run"]
+__all__ = ["HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "compose", "load_task", "run"]
 
 _HOME_OF = {
     "HydraInstantiator": "core.instantiator",
@@ -23,6 +24,7 @@ _HOME_OF = {
     "TaskTransformer": "core.task",
     "TrainResult": "train",
     "compose": "composition.compose",
+    "load_task": "checkpoint",
     "run": "train",
 }
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-import lightning
 from hydra.core.hydra_config import HydraConfig
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
@@ -56,6 +54,8 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     """
     instantiator = instantiator or HydraInstantiator()
     cfg = _completed(cfg)
+    import lightning  # takes seconds, which a message for a wrong command should not wait for
+
     lightning.seed_everything(cfg.seed, verbose=False)
     tokenizer = instantiator.tokenizer(cfg.get("tokenizer"))
     data_module = instantiator.data_module(cfg.dataset, tokenizer=tokenizer, decoder=cfg.get("decoder"))
@@ -148,8 +148,8 @@ def main(cfg: DictConfig) -> Any:
     _STARTED.append(True)
     try:
         return run(cfg).metrics
-    except _USER_ERRORS as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not _is_for_the_user(error):
             raise
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(1)
@@ -158,8 +158,13 @@ def main(cfg: DictConfig) -> Any:
 _STARTED: list[bool] = []
 """Not empty once the config stood."""
 
-_USER_ERRORS = (ConfigError, DatasetError, StateError, StorageError, MisconfigurationException)
-"""What the user can put right without reading a traceback."""
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Returns whether an error says something that can be put right without its traceback."""
+    if isinstance(error, ConfigError | DatasetError | StateError | StorageError):
+        return True
+    exceptions = sys.modules.get("lightning.fabric.utilities.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.MisconfigurationException)
 
 
 def _quiet_rank() -> list[str]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from energon_dali.errors import ConfigError
+
+
+@dataclass(slots=True)
+class TokenCache:
+    """What attention needs of the tokens so far."""
+
+    layers: Any
+    """transformers' DynamicCache."""
+    batch_size: int
 
 
 class SequenceGPT2(nn.Module):
@@ -37,7 +46,7 @@ class SequenceGPT2(nn.Module):
     ) -> None:
         super().__init__()
         self.num_positions = num_positions
-        self.model = _build(embed_dim, num_heads, num_layers, num_positions, num_vocab, dropout=0.0)
+        self.model = _build(embed_dim, num_heads, num_layers, num_positions, num_vocab)
         self.sos = nn.Parameter(torch.randn(embed_dim) * 0.02)
         self.head = nn.Linear(embed_dim, num_vocab, bias=False)
         self.clf_head = nn.Linear(embed_dim, num_classes)
@@ -64,62 +73,28 @@ class SequenceGPT2(nn.Module):
         logits: torch.Tensor = self.head(hidden)
         return (self.clf_head(hidden.mean(dim=1)), logits) if classify else logits
 
+    def start(self, batch_size: int) -> TokenCache:
+        """Returns an empty cache for `extend`."""
+        from transformers import DynamicCache
 
-class PrefixGPT2(nn.Module):
-    """transformers' GPT2Model with the protocol of the captioning task: vectors in, logits of the next token out.
+        return TokenCache(DynamicCache(config=self.model.config), batch_size)
 
-    The output weights are those of the token embeddings.
-
-    Args:
-        num_vocab: Number V of tokens.
-        num_positions: Positions of a text, from 0 on.
-        embed_dim: Length E of a vector.
-        num_heads: Attention heads; they share E equally.
-        num_layers: Blocks.
-        dropout: Share that is dropped in training.
-
-    Raises:
-        ConfigError: transformers is not installed, or it cannot build such a model.
-    """
-
-    def __init__(
-        self,
-        num_vocab: int,
-        num_positions: int,
-        embed_dim: int = 128,
-        num_heads: int = 4,
-        num_layers: int = 4,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.num_vocab, self.embed_dim = num_vocab, embed_dim
-        self.model = _build(embed_dim, num_heads, num_layers, num_positions, num_vocab, dropout)
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Returns the vectors float[..., E] of tokens int64[...], without positions."""
-        vectors: torch.Tensor = self.model.wte(token_ids)
-        return vectors
-
-    def forward(
-        self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the logits float[R, L, V] of the token that follows each place.
+    def extend(self, previous: torch.Tensor | None, cache: TokenCache) -> torch.Tensor:
+        """Returns logits float[B, num_vocab] of the next token, as `forward` gives them; the cache grows by one.
 
         Args:
-            inputs_embeds: float[R, L, E], without positions.
-            position_ids: int64[R, L].
-            attention_mask: bool[R, 1, L, L]: true where a place (third axis) sees another (fourth).
+            previous: int64[B], the token before; None at the first one.
+            cache: Of `start`; changed in place.
         """
-        # Added to the scores: the form that transformers takes as it is.
-        mask = torch.zeros_like(attention_mask, dtype=inputs_embeds.dtype)
-        mask.masked_fill_(~attention_mask, torch.finfo(inputs_embeds.dtype).min)
+        vector = self.sos.expand(cache.batch_size, -1) if previous is None else self.model.wte(previous)
         hidden = self.model(
-            inputs_embeds=inputs_embeds, position_ids=position_ids, attention_mask=mask, use_cache=False
+            inputs_embeds=vector[:, None], past_key_values=cache.layers, use_cache=True
         ).last_hidden_state
-        return functional.linear(hidden, self.model.wte.weight)
+        logits: torch.Tensor = self.head(hidden[:, 0])
+        return logits
 
 
-def _build(embed_dim: int, num_heads: int, num_layers: int, num_positions: int, num_vocab: int, dropout: float) -> Any:
+def _build(embed_dim: int, num_heads: int, num_layers: int, num_positions: int, num_vocab: int) -> Any:
     """Returns a GPT2Model with new weights.
 
     Raises:
@@ -134,7 +109,7 @@ def _build(embed_dim: int, num_heads: int, num_layers: int, num_positions: int, 
         ) from error
     config = GPT2Config(
         vocab_size=num_vocab, n_positions=num_positions, n_embd=embed_dim, n_layer=num_layers, n_head=num_heads,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=None, eos_token_id=None,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     try:
         return GPT2Model(config)

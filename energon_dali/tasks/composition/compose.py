@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.composition.nearest import describe_nearest, nearest_names
+from energon_dali.tasks.composition.nearest import describe_nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -67,7 +67,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
-        return describe_nearest(f"{group}={name}", [f"{group}={option}" for option in options_of(group, config_dir)])
+        return describe_nearest(name, options_of(group, config_dir), f"{group}=")
     refused = _REFUSED_KEY.match(str(error))
     if refused is None:
         return ""
@@ -80,7 +80,12 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
     if cfg.get(group) is None and options:
         plus = "" if group == "backbone" else "+"
         return f"The run has no {group} yet: add {plus}{group}=NAME. There are: {', '.join(options)}."
-    return describe_nearest(key, _near_keys(cfg, key))
+    keys = list(_keys(cfg))
+    parent, dot, name = key.rpartition(".")
+    beside = [each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent]
+    if beside:
+        return describe_nearest(name, beside, parent + dot)
+    return describe_nearest(key, keys)  # what holds it is wrong already
 
 
 def options_of(group: str, config_dir: str | Path | None = None) -> list[str]:
@@ -142,18 +147,6 @@ def _composed_without(
 
 def _key_of(override: str) -> str:
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
-
-
-def _near_keys(cfg: DictConfig, key: str) -> list[str]:
-    """Returns the keys among which a wrong one is looked for: all those near it, else those beside it."""
-    keys = list(_keys(cfg))
-    near = nearest_names(key, keys)
-    if near:
-        return near
-    parent = key.rpartition(".")[0]
-    while parent and parent not in keys:
-        parent = parent.rpartition(".")[0]
-    return [each for each in keys if each.rpartition(".")[0] == parent]
 
 
 def _keys(cfg: Any, before: str = "") -> Iterator[str]:

@@ -22,10 +22,16 @@ def nearest_names(wrong: str, allowed: Iterable[str]) -> list[str]:
     return sorted((name for name in likeness if likeness[name] >= best - _AS_NEAR), key=lambda name: -likeness[name])
 
 
-def describe_nearest(wrong: str, allowed: Iterable[str]) -> str:
-    """Returns a sentence that names the nearest of the allowed names, or all of them if none is near."""
+def describe_nearest(wrong: str, allowed: Iterable[str], before: str = "") -> str:
+    """Returns a sentence that names the nearest of the allowed names, or all of them if none is near.
+
+    Args:
+        wrong: What was given.
+        allowed: What may be given in its place.
+        before: What to write before each name that is shown, such as "trainer.".
+    """
     names = sorted(set(allowed))
     near = nearest_names(wrong, names)
     if near:
-        return f"Did you mean {' or '.join(near)}?"
-    return f"There are: {', '.join(names)}." if names else "There are none."
+        return f"Did you mean {' or '.join(before + name for name in near)}?"
+    return f"There are: {', '.join(before + name for name in names)}." if names else "There are none."

@@ -181,33 +181,28 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
     from hydra.errors import HydraException
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
-    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from omegaconf.errors import OmegaConfBaseException
 
+    config = cfg if OmegaConf.is_config(cfg) else OmegaConf.create(dict(cfg), flags={"allow_objects": True})
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        key = missing[0] if missing[0].startswith(f"{place}.") else f"{place}.{missing[0]}"
+        raise ConfigError(f"{key} has no value, and nothing can be assumed for it. Add {key}=... to the command.")
     if not has_target(cfg):
         raise ConfigError(
             f"{place} has no _target_: nothing says what to make. Choose one with {place}=NAME, or +{place}=NAME "
             f"where the command has none yet, or set {place}._target_ to a class."
         )
-    config = cfg if OmegaConf.is_config(cfg) else OmegaConf.create(dict(cfg), flags={"allow_objects": True})
     try:
         made = instantiate(config, _partial_=True, _convert_="all")
-    except MissingMandatoryValue as error:
-        raise ConfigError(_missing(place, str(error.full_key or error.key))) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, EnergonDaliError | MissingMandatoryValue):
+        while cause is not None and not isinstance(cause, EnergonDaliError):
             cause = cause.__cause__
-        if isinstance(cause, EnergonDaliError):
+        if cause is not None:
             raise cause from error
-        if isinstance(cause, MissingMandatoryValue):
-            raise ConfigError(_missing(place, str(cause.full_key or cause.key))) from error
         raise ConfigError(f"{place} cannot be made: {error}") from error
     return made.func, dict(made.keywords)
-
-
-def _missing(place: str, key: str) -> str:
-    full_key = key if key.startswith(f"{place}.") or key == place else f"{place}.{key}"
-    return f"{full_key} has no value, and nothing can be assumed for it. Give it on the command line: {full_key}=..."
 
 
 def _taken(target: Callable[..., Any]) -> set[str] | None:

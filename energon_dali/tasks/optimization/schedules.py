@@ -20,7 +20,7 @@ def cosine_with_warmup(
 
     Args:
         optimizer: Its learning rates are the highest of the run.
-        num_training_steps: Optimizer steps of the run; later steps keep the last rate.
+        num_training_steps: Optimizer steps of the run; later steps have the last rate.
         num_warmup_steps: Steps of the warm-up; below 1 a share of `num_training_steps`.
         min_ratio: The last rate, as a share of the highest.
 
@@ -37,7 +37,7 @@ def linear_with_warmup(
 
     Args:
         optimizer: Its learning rates are the highest of the run.
-        num_training_steps: Optimizer steps of the run; later steps keep the last rate.
+        num_training_steps: Optimizer steps of the run; later steps have the last rate.
         num_warmup_steps: Steps of the warm-up; below 1 a share of `num_training_steps`.
         min_ratio: The last rate, as a share of the highest.
 
@@ -78,7 +78,8 @@ def _schedule(
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
-        share = (step - warmup_steps) / max(1, steps - warmup_steps)
-        return min_ratio + (1.0 - min_ratio) * decay(min(1.0, share))
+        if step >= steps:
+            return min_ratio
+        return min_ratio + (1.0 - min_ratio) * decay((step - warmup_steps) / (steps - warmup_steps))
 
     return LambdaLR(optimizer, factor)

@@ -1,0 +1,75 @@
+"""What becomes of configs: whose arguments win, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.errors import ConfigError, DeviceError
+from energon_dali.tasks.core.instantiator import HydraInstantiator, make
+from tests.tasks.tiny import TinyBackbone, TinyConfig, TinyData
+
+HERE = "tests.tasks.test_instantiator"
+
+
+def target(a: int, b: int = 2, **more: Any) -> dict[str, Any]:
+    return {"a": a, "b": b, **more}
+
+
+def refuse() -> None:
+    raise DeviceError("There is none.")
+
+
+def test_a_config_wins_over_what_the_run_gives_and_the_rest_is_left_out() -> None:
+    cfg = {"_target_": "tests.tasks.tiny.TinyBackbone", "width": 6}
+    backbone: Any = HydraInstantiator().backbone(cfg, num_vocab=9, width=3, num_classes=4)
+    assert isinstance(backbone, TinyBackbone)
+    assert backbone.embeddings.weight.shape == (9, 6)
+
+
+def test_what_takes_anything_is_given_everything() -> None:
+    assert make("part", {"_target_": f"{HERE}.target", "a": 1}, b=3, c=4) == {"a": 1, "b": 3, "c": 4}
+
+
+def test_given_objects_arrive_as_they_are() -> None:
+    tokenizer = {"a": [1, (2,)]}
+    cfg = {"_target_": "tests.tasks.tiny.TinyData", "cfg": {"_target_": "tests.tasks.tiny.TinyConfig", "batches": 9}}
+    decoder = {"_target_": "energon_dali.SampleDecoder", "_partial_": True, "max_pixels": 77}
+    data: Any = HydraInstantiator().data_module(cfg, tokenizer=tokenizer, decoder=decoder)
+    assert isinstance(data, TinyData)
+    assert data.cfg == TinyConfig(batches=9)
+    assert data.tokenizer is tokenizer
+    assert isinstance(data.decoder, partial)
+    assert data.decoder(image_decode="rgb8").spec.max_pixels == 77
+
+
+def test_no_target_is_no_tokenizer_and_no_scheduler() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    assert HydraInstantiator().tokenizer({"_target_": None}) is None
+    assert HydraInstantiator().scheduler({"_target_": None}, optimizer) is None
+
+
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        ({}, r"part has no _target_: nothing says what to make\. Choose one with part=NAME"),
+        ({"_target_": "no.such.Class"}, r"part cannot be made: (.|\n)*no\.such\.Class"),
+        ({"_target_": "tests.tasks.tiny.TinyConfig", "bathes": 1}, r"part\.bathes .*TinyConfig\. Did you mean batches"),
+        ({"_target_": f"{HERE}.target"}, r"part cannot make target: missing a required argument: 'a'"),
+        ({"_target_": f"{HERE}.target", "a": "???"}, r"part\.a has no value"),
+        ({"_target_": f"{HERE}.target", "a": {"x": "???"}}, r"part\.a\.x has no value"),
+    ],
+)
+def test_a_wrong_config_says_what_to_change(cfg: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make("part", cfg)
+
+
+def test_an_error_of_this_package_comes_through_as_it_is() -> None:
+    inner = {"_target_": f"{HERE}.target", "a": {"_target_": f"{HERE}.refuse"}}
+    for cfg in (inner, {"_target_": f"{HERE}.refuse"}):
+        with pytest.raises(DeviceError, match=r"^There is none\.$"):
+            make("part", cfg)

@@ -1,0 +1,173 @@
+"""The train command on a task that needs no files: what it writes, what it swaps, what it says when it cannot."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.errors import ConfigError
+from energon_dali.tasks import TrainResult, compose, load_task, run
+
+CONF = Path(__file__).parent / "tiny_conf"
+ROOT = CONF.parent.parent.parent
+QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.accelerator=cpu")
+TINY = ("+task=tiny", "+dataset=tiny", *QUIET)
+
+
+def train(folder: Path, *overrides: str) -> TrainResult:
+    return run(compose([*TINY, f"output_dir={folder}", "trainer.log_every_n_steps=1", *overrides], CONF))
+
+
+def test_a_run_leaves_checkpoints_metrics_and_a_curve(tmp_path: Path) -> None:
+    result = train(tmp_path, "trainer.max_epochs=3", "test_after_fit=true")
+    assert result.output_dir == tmp_path
+    assert {"train_loss", "val_loss", "test_loss"} <= set(result.metrics)
+    assert result.data_module.prepared >= 1
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
+    assert len(losses) == 12
+    assert losses[-1] == pytest.approx(result.metrics["train_loss"])
+    assert {"last.ckpt", "epoch2-step12.ckpt"} <= {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_seed_gives_the_same_run_and_another_gives_another(tmp_path: Path) -> None:
+    first, again, other = (train(tmp_path / str(n), f"seed={seed}") for n, seed in enumerate((3, 3, 4)))
+    assert first.metrics == again.metrics
+    assert first.metrics != other.metrics
+
+
+def test_a_checkpoint_is_data_and_gives_the_task_back(tmp_path: Path) -> None:
+    trained = train(tmp_path, "task.smoothing=0.25", "backbone.width=6").task
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    saved = torch.load(path, weights_only=True)["hyper_parameters"]
+    assert saved["config"]["task"] == {"_target_": "tests.tasks.tiny.TinyTask", "smoothing": 0.25}
+    assert saved["data"] == {"num_vocab": 5, "num_positions": 8}
+    loaded: Any = load_task(path)
+    assert loaded.smoothing == 0.25
+    tokens = torch.arange(4)[None]
+    assert torch.equal(loaded.backbone(tokens), trained.eval().backbone(tokens))
+
+
+def test_loading_says_what_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no checkpoint"):
+        load_task(tmp_path / "none.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(ConfigError, match="is no checkpoint of energon_dali"):
+        load_task(tmp_path / "other.ckpt")
+
+
+def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path / "first", "trainer.max_epochs=1")
+    checkpoint = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    continued = train(tmp_path / "second", f"ckpt_path={checkpoint}", "trainer.max_epochs=3")
+    whole = train(tmp_path / "whole", "trainer.max_epochs=3")
+    assert continued.trainer.global_step == whole.trainer.global_step == 12
+    assert continued.metrics["val_loss"] == whole.metrics["val_loss"]
+
+
+def test_the_command_line_swaps_optimizer_and_scheduler(tmp_path: Path) -> None:
+    swapped = ["optimizer=sgd", "optimizer.lr=0.5", "scheduler=linear_with_warmup", "scheduler.num_warmup_steps=2"]
+    result = train(tmp_path, *swapped, "trainer.max_steps=4")
+    (optimizer,) = result.trainer.optimizers
+    assert type(optimizer) is torch.optim.SGD
+    # 4 steps of 2 + 2: after the last the rate is that of the end.
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0]
+    assert result.trainer.lr_scheduler_configs[0].interval == "step"
+
+
+def test_adamw_decays_matrices_alone(tmp_path: Path) -> None:
+    (optimizer,) = train(tmp_path, "trainer.max_steps=1").trainer.optimizers
+    assert type(optimizer) is torch.optim.AdamW
+    shapes = [([tuple(each.shape) for each in g["params"]], g["weight_decay"]) for g in optimizer.param_groups]
+    assert shapes == [([(5, 4)], 0.01), ([(5, 4), (4,), (4,), (5,)], 0.0)]
+
+
+def test_a_scheduler_without_an_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the run has no end. Set trainer.max_steps"):
+        train(tmp_path, "scheduler=cosine_with_warmup", "trainer.max_epochs=-1")
+
+
+def test_the_older_name_of_devices_is_understood(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="trainer.gpus=1 is the older name of trainer.devices=1"):
+        result = train(tmp_path, "trainer.gpus=1", "trainer.devices=2", "trainer.max_steps=1")
+    assert result.trainer.num_devices == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["trainer.devces=1"], r"Could not override 'trainer.devces'[^?]*Did you mean trainer.devices\?"),
+        (["optimizer.weight_dcay=1"], r"Did you mean optimizer.weight_decay\?"),
+        (["dataset.cfg.bathes=1"], r"Did you mean dataset.cfg.batches\?"),
+        (["trainer.callbacks.checkpont.mode=max"], r"Did you mean trainer.callbacks.checkpoint.mode\?"),
+        (["~trainer.callbacks.curve"], r"Did you mean trainer.callbacks.curves\?"),
+        (["dataset.cfg.xyzzy=1"], r"There are: dataset.cfg._target_, dataset.cfg.batches, dataset.cfg.num_vocab,"),
+        (["optimizer=adamwe"], r"Could not find 'optimizer/adamwe'(.|\n)*Did you mean optimizer=adamw\?"),
+        (["trainr.max_steps=1", "optimzer=sgd"], r"Could not override 'trainr.max_steps'[^?]*mean trainer.max_steps\?"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest_one(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose([*TINY, *overrides], CONF)
+
+
+def test_what_the_command_line_leaves_out_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean task=tiny\?"):
+        compose(["+task=tinny", "+dataset=tiny"], CONF)
+    with pytest.raises(ConfigError, match=r"The run has no dataset yet: add \+dataset=NAME\. There are: .*tiny"):
+        compose(["+task=tiny", "dataset.cfg.batches=1"], CONF)
+    with pytest.raises(ConfigError, match=r"The run has no task\. Add \+task=NAME to the command"):
+        run(compose(["+dataset=tiny"], CONF))
+    with pytest.raises(ConfigError, match=r"The run has no dataset\. You gave datset\. Add \+dataset=NAME"):
+        run(compose(["+task=tiny", "+datset=tiny"], CONF))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["+trainer.devces=1"], r"trainer\.devces is no argument of Trainer\. Did you mean devices\?"),
+        (["+task.smothing=1"], r"task\.smothing is no argument of TinyTask\. Did you mean smoothing\?"),
+        (["+backbone.widht=1"], r"backbone\.widht is no argument of TinyBackbone\. Did you mean width\?"),
+        (["+optimizer.momentun=1"], r"optimizer\.momentun is no argument of AdamW\."),
+        (["dataset.cfg.batches=???"], r"dataset\.cfg\.batches has no value.*Add dataset\.cfg\.batches=\.\.\. to"),
+        (["ckpt_path=none.ckpt"], r"ckpt_path=none\.ckpt does not exist\. Give a checkpoint"),
+        (["task._target_=tests.tasks.tiny.TinyTusk"], r"task cannot be made: (.|\n)*TinyTusk"),
+        (["tokenizer=autotokenizer"], r"tokenizer\.pretrained_model_name_or_path has no value"),
+    ],
+)
+def test_a_part_that_cannot_be_made_says_why(tmp_path: Path, overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(tmp_path, *overrides)
+
+
+def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["--config-dir", str(CONF), *TINY, f"hydra.run.dir={folder}", *overrides]
+    return subprocess.run(
+        [sys.executable, "-m", "energon_dali.tasks.train", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_trains_and_writes_into_the_folder_of_its_run(tmp_path: Path) -> None:
+    done = command(tmp_path, "trainer.gpus=1", "trainer.max_steps=2", "trainer.log_every_n_steps=1")
+    assert done.returncode == 0, done.stderr
+    assert {".hydra", "checkpoints", "hparams.yaml", "loss.png", "metrics.csv"} <= {p.name for p in tmp_path.iterdir()}
+    assert "DeprecationWarning: trainer.gpus=1 is the older name of trainer.devices=1" in done.stderr
+
+
+def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path: Path) -> None:
+    refused = command(tmp_path, "trainer.devces=1")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("Could not override 'trainer.devces'.")
+    assert refused.stderr.endswith("Did you mean trainer.devices?\n")
+    wrong = command(tmp_path, "ckpt_path=none.ckpt")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("Error: ckpt_path=none.ckpt does not exist.")
+    assert "Traceback" not in refused.stderr + wrong.stderr

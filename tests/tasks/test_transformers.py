@@ -1,0 +1,60 @@
+"""What comes from transformers: a GPT-2 as backbone and a tokenizer from a folder. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.errors import ConfigError
+from energon_dali.tasks import HydraInstantiator, compose
+from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
+
+
+@pytest.fixture(scope="module")
+def model() -> SequenceGPT2:
+    torch.manual_seed(0)
+    return SequenceGPT2(embed_dim=8, num_heads=2, num_layers=2, num_positions=12, num_vocab=5, num_classes=3).eval()
+
+
+def test_a_logit_depends_on_the_tokens_before_it_alone(model: SequenceGPT2) -> None:
+    tokens = torch.arange(22).view(2, 11) % 5
+    changed = tokens.clone()
+    changed[:, 6] = (changed[:, 6] + 1) % 5
+    before, after = model(tokens), model(changed)
+    assert before.shape == (2, 11, 5)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert (before[:, 7] != after[:, 7]).all()
+    classes, logits = model(tokens, classify=True)
+    assert classes.shape == (2, 3)
+    assert torch.equal(logits, before)
+
+
+def test_one_token_after_the_other_gives_the_same_logits(model: SequenceGPT2) -> None:
+    tokens = torch.arange(24).view(2, 12) % 5
+    cache = model.start(2)
+    steps = [model.extend(tokens[:, place - 1] if place else None, cache) for place in range(12)]
+    torch.testing.assert_close(torch.stack(steps, dim=1), model(tokens))
+
+
+def test_sizes_that_cannot_be_are_refused(model: SequenceGPT2) -> None:
+    with pytest.raises(ConfigError, match="was given 13 tokens and has 12 positions"):
+        model(torch.zeros(1, 13, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="cannot build a GPT-2 with embed_dim=9, num_heads=2"):
+        SequenceGPT2(embed_dim=9)
+
+
+def test_a_tokenizer_comes_from_a_folder(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "dog": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path)
+    cfg = compose(["tokenizer=autotokenizer", f"tokenizer.pretrained_model_name_or_path={tmp_path}"])
+    tokenizer: Any = HydraInstantiator().tokenizer(cfg.tokenizer)
+    assert tokenizer("a dog barks")["input_ids"] == [1, 2, 0]
