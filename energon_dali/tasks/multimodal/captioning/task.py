@@ -56,7 +56,7 @@ class CaptioningTransformer(TaskTransformer):
         self.end_token = end_token
         self.num_samples = num_samples
         self.prefix = PatchPrefix(patch_dim, backbone.embed_dim, max_patches_along)
-        self._shown: CaptioningBatch | None = None
+        self._shown: list[CaptioningBatch] = []
 
     def forward(self, batch: CaptioningBatch) -> torch.Tensor:
         """Returns the logits float[R, L, V] of the token that follows each place."""
@@ -68,8 +68,8 @@ class CaptioningTransformer(TaskTransformer):
 
     def common_step(self, prefix: Prefix, batch: CaptioningBatch) -> torch.Tensor:
         """Returns the mean loss of the tokens of all captions in the batch; logs their accuracy."""
-        if prefix == "val" and self._shown is None:
-            self._shown = batch
+        if prefix == "val" and sum(len(shown.captions) for shown in self._shown) < self.num_samples:
+            self._shown.append(batch)
         logits, targets = self(batch).flatten(0, 1), batch.targets.flatten()
         hits = ((logits.argmax(-1) == targets).sum() / batch.num_targets).detach()
         self.log_metrics(prefix, batch, accuracy=hits)
@@ -88,11 +88,11 @@ class CaptioningTransformer(TaskTransformer):
             count: Images at most.
         """
         sizes = [rows * columns for rows, columns in batch.grids[:count]]
-        alone = _without_captions(batch, sizes, self.num_positions - 1, self.begin_token)
+        alone = _without_captions(batch, sizes, self.num_positions, self.begin_token)
         prefixes = torch.tensor(sizes, device=alone.tokens.device)
         numbers = torch.arange(len(sizes), device=alone.tokens.device)
         ended = torch.zeros(len(sizes), dtype=torch.bool, device=alone.tokens.device)
-        for place in range(self.num_positions - 2):
+        for place in range(self.num_positions - 1):
             shown = _cut(alone, max(sizes) + place + 1)
             following = self(shown)[numbers, prefixes + place].argmax(-1).masked_fill(ended, self.end_token)
             alone.tokens[numbers, prefixes + place + 1] = following
@@ -102,18 +102,26 @@ class CaptioningTransformer(TaskTransformer):
         rows = [tokens[size:] for tokens, size in zip(alone.tokens.tolist(), sizes, strict=True)]
         return [row[: row.index(self.end_token, 1) + 1] if self.end_token in row[1:] else row for row in rows]
 
+    def on_validation_epoch_start(self) -> None:
+        """Forgets the images of a validation that was interrupted."""
+        self._shown = []
+
     def on_validation_epoch_end(self) -> None:
         """Writes captions for the first images of the validation, on one rank."""
-        batch, self._shown = self._shown, None
-        if batch is None or not self.num_samples or self.trainer.sanity_checking or not self.trainer.is_global_zero:
+        batches, self._shown = self._shown, []
+        if not batches or self.trainer.sanity_checking or not self.trainer.is_global_zero:
             return
         codec: Any = self.trainer.datamodule.codec  # type: ignore[attr-defined]
-        written = [codec.decode(tokens) for tokens in self.write(batch, self.num_samples)]
-        images = images_of(batch, len(written), self.patch_size)
-        step = self.global_step
-        path = Path(self.trainer.default_root_dir) / "samples" / f"step{step}.png"
-        write_captions(images, written, batch.captions, path)
-        show_captions(self.loggers, written, batch.captions, path, step)
+        images: list[torch.Tensor] = []
+        written: list[str] = []
+        for batch in batches:
+            tokens = self.write(batch, self.num_samples - len(written))
+            images += images_of(batch, len(tokens), self.patch_size)
+            written += [codec.decode(each) for each in tokens]
+        true = [caption for batch in batches for caption in batch.captions]
+        path = Path(self.trainer.default_root_dir) / "samples" / f"step{self.global_step}.png"
+        write_captions(images, written, true, path)
+        show_captions(self.loggers, written, true, path, self.global_step)
 
 
 def _without_captions(batch: CaptioningBatch, sizes: list[int], text_places: int, begin: int) -> CaptioningBatch:
@@ -129,7 +137,7 @@ def _without_captions(batch: CaptioningBatch, sizes: list[int], text_places: int
         batch,
         tokens=torch.full((count, length), begin, dtype=torch.int64, device=device),
         targets=torch.full((count, length), IGNORED, dtype=torch.int64, device=device),
-        position_ids=(places - prefixes + 1).clamp(0, text_places),
+        position_ids=(places - prefixes + 1).clamp(0, text_places - 1),  # nothing follows the last place
         cu_seqlens=torch.arange(count + 1, dtype=torch.int32, device=device) * length,
         patches=batch.patches[: sum(sizes)],
         patch_positions=batch.patch_positions[: sum(sizes)],
