@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh OUT_DIR [--stage NAME ...] [--device gpu|cpu] [--quick] [--work DIR]
 #
-#   --stage NAME ...   some of: doctor tests kernels images video profile (default: all, in this order)
+#   --stage NAME ...   some of: doctor tests kernels images video profile growth (default: all, in this order)
 #   --device cpu       a dry run without a GPU: shows that every stage runs; its figures say nothing of a GPU
 #   --quick            small data and few repetitions: shows that it runs; its figures mean nothing
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
@@ -14,7 +14,7 @@
 # the exit status is 1 if one failed. Nothing is written outside of OUT_DIR and --work.
 set -euo pipefail
 
-STAGES=(doctor tests kernels images video profile)
+STAGES=(doctor tests kernels images video profile growth)
 STAGE_SECONDS=480
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -121,9 +121,9 @@ stage_doctor() { bounded -m energon_dali doctor --device "$device" --json "$out/
 stage_tests() {
   local what=(tests/gpu)
   if [[ $device == cpu ]]; then
-    echo "Dry run: instead of tests/gpu, the kernels are interpreted and the CPU's tests of DALI run."
-    what=(tests/kernels)
-    [[ -n $quick ]] || what+=(tests/decode/dali)
+    echo "Dry run: what tests/gpu can do on a CPU, and the kernels in Triton's interpreter."
+    what+=(tests/kernels)
+    [[ -n $quick ]] || export GPU_DRY_RUN=1
   else
     export FAIL_WITHOUT_CUDA=1
   fi
@@ -139,16 +139,18 @@ stage_kernels() {
   return "$status"
 }
 
-suite() {
-  local status=0
-  bounded -m benchmarks.run "gpu-$1" --device "$device" --json "$out/$device-$1.json" ${quick:+--quick} || status=$?
-  chart benchmarks.plot "$out/$device-$1.json" "$out/$device-$1.png"
+suite() { # SUITE STAGE PLOT
+  local status=0 json=$out/$device-$2.json
+  bounded -m benchmarks.run "$1" --device "$device" --json "$json" ${quick:+--quick} || status=$?
+  chart "$3" "$json" "$out/$device-$2.png"
   return "$status"
 }
 
-stage_images() { suite images; }
+stage_images() { suite gpu-images images benchmarks.plot; }
 
-stage_video() { suite video; }
+stage_video() { suite gpu-video video benchmarks.plot; }
+
+stage_growth() { suite growth growth benchmarks.plot_growth; }
 
 stage_profile() {
   bounded -m benchmarks.tuning --device "$device" --json "$out/$device-profile.json" ${quick:+--quick}

@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         "suite": "kernels", "device": options.device, "dry_run": options.device == "cpu" or options.quick,
         "command": shlex.join(["python", "-m", "benchmarks.kernels", *words]),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(ROOT), "machine": {**describe_machine(), "gpu": gpu_name(options.device)},
+        "commit": commit(ROOT), "machine": describe_machine(),
         "versions": describe_versions(), "cases": [],
     }  # fmt: skip
     device = "cuda" if options.device == "gpu" else "cpu"
@@ -64,15 +64,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", choices=sorted(CASES), default=(), metavar="OPERATION")
     parser.add_argument("--quick", action="store_true", help="small inputs and few repetitions, to see that it runs")
     return parser.parse_args(arguments)
-
-
-def gpu_name(device: str) -> str:
-    """Returns the name of the GPU, "" for the CPU."""
-    if device == "cpu":
-        return ""
-    import torch
-
-    return str(torch.cuda.get_device_name())
 
 
 def measure(case: KernelCase, device: str, repetitions: int, copied: float, *, dry_run: bool) -> dict[str, Any]:

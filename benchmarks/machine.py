@@ -11,19 +11,20 @@ from typing import Any
 
 PACKAGES = (
     "torch", "torchvision", "numpy", "pillow", "av", "webdataset", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-    "megatron-energon",
+    "triton", "megatron-energon", "nvidia-ml-py",
 )  # fmt: skip
 """Whose versions matter; that of energon_dali is the commit."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns the processor, its cores, the memory and the system, as plain values."""
+    """Returns the processor, its cores, the memory, the system and the GPUs, as plain values."""
     return {
         "processor": _first_value("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
+        "gpus": _describe_gpus(),
     }
 
 
@@ -53,6 +54,16 @@ def commit(root: Path) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _describe_gpus() -> list[str]:
+    """Returns name, memory and driver of each GPU as the driver's own program says it; none without it."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in said.splitlines() if line.strip()]
 
 
 def _first_value(path: str, name: str) -> str:

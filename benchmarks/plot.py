@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 OURS, OTHERS, INK = "#2a7f62", "#9aa5b1", "#222222"
+_VERSIONS = ("torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "pillow")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,10 +82,12 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
 def _caption(report: dict[str, Any]) -> str:
     machine = report["machine"]
     own = report["versions"].get("own", {})
-    versions = ", ".join(f"{name} {own[name]}" for name in ("torch", "nvidia-dali-cuda120", "pillow") if name in own)
+    versions = ", ".join(f"{name} {own[name]}" for name in _VERSIONS if name in own)
+    gpus = machine.get("gpus", []) if report.get("device") == "gpu" else []
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {versions}; "
-        f"{report['started'][:10]}, commit {report['commit']}. Bars: median; lines: lowest to highest repetition."
+        f"{'; '.join([*gpus, machine['processor']])}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        f"{versions}; {report['started'][:10]}, commit {report['commit']}. "
+        "Bars: median; lines: lowest to highest repetition."
     )
 
 

@@ -12,7 +12,7 @@ from benchmarks.kernels import LARGE_SHARE
 from benchmarks.plot import INK, OTHERS, OURS
 
 _PANELS = {
-    "large": ("share_of_copy", "share of a copy's bandwidth, large inputs", LARGE_SHARE),
+    "large": ("share_of_copy", "share of a copy's bandwidth, large inputs (gray: bound by arithmetic)", LARGE_SHARE),
     "small": ("call_speedup", "times as fast as the fastest PyTorch, small inputs", 1.0),
 }
 """Size of the inputs: what is drawn, its title, and the bar to be reached."""
@@ -56,9 +56,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
         _draw(axis, cases[::-1], *_PANELS[size])
     machine = report["machine"]
     what = "A dry run: these figures say nothing of a GPU's kernels. " if report["dry_run"] else ""
-    place = machine.get("gpu") or machine["processor"]
-    torch = report["versions"].get("torch", "")
-    caption = f"{what}{place}; torch {torch}; {report['started'][:10]}, commit {report['commit']}"
+    place = machine["processor"] if report["device"] == "cpu" else "; ".join(machine["gpus"])
+    torch, day = report["versions"].get("torch", ""), report["started"][:10]
+    caption = f"{what}Dotted: to be reached. {place}; torch {torch}; {day}, commit {report['commit']}"
     figure.supxlabel(caption, fontsize=7, color=INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -75,7 +75,7 @@ def _draw(axis: Any, cases: list[dict[str, Any]], metric: str, title: str, bar: 
             f"{case[metric]:.2f}", (case[metric], position), xytext=(5, 0), textcoords="offset points", va="center",
             fontsize=8, color=INK,
         )  # fmt: skip
-    axis.set_title(f"{title} (dotted: to be reached; gray: bound by arithmetic)", fontsize=9, loc="left", color=INK)
+    axis.set_title(title, fontsize=9, loc="left", color=INK)
     axis.margins(x=0.12)
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)

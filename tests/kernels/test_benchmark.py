@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import kernels, plot_kernels
+from benchmarks import kernels, plot_gpu, plot_kernels
 from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_cases.case import KernelCase, Size
 
@@ -71,3 +71,24 @@ def test_a_dry_run_leaves_a_report_and_a_chart_that_say_so(tmp_path: Path) -> No
     assert (tmp_path / "kernels.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="no numbers to draw"):
         plot_kernels.plot({**told, "cases": []}, tmp_path / "none.png")
+
+
+def test_the_chart_of_a_gpu_is_drawn_from_results_of_one_and_from_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no gpu-images.json or gpu-video.json"):
+        plot_gpu.merged(tmp_path)
+    way = {"name": "energon_dali", "summary": {"samples_per_second": {"median": 9, "low": 8, "high": 10}}}
+    panel = {"title": "t", "unit": "u", "metric": "samples_per_second", "better": "higher", "candidates": [way]}
+    machine = {"processor": "p", "cores": 16, "memory_gib": 128, "gpus": ["H200"]}
+    report = {
+        "device": "gpu", "machine": machine, "versions": {}, "started": "2026-11-21", "commit": "c",
+        "workloads": [panel],
+    }  # fmt: skip
+    for name in plot_gpu.NAMES:
+        (tmp_path / name).write_text(json.dumps(report))
+    assert plot_gpu.merged(tmp_path)["workloads"] == [panel, panel]
+    assert plot_gpu.main([str(tmp_path), str(tmp_path / "gpu.png")]) == 0
+    assert (tmp_path / "gpu.png").stat().st_size > 1000
+    for other in ({"device": "cpu"}, {"machine": {**machine, "gpus": ["H100"]}}):
+        (tmp_path / "gpu-video.json").write_text(json.dumps({**report, **other}))
+        with pytest.raises(ValueError, match="all must be of one host with a GPU"):
+            plot_gpu.merged(tmp_path)
