@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from benchmarks.candidates.task import RESULT, Task
+from benchmarks.candidates.task import LEFT_OUT, RESULT, Task
 from benchmarks.workload import Environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +22,10 @@ ENERGON_PYTHON = ROOT / ".venv-energon" / "bin" / "python"
 
 class CandidateError(Exception):
     """A candidate failed; the message holds the end of what it wrote."""
+
+
+class AbsentError(Exception):
+    """A candidate cannot take part on this machine; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300) -> 
         timeout_seconds: After that it counts as failed.
 
     Raises:
+        AbsentError: It cannot take part here.
         CandidateError: It failed or took too long.
     """
     command = [str(python), "-m", "benchmarks.candidates", task.to_json()]
@@ -74,6 +79,8 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300) -> 
         for line in reversed(lines):
             if line.startswith(RESULT):
                 return Outcome(**json.loads(line.removeprefix(RESULT)))
+            if line.startswith(LEFT_OUT):
+                raise AbsentError(line.removeprefix(LEFT_OUT))
         raise CandidateError(f"{task.program} {ended}:\n{_written(stderr)[-3000:]}")
 
 

@@ -10,6 +10,7 @@ from benchmarks.data.recipe import Recipe
 
 Environment = Literal["own", "energon"]
 Better = Literal["higher", "lower"]
+Device = Literal["cpu", "gpu"]
 Plain = str | int | float | bool | None
 
 
@@ -25,6 +26,14 @@ class Candidate:
     """What the program is told."""
     environment: Environment = "own"
     """"own" runs in the Python of the runner, "energon" in the environment that holds megatron-energon."""
+    series: str = ""
+    """In a workload of growth: the line in the plot that it is a point of."""
+    at: float = 0.0
+    """In a workload of growth: where the point lies, such as the number of shards."""
+    recipe: Recipe | None = None
+    """Other files than the workload's."""
+    batch_size: int | None = None
+    """Another batch size than the workload's."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.program.isidentifier():
@@ -80,7 +89,18 @@ class Workload:
     better: Better = "higher"
     """Whether more of the metric is better, or less."""
     output: str = "none"
-    """What is checked before anything is timed: "uint8", "float224" or "none"."""
+    """What is delivered, and checked against the files: "uint8", "float224", "patches"; "clips" (the program of that
+    name), "frames", "frames224", "frame-patches"; or "none"."""
+    device: Device = "cpu"
+    """Where batches must end, and where candidates decode that have the choice."""
+    seconds: float = 0
+    """The timed part of a run ends after so many seconds, though fewer samples came; 0 waits for all samples."""
+    trains: bool = False
+    """Whether a simulated training step follows each batch in a part of its own."""
+    extra: bool = False
+    """Runs only where it is named, or with --all."""
+    x_label: str = ""
+    """In a workload of growth: what `Candidate.at` counts."""
     warmup_samples: int = 256
     """Samples that pass before the clock starts."""
     samples: int = 3000

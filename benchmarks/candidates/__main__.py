@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 
-from benchmarks.candidates.task import RESULT, Task
+from benchmarks.candidates.task import LEFT_OUT, RESULT, LeftOutError, Task
 from benchmarks.machine import describe_versions
 
 
@@ -14,7 +14,11 @@ def main() -> None:
     """Measures the task in argv[1] with the program that it names."""
     task = Task.from_json(sys.argv[1])
     program = importlib.import_module(f"benchmarks.candidates.{task.program}")
-    numbers = program.measure(task)
+    try:
+        numbers = program.measure(task)
+    except LeftOutError as error:
+        print(LEFT_OUT + " ".join(str(error).split()), flush=True)
+        return
     print(RESULT + json.dumps({"numbers": numbers, "versions": describe_versions()}), flush=True)
 
 

@@ -110,7 +110,7 @@ def decoder_of(task: Task) -> Decode:
     return {
         "energon_dali": lambda: _av_decoder("energon_dali.av", threads=threads),
         "megatron.energon": lambda: _av_decoder("megatron.energon.av"),
-        "pyav": lambda: _bare_pyav(threads),
+        "pyav": lambda: bare_pyav(threads),
         "pyav from the start": lambda: _pyav_from_the_start(threads),
         "torchcodec": lambda: _torchcodec(threads),
     }[str(task.options["library"])]()
@@ -128,8 +128,13 @@ def _av_decoder(module: str, **options: int) -> Decode:
     return decode
 
 
-def _bare_pyav(threads: int) -> Decode:
-    """What a careful user writes: seek to the keyframe before, decode, convert the wanted frames alone."""
+def bare_pyav(threads: int, size: int | None = SIZE) -> Decode:
+    """Returns what a careful user writes: seek to the keyframe before, decode, convert the wanted frames alone.
+
+    Args:
+        threads: Of the decoder.
+        size: Pixels of a side of the frames; None keeps the video's.
+    """
     import av
 
     def decode(data: bytes, ranges: Ranges) -> list[Any]:
@@ -147,7 +152,7 @@ def _bare_pyav(threads: int) -> Decode:
                 for frame in container.decode(stream):
                     number = round((frame.pts or 0) / per_frame)
                     if number >= first:
-                        frames.append(frame.to_ndarray(format="rgb24", width=SIZE, height=SIZE))
+                        frames.append(frame.to_ndarray(format="rgb24", width=size, height=size))
                     if number >= last:
                         break
                 clips.append(np.stack(frames))
@@ -176,6 +181,7 @@ def _pyav_from_the_start(threads: int) -> Decode:
 def _torchcodec(threads: int) -> Decode:
     import_torchvision_transforms()  # torchcodec asks for it when transforms are given
     decoders, transforms = (importlib.import_module(f"torchcodec.{name}") for name in ("decoders", "transforms"))
+
     def decode(data: bytes, ranges: Ranges) -> list[Any]:
         decoder = decoders.VideoDecoder(
             data, dimension_order="NHWC", num_ffmpeg_threads=threads, seek_mode="approximate",

@@ -1,4 +1,7 @@
-"""Bare DALI: one pipeline with its own reader of tar shards, nothing of ours. Options: layout, threads, permute."""
+"""Bare DALI: one pipeline with its own reader of tar shards, nothing of ours.
+
+Options: layout, threads, permute, device, iterator (through DALI's own PyTorch iterator).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import Any
 
 from torch.utils.dlpack import from_dlpack
 
-from benchmarks.candidates.stream import CROP_PIXELS, MEAN, STD, Delivered, measure_stream
+from benchmarks.candidates.bare_graph import as_output, decode_images, decode_videos, make_pipeline, shape_output
+from benchmarks.candidates.files import MEDIA, frames_in
+from benchmarks.candidates.outputs import VIDEO_OUTPUTS, frame_numbers
+from benchmarks.candidates.stream import Delivered, measure_stream
 from benchmarks.candidates.task import Task
 
 
@@ -23,16 +29,26 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     with tempfile.TemporaryDirectory() as folder:
         pipeline = _pipeline(task, _write_indexes(task.shards, Path(folder)))
         pipeline.build()
+    if task.options.get("iterator") and not with_keys:
+        yield from _through_iterator(pipeline, task)
     permute = task.options.get("permute", False)
     while True:
         pixels, _ = pipeline.run()
         keys = [_key(pixels[i]) for i in range(len(pixels))] if with_keys else None
-        if task.output == "float224":
-            yield Delivered(from_dlpack(pixels.as_tensor()), keys)
-        elif permute:
+        if permute:
             yield Delivered([from_dlpack(one).permute(2, 0, 1) for one in pixels], keys)
         else:
-            yield Delivered([from_dlpack(one) for one in pixels], keys)
+            yield Delivered(as_output(pixels, task), keys)
+
+
+def _through_iterator(pipeline: Any, task: Task) -> Iterator[Delivered]:
+    """Yields what DALIRaggedIterator gives, which copies into tensors of torch."""
+    plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
+    kind = plugin.DALIRaggedIterator
+    dense = task.output in ("float224", "frames224", "frames")
+    tags = [kind.DENSE_TAG if dense else kind.SPARSE_LIST_TAG, kind.SPARSE_LIST_TAG]
+    for (batch,) in kind([pipeline], ["image", "caption"], output_types=tags):
+        yield Delivered(shape_output(batch["image"], task))
 
 
 def _key(sample: Any) -> str:
@@ -40,32 +56,18 @@ def _key(sample: Any) -> str:
 
 
 def _pipeline(task: Task, indexes: list[str]) -> Any:
-    dali: Any = importlib.import_module("nvidia.dali")
-    fn, types = dali.fn, dali.types
-    threads = int(task.options.get("threads", 2))
-
-    def native() -> Any:
+    def native(fn: Any) -> Any:
         # The captions too: what is compared with it delivers both.
         encoded, caption = fn.readers.webdataset(
-            paths=task.shards, index_paths=indexes, ext=["jpg", "txt"], name="reader",
+            paths=task.shards, index_paths=indexes, ext=[";".join(MEDIA), "txt"], name="reader",
             missing_component_behavior="error",
         )  # fmt: skip
-        if task.output == "float224":
-            seed = 42
-            pixels = fn.decoders.image_random_crop(encoded, device="cpu", random_area=[0.08, 1.0], seed=seed)
-            pixels = fn.resize(pixels, size=[CROP_PIXELS, CROP_PIXELS])
-            pixels = fn.crop_mirror_normalize(
-                pixels, mirror=fn.random.coin_flip(seed=seed), dtype=types.FLOAT, output_layout="CHW",
-                mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
-            )
-            return pixels, caption
-        pixels = fn.decoders.image(encoded, device="cpu", adjust_orientation=False)
-        if task.layout == "CHW" and not task.options.get("permute", False):
-            pixels = fn.transpose(pixels, perm=[2, 0, 1])
-        return pixels, caption
+        if task.output in VIDEO_OUTPUTS:
+            frames = frame_numbers(next(iter(frames_in(task).values())))  # all videos of a dataset are as long
+            return decode_videos(encoded, frames, task), caption
+        return decode_images(encoded, task), caption
 
-    options = {"batch_size": task.batch_size, "num_threads": threads, "device_id": None, "prefetch_queue_depth": 2}
-    return dali.pipeline_def(native)(**options)
+    return make_pipeline(native, task, default_threads=2)
 
 
 def _write_indexes(shards: list[str], folder: Path) -> list[str]:
@@ -77,9 +79,11 @@ def _write_indexes(shards: list[str], folder: Path) -> list[str]:
         with tarfile.open(shard, "r:") as tar:
             members = {member.name: member for member in tar}
         lines = []
-        for key in sorted(name.removesuffix(".jpg") for name in members if name.endswith(".jpg")):
-            parts = [(part, members[f"{key}.{part}"]) for part in ("jpg", "txt")]
-            lines.append(" ".join(f"{part} {member.offset_data} {member.size} {member.name}" for part, member in parts))
+        for name in sorted(members):
+            key, _, suffix = name.partition(".")
+            if suffix in MEDIA:
+                parts = [(part, members[f"{key}.{part}"]) for part in (suffix, "txt")]
+                lines.append(" ".join(f"{part} {one.offset_data} {one.size} {one.name}" for part, one in parts))
         path = folder / f"{number}.idx"
         path.write_text("\n".join([f"v1.2 {len(lines)}", *lines]) + "\n")
         paths.append(str(path))

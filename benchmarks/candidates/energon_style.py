@@ -1,14 +1,17 @@
 """A loader with Energon's interface: energon_dali, or megatron-energon in its environment; the same lines for both.
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, shuffle_window,
-leaves (datasets that the files are divided into, and blended).
-Pictures of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon.
+leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if not where the
+batches must end), decode_process.
+Pictures of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
+clips from VideoClips, or from megatron-energon's AVDecoder.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +19,9 @@ from typing import Any
 import torch
 
 from benchmarks.candidates.leaves import dataset_path
-from benchmarks.candidates.stream import CROP_PIXELS, MEAN, STD, Delivered, measure_stream
-from benchmarks.candidates.task import Task
+from benchmarks.candidates.outputs import CLIPS, CROP_PIXELS, FRAMES_PER_CLIP, MEAN, STD, VIDEO_OUTPUTS, collate
+from benchmarks.candidates.stream import Delivered, measure_stream
+from benchmarks.candidates.task import LeftOutError, Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
 
 
@@ -49,25 +53,30 @@ def open_loader(task: Task) -> Any:
         task_encoder=task_encoder(library, task),
         **order,
     )
-    return library.get_savable_loader(dataset)
+    if not task.options.get("decode_process"):
+        return library.get_savable_loader(dataset)
+    if "decode_process" not in inspect.signature(library.get_savable_loader).parameters:
+        raise LeftOutError(f"{library.__name__} of this version decodes in no process of its own.")
+    return library.get_savable_loader(dataset, decode_process=True)
 
 
 def task_encoder(library: Any, task: Task) -> Any:
-    """Returns a task encoder that batches pictures: a list of them as they are, or a stack of 224 x 224 pixels."""
-    fused = task.output == "float224"
-    transform = torchvision_transform() if fused and task.options["library"] != "energon_dali" else None
+    """Returns a task encoder that batches what was decoded, as `outputs.collate` says."""
+    change = foreign_operation(task) if task.options["library"] != "energon_dali" else None
+    video = task.output in VIDEO_OUTPUTS
 
     class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
         decoder = make_decoder(library, task)
 
         def encode_sample(self, sample: Any) -> Any:
-            return sample if transform is None else dataclasses.replace(sample, image=transform(sample.image))
+            if change is not None:
+                return dataclasses.replace(sample, image=change(sample.image))
+            return dataclasses.replace(sample, image=sample.image.frames) if video else sample
 
         def batch(self, samples: list[Any]) -> dict[str, Any]:
             # A dictionary crosses processes everywhere; a class made inside a function does not.
-            images = [sample.image for sample in samples]
-            keys = [sample.__key__ for sample in samples]
-            return {"__key__": keys, "image": library.batch_stack(images) if fused else images}
+            images = collate([sample.image for sample in samples], task.output)
+            return {"__key__": [sample.__key__ for sample in samples], "image": images}
 
         def encode_batch(self, batch: Any) -> Any:
             return batch
@@ -87,11 +96,48 @@ def make_decoder(library: Any, task: Task) -> Any:
                 library.RandomResizedCrop(CROP_PIXELS), library.HorizontalFlip(), library.Normalize(MEAN, STD),
             ),
         }  # fmt: skip
+    elif task.output in VIDEO_OUTPUTS:
+        size = (CROP_PIXELS, CROP_PIXELS) if task.output == "frames224" else None
+        options["av_decode"] = library.VideoClips(num_clips=CLIPS, frames_per_clip=FRAMES_PER_CLIP, size=size)
     elif task.layout == "HWC":
         options["image_layout"] = "HWC"
-    if task.options.get("decoder") == "dali":
-        return library.DaliDecoder(image_decode_device="cpu", feed=task.options.get("feed", "block"), **options)
-    return library.SampleDecoder(**options)
+    if task.options.get("decoder") != "dali":
+        return library.SampleDecoder(**options)
+    device = task.decodes_on
+    if device == "gpu" and task.output in VIDEO_OUTPUTS:
+        device = "auto"  # as a user runs it: videos that PyAV decodes faster are its own
+    return library.DaliDecoder(
+        image_decode_device=task.decodes_on, video_decode_device=device, feed=task.options.get("feed", "block"),
+        **options,
+    )  # fmt: skip
+
+
+def foreign_operation(task: Task) -> Any:
+    """Returns what has to be done in `encode_sample` where the decoder declares no operations; None if nothing."""
+    if task.output == "float224":
+        return torchvision_transform()
+    return take_clips(task.output) if task.output in VIDEO_OUTPUTS else None
+
+
+def take_clips(output: str) -> Any:
+    """Returns a function from megatron-energon's AVDecoder to uint8[2, 16, 3, H, W]."""
+    from megatron.energon.av import get_clips_uniform
+
+    size = (CROP_PIXELS, CROP_PIXELS) if output == "frames224" else None
+
+    def decode(decoder: Any) -> torch.Tensor:
+        # Ranges hold both their ends; half a frame more or less must not change the number of frames.
+        found = get_clips_uniform(
+            decoder, (FRAMES_PER_CLIP - 0.5) / 30, CLIPS, request_video=True, video_out_frame_size=size
+        )
+        return torch.stack([_of_length(clip) for clip in found.video_clips])
+
+    return decode
+
+
+def _of_length(clip: torch.Tensor) -> torch.Tensor:
+    missing = FRAMES_PER_CLIP - len(clip)
+    return torch.cat([clip, clip[-1:].expand(missing, -1, -1, -1)]) if missing > 0 else clip[:FRAMES_PER_CLIP]
 
 
 def torchvision_transform() -> Any:

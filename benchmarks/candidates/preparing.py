@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.candidates.files import MEDIA
 from benchmarks.candidates.task import Task
 
 CAPTIONING = (
-    "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}',
+    "--sample-type", "CaptioningSample",
+    "--field-map", json.dumps({"image": ",".join(MEDIA), "caption": "txt"}),
 )  # fmt: skip
 
 
@@ -45,7 +48,8 @@ def prepare(command: str, folder: Path, *options: str) -> None:
     """
     program = Path(sys.executable).parent / command
     # A copy of the code that is not installed has no program.
-    started = [str(program)] if command != "energon-dali" or program.exists() else [sys.executable, "-m", "energon_dali"]
+    installed = command != "energon-dali" or program.exists()
+    started = [str(program)] if installed else [sys.executable, "-m", "energon_dali"]
     arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite"]
     whole = [*started, *arguments, *CAPTIONING, *options]
     done = subprocess.run(whole, capture_output=True, text=True, check=False)

@@ -1,31 +1,37 @@
-"""Measures a stream of batches: checks its pictures, and counts samples per second beside a quiet or a busy trainer."""
+"""Measures a stream of batches: samples per second, what they cost, and how long a trainer waits for them."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.candidates.checks import WrongOutputError, check
+from benchmarks.candidates.gpu_meter import GpuMeter
+from benchmarks.candidates.outputs import CROP_PIXELS, MEAN, STD, count_samples, on_device, synchronize
+from benchmarks.candidates.process_tree import tree_cpu_seconds
 from benchmarks.candidates.spinner import spin_beside
 from benchmarks.candidates.task import Task
+from benchmarks.candidates.training_step import make_training_step, measure_blocked
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
-CROP_PIXELS = 224
-CHECKED_SAMPLES = 128
+__all__ = ["CROP_PIXELS", "MEAN", "STD", "Delivered", "Open", "WrongOutputError", "measure_stream", "time_stream"]
+
+STEP_OVER_BATCH = 1.1
+"""How long the simulated training step is, in times that the candidate needs for a batch when nobody waits."""
+_LEAST_STEP_SECONDS = 0.005
+_LEAST_STEPS = 6
+_LEAST_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """One batch as it reaches the trainer."""
 
-    images: Sequence[torch.Tensor] | torch.Tensor
-    """One tensor per sample; a stacked batch is a sequence of its rows."""
+    images: Sequence[torch.Tensor] | torch.Tensor | dict[str, Any]
+    """One tensor per sample; a stacked batch is a sequence of its rows. A dict holds packed patch tokens."""
     keys: Sequence[str] | None = None
     """Keys of the samples, asked for only while checking."""
 
@@ -34,96 +40,98 @@ Open = Callable[[Task, bool], Iterator[Delivered]]
 """Opens an endless stream; the flag asks for keys."""
 
 
-class WrongOutputError(Exception):
-    """A candidate delivers something else than the workload asks for, so its speed means nothing."""
-
-
 def measure_stream(open_stream: Open, task: Task) -> dict[str, float]:
-    """Returns the numbers of a task: {"samples_checked"} or {"samples_per_second", "first_batch_seconds", ...}.
+    """Returns the numbers of a task: {"samples_checked"}, {"samples_per_second", "first_batch_seconds", ...}, or both.
 
     Raises:
         WrongOutputError: The pictures are wrong.
     """
-    if task.action == "check":
-        return {"samples_checked": check(open_stream(task, True), task)}
-    return time_stream(open_stream, task)
+    numbers: dict[str, float] = {}
+    if task.action in ("time", "both"):
+        numbers |= time_stream(open_stream, task)
+    if task.action in ("check", "both"):
+        numbers["samples_checked"] = check(_arriving(open_stream(task, True), task.device), task)
+    return numbers
 
 
 def time_stream(open_stream: Open, task: Task) -> dict[str, float]:
-    """Returns throughput; with the option `trainer` also how fast that trainer's own Python ran meanwhile."""
+    """Returns throughput and what it costs; with the option `trainer` also how fast that trainer's Python ran.
+
+    CPU time is that of all processes. Beside a trainer that spins it is not given.
+    """
+    meter = GpuMeter(task.device)
     began = time.perf_counter()
-    batches = open_stream(task, False)
+    batches = _arriving(open_stream(task, False), task.device)
     next(batches)
-    first_batch_seconds = time.perf_counter() - began
+    synchronize(task.device)
+    numbers = {"first_batch_seconds": time.perf_counter() - began}
     with spin_beside(str(task.options.get("trainer", "none"))) as turns:
-        _take(batches, task.warmup_samples)
-        turns_before, start = turns(), time.perf_counter()
-        taken = _take(batches, task.samples)
-        seconds = time.perf_counter() - start
-        turned = turns() - turns_before
-    numbers = {"samples_per_second": taken / seconds, "first_batch_seconds": first_batch_seconds}
+        _warm_up(batches, task)
+        synchronize(task.device)
+        with meter:
+            turns_before, cpu_before, start = turns(), tree_cpu_seconds(), time.perf_counter()
+            taken = _take_for(batches, task) if task.seconds else _take(batches, task.samples)
+            synchronize(task.device)
+            seconds = time.perf_counter() - start
+            cpu_seconds, turned = tree_cpu_seconds() - cpu_before, turns() - turns_before
+    numbers["samples_per_second"] = taken / seconds
     if task.options.get("trainer"):
         numbers["trainer_turns_per_second"] = turned / seconds
-    return numbers
+    else:
+        numbers |= {"cpu_cores": cpu_seconds / seconds, "cpu_milliseconds_per_sample": 1e3 * cpu_seconds / taken}
+    if task.trains:
+        numbers |= _train(batches, task, task.batch_size * seconds / taken)
+    return numbers | meter.numbers()
+
+
+def _train(batches: Iterator[Delivered], task: Task, batch_seconds: float) -> dict[str, float]:
+    wanted = max(_LEAST_STEP_SECONDS, STEP_OVER_BATCH * batch_seconds)
+    step, alone_seconds = make_training_step(task.device, wanted)
+
+    def take() -> Delivered:
+        batch = next(batches)
+        if task.device == "gpu":  # what is on its way when `next` returns is waited for too
+            torch.cuda.current_stream().synchronize()
+        return batch
+
+    return measure_blocked(take, step, alone_seconds, seconds=task.seconds, steps=_LEAST_STEPS)
+
+
+def _arriving(batches: Iterator[Delivered], device: str) -> Iterator[Delivered]:
+    """Yields the batches where the trainer wants them."""
+    for batch in batches:
+        yield Delivered(on_device(batch.images, device), batch.keys)
+
+
+def _warm_up(batches: Iterator[Delivered], task: Task) -> None:
+    """Takes what stands in the queues since the first batch, and whatever else the task wants to be past."""
+    if not task.seconds:
+        _take(batches, task.warmup_samples)
+        return
+    # Waiting batches come at once, however many they are; after half of the time only fresh ones are left.
+    end = time.perf_counter() + task.seconds / 2
+    while time.perf_counter() < end:
+        next(batches)
 
 
 def _take(batches: Iterator[Delivered], samples: int) -> int:
     taken = 0
     while taken < samples:
-        taken += len(next(batches).images)
+        taken += count_samples(next(batches).images)
     return taken
 
 
-def check(batches: Iterator[Delivered], task: Task) -> int:
-    """Returns how many samples were compared with the facts of the dataset.
+def _take_for(batches: Iterator[Delivered], task: Task) -> int:
+    """Returns how many samples came in the task's time: in more of it where batches are few, up to ten times as much.
 
-    Raises:
-        WrongOutputError: A key is unknown, or a shape, dtype or sum of pixels is not what the facts say.
+    Workers that began together deliver together, so that two rounds of them have to be inside.
     """
-    facts = json.loads((Path(task.dataset) / "facts.json").read_text())
-    one = {"uint8": _check_uint8, "float224": _check_float224}[task.output]
-    checked = 0
-    brightness = expected_brightness = 0.0
-    for batch in batches:
-        keys = batch.keys or []
-        if len(keys) != len(batch.images):
-            raise WrongOutputError(f"{task.program}: {len(keys)} keys for {len(batch.images)} images.")
-        for key, image in zip(keys, batch.images, strict=True):
-            if key not in facts:
-                raise WrongOutputError(f"{task.program}: no sample of the dataset has the key {key!r}.")
-            brightness += one(task, key, image, facts[key])
-            height, width, total = facts[key]
-            expected_brightness += total / (height * width * 3)
-            checked += 1
-        if checked >= CHECKED_SAMPLES:
+    least = max(_LEAST_BATCHES, 2 * int(task.options.get("workers", 0)))
+    began, taken, count = time.perf_counter(), 0, 0
+    while taken < task.samples:
+        passed = time.perf_counter() - began
+        if passed >= 10 * task.seconds or (passed >= task.seconds and count >= least):
             break
-    if abs(brightness - expected_brightness) / checked > (0.5 if task.output == "uint8" else 20):
-        raise WrongOutputError(
-            f"{task.program}: pixels have the mean {brightness / checked:.1f}, those in the files "
-            f"{expected_brightness / checked:.1f}."
-        )
-    return checked
-
-
-def _check_uint8(task: Task, key: str, image: torch.Tensor, fact: list[int]) -> float:
-    height, width, total = fact
-    shape = (height, width, 3) if task.layout == "HWC" else (3, height, width)
-    _expect(task, key, image, torch.uint8, shape)
-    found = int(image.sum(dtype=torch.int64))
-    if found != total:
-        raise WrongOutputError(f"{task.program}: the pixels of {key} sum to {found}, not to {total}.")
-    return found / (height * width * 3)
-
-
-def _check_float224(task: Task, key: str, image: torch.Tensor, fact: list[int]) -> float:
-    _expect(task, key, image, torch.float32, (3, CROP_PIXELS, CROP_PIXELS))
-    pixels = image * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
-    if not bool(torch.isfinite(pixels).all()) or float(pixels.min()) < -0.01 or float(pixels.max()) > 1.01:
-        raise WrongOutputError(f"{task.program}: {key} is not a normalised picture.")
-    return float(pixels.mean()) * 255
-
-
-def _expect(task: Task, key: str, image: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if not isinstance(image, torch.Tensor) or image.dtype != dtype or tuple(image.shape) != shape:
-        found = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
-        raise WrongOutputError(f"{task.program}: {key} is {found}, not a tensor of {dtype} {shape}.")
+        taken += count_samples(next(batches).images)
+        count += 1
+    return taken

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plot, run
+from benchmarks.candidates.task import Task
 from benchmarks.environments import CandidateError, python_of, run_candidate
-from benchmarks.run import Task
 
 
 @pytest.fixture(scope="module")

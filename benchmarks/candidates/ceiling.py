@@ -1,0 +1,54 @@
+"""The bare ceiling: DALI decodes the same files from memory to the same output, and does nothing else.
+
+Options: layout, threads, device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.candidates.bare_graph import as_output, decode_images, decode_videos, make_pipeline
+from benchmarks.candidates.files import frames_in, read_media
+from benchmarks.candidates.outputs import VIDEO_OUTPUTS, frame_numbers
+from benchmarks.candidates.stream import Delivered, measure_stream
+from benchmarks.candidates.task import Task
+
+
+def measure(task: Task) -> dict[str, float]:
+    return measure_stream(open_stream, task)
+
+
+def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
+    """Yields batches: torch views of DALI's own memory, made without a copy."""
+    backend: Any = importlib.import_module("nvidia.dali.backend")
+    files = read_media(task)
+    # One list of views per batch, made once: handing over costs next to nothing.
+    batches = [[backend.TensorCPU(data, "") for _, data in some] for some in _batched(files, task.batch_size)]
+    keys = [[key for key, _ in some] for some in _batched(files, task.batch_size)]
+    turns = itertools.cycle(batches)
+
+    def define(fn: Any) -> Any:
+        types: Any = importlib.import_module("nvidia.dali.types")
+        encoded = fn.external_source(
+            source=lambda: backend.TensorListCPU(next(turns), contiguous=False), batch=True, no_copy=True,
+            dtype=types.UINT8, ndim=1,
+        )  # fmt: skip
+        if task.output in VIDEO_OUTPUTS:
+            return decode_videos(encoded, frame_numbers(next(iter(frames_in(task).values()))), task)
+        return decode_images(encoded, task)
+
+    pipeline = make_pipeline(define, task)
+    pipeline.build()
+    for names in itertools.cycle(keys):
+        (pixels,) = pipeline.run()
+        yield Delivered(as_output(pixels, task), names if with_keys else None)
+
+
+def _batched(files: list[tuple[str, bytes]], size: int) -> Iterator[list[tuple[str, bytes]]]:
+    """Yields the files in batches, all of one size: the last one begins again."""
+    for first in range(0, len(files), size):
+        some = files[first : first + size]
+        yield some + [files[place % len(files)] for place in range(size - len(some))]

@@ -1,0 +1,103 @@
+"""What candidates deliver, so that all make the same of what they decoded.
+
+"uint8": pictures at their size. "float224": random resized crops, flipped, normalised, stacked. "patches": bfloat16
+tokens of 16 x 16 pixels, packed. "frames", "frames224", "frame-patches": the same of clips, without crops and flips.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+CROP_PIXELS = 224
+PATCH_PIXELS = 16
+FRAMES_PER_PATCH = 2
+
+CLIPS = 2
+"""Per video, at equal distances: the first begins with it, the last ends with it."""
+FRAMES_PER_CLIP = 16
+VIDEO_OUTPUTS = ("frames", "frames224", "frame-patches")
+
+
+def collate(images: Sequence[torch.Tensor], output: str) -> Any:
+    """Returns a batch of what was decoded, which may be a view.
+
+    Args:
+        images: One per sample: uint8[3, H, W], float32[3, 224, 224], or clips uint8[2, 16, 3, H, W].
+        output: Of the workload.
+    """
+    if output == "uint8":
+        return list(images)
+    if output in ("patches", "frame-patches"):
+        return make_patches(images)
+    return torch.stack(list(images))
+
+
+def make_patches(images: Sequence[torch.Tensor], layout: str = "CHW") -> dict[str, Any]:
+    """Returns tokens bfloat16[S, 3 * T * 16 * 16], positions int32[S, 3], cu_seqlens int32[n + 1].
+
+    Args:
+        images: uint8 pictures, or sets of clips with two axes more.
+        layout: Of the pictures or frames: "CHW" or "HWC".
+    """
+    video = images[0].ndim == 5
+    views = [clip for clips in images for clip in clips] if video else list(images)
+    patchify, normalization = _kernel()
+    made = patchify(
+        views, PATCH_PIXELS, frames_per_patch=FRAMES_PER_PATCH if video else 1, dtype="bfloat16",
+        normalization=normalization, input_layout=layout,
+    )  # fmt: skip
+    return {"tokens": made.tokens, "positions": made.positions, "cu_seqlens": made.cu_seqlens}
+
+
+def _kernel() -> tuple[Any, Any]:
+    """Returns patchify and the normalisation. An environment without energon_dali has the folder it comes from."""
+    try:
+        module = importlib.import_module("energon_dali.kernels.patchify")
+    except ImportError:
+        module = importlib.import_module("kernels.patchify")
+    return module.patchify, module.Normalization(mean=MEAN, std=STD)
+
+
+def count_samples(images: Any) -> int:
+    """Returns how many samples a batch of images holds; of clips' patches how many videos."""
+    if not isinstance(images, dict):
+        return len(images)
+    pieces = len(images["cu_seqlens"]) - 1
+    return pieces // CLIPS if images["tokens"].shape[1] > 3 * PATCH_PIXELS**2 else pieces
+
+
+def frame_numbers(frames: int) -> list[int]:
+    """Returns the numbers of the frames of all clips of a video of so many frames, clip by clip."""
+    last_start = max(0, frames - FRAMES_PER_CLIP)
+    starts = [round(last_start * clip / (CLIPS - 1)) for clip in range(CLIPS)]
+    return [start + place for start in starts for place in range(FRAMES_PER_CLIP)]
+
+
+def on_device(value: Any, device: str) -> Any:
+    """Returns a batch on the device: tensors of the CPU are copied to a GPU behind what its current stream does.
+
+    Args:
+        value: Tensors in lists and dicts, or what a GPU pipeline made.
+        device: "cpu" or "gpu".
+    """
+    if device == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value if value.is_cuda else value.to("cuda", non_blocking=True)
+    if isinstance(value, dict):
+        return {name: on_device(one, device) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [on_device(one, device) for one in value]
+    return value
+
+
+def synchronize(device: str) -> None:
+    """Waits until a GPU has done all that it was given."""
+    if device == "gpu":
+        torch.cuda.synchronize()

@@ -1,0 +1,136 @@
+"""torch's DataLoader over a map-style dataset, with Pillow or PyAV in worker processes. Option: workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from benchmarks.candidates.clips import bare_pyav
+from benchmarks.candidates.files import frames_in, locate_media
+from benchmarks.candidates.outputs import (
+    CLIPS,
+    CROP_PIXELS,
+    FRAMES_PER_CLIP,
+    MEAN,
+    STD,
+    VIDEO_OUTPUTS,
+    collate,
+    frame_numbers,
+)
+from benchmarks.candidates.stream import Delivered, measure_stream
+from benchmarks.candidates.task import Task
+
+
+def measure(task: Task) -> dict[str, float]:
+    return measure_stream(open_stream, task)
+
+
+class Files(Dataset[tuple[str, torch.Tensor]]):
+    """The media of a dataset by number, read from the shards when they are asked for."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._places = locate_media(task)
+        self._frames = frames_in(task) if task.output in VIDEO_OUTPUTS else {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> tuple[str, torch.Tensor]:
+        shard, offset, size, key = self._places[number]
+        file = os.open(shard, os.O_RDONLY)
+        try:
+            data = os.pread(file, size, offset)
+        finally:
+            os.close(file)
+        if self._output in VIDEO_OUTPUTS:
+            return key, _decode_clips(data, self._frames[key], self._output)
+        return key, _decode_picture(data, self._output)
+
+
+class Endless(Sampler[int]):
+    """Numbers in random order, one epoch behind the other, so that no worker waits at an epoch's end."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng(0)
+        while True:
+            yield from rng.permutation(self._count).tolist()
+
+
+class Collate:
+    """Makes a batch in the worker."""
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+
+    def __call__(self, samples: list[tuple[str, torch.Tensor]]) -> tuple[list[str], Any]:
+        keys, images = zip(*samples, strict=True)
+        return list(keys), collate(images, self._output)
+
+
+def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
+    """Yields batches, in page-locked memory where they go to a GPU."""
+    files = Files(task)
+    workers = int(task.options.get("workers", 2))
+    loader: DataLoader[Any] = DataLoader(
+        files, batch_size=task.batch_size, sampler=Endless(len(files)), num_workers=workers,
+        collate_fn=Collate(task.output), pin_memory=task.device == "gpu", worker_init_fn=_one_thread,
+    )  # fmt: skip
+    for keys, images in loader:
+        yield Delivered(images, keys if with_keys else None)
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def _decode_picture(data: bytes, output: str) -> torch.Tensor:
+    import io
+
+    with Image.open(io.BytesIO(data)) as opened:
+        image = opened.convert("RGB")
+    if output == "float224":
+        return _augment(image)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def _augment(image: Image.Image) -> torch.Tensor:
+    """Returns a random resized crop, flipped or not, normalised: the resampling reads the box alone."""
+    rng = np.random.default_rng(int(torch.randint(2**31, ()).item()))
+    box = _random_box(rng, image.width, image.height)
+    image = image.resize((CROP_PIXELS, CROP_PIXELS), Image.Resampling.BILINEAR, box=box)
+    pixels = np.asarray(image)[:, :: -1 if rng.random() < 0.5 else 1]
+    scaled = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).float().div_(255)
+    return scaled.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
+
+
+def _random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, int, int, int]:
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+            return left, top, left + w, top + h
+    return 0, 0, width, height
+
+
+def _decode_clips(data: bytes, frames: int, output: str) -> torch.Tensor:
+    """Returns uint8[2, 16, 3, H, W]: what a careful user writes with PyAV, which seeks."""
+    numbers = frame_numbers(frames)
+    ranges = [
+        (numbers[first], numbers[first + FRAMES_PER_CLIP - 1]) for first in range(0, len(numbers), FRAMES_PER_CLIP)
+    ]
+    size = CROP_PIXELS if output == "frames224" else None
+    clips = torch.from_numpy(np.stack(bare_pyav(1, size)(data, ranges)))
+    assert len(clips) == CLIPS
+    return clips.permute(0, 1, 4, 2, 3).contiguous()
