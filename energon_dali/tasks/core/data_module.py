@@ -137,7 +137,7 @@ class TransformerDataModule(LightningDataModule):
             if state is not None:
                 self._train.restore_state_global(state["loader"])
                 if position is not None:
-                    position.resume(state)
+                    position.resume(state["random"].get(str(config.rank)))
         if position is not None:
             position.watch(self._train)
         return self._train

@@ -119,6 +119,24 @@ class TrainLoader(SavableDataLoader[T]):
         """Returns the state of this rank: behind the last batch that was trained on, if `follow` was called."""
         return super().save_state_rank() if self._position is None else make_state(self._position, self._tree)
 
+    def state_dict(self) -> State:
+        """Returns the state of this rank; nothing once `follow` was called.
+
+        Lightning would put that of rank 0 into checkpoints, and load it on all ranks, but only in the middle of an
+        epoch; the data module saves the states of all ranks.
+        """
+        return super().state_dict() if self._position is None else {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Does the same as restore_state_rank; nothing with what `state_dict` returned once `follow` was called.
+
+        Raises:
+            StateError: Iteration has begun, or the state is of another dataset.
+            LayoutError: The state does not fit this layout of ranks and workers.
+        """
+        if state:
+            super().load_state_dict(state)
+
     def _delivered(self) -> State:
         if self._delivery is not None:
             return self._delivery.state()

@@ -54,11 +54,9 @@ class TrainedPosition(Callback):
         self._loader = loader
         loader.follow()
 
-    def resume(self, state: State) -> None:
-        """Lets training begin with the random numbers of a checkpoint, where it has some for this rank."""
-        rank = "0" if self._loader is None else str(self._loader.worker_config.rank)
-        plain = state["random"].get(rank)
-        self._to_restore = None if plain is None else RandomState.from_plain(plain)
+    def resume(self, random: State | None) -> None:
+        """Lets training begin with the random number generators that a checkpoint has for this rank."""
+        self._to_restore = None if random is None else RandomState.from_plain(random)
 
     def random_state(self) -> dict[str, Any]:
         """Returns the random number generators as they stood behind the last step of the optimizer."""

@@ -14,9 +14,10 @@ from typing import Any
 import lightning.pytorch as lightning
 import torch
 
-from energon_dali import Batch, Sample, TaskEncoder, edataclass, stateless
+from energon_dali import TaskEncoder
 from energon_dali.tasks.core.data_module import Split, TransformerDataConfig, TransformerDataModule
 from tests.loader.dataset_folder import prepare, write_shards
+from tests.tasks.core.number_batches import NumbersBatch, NumbersEncoder
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 # Lightning's own calls of torch, and hints that a run of a second does not need.
@@ -34,22 +35,6 @@ def numbers_dataset(folder: Path, count: int = 28) -> Path:
     samples = {f"n{i:03d}": {"json": json.dumps([i % 7 - 3, i % 5 - 2, i % 3 - 1]).encode()} for i in range(count)}
     write_shards(folder, samples, shards=4)
     return prepare(folder, {"text": "json"}, "TextSample")
-
-
-@edataclass
-class NumbersBatch(Batch):
-    """Three numbers per sample."""
-
-    numbers: torch.Tensor
-    """float32 [N, 3]."""
-
-
-class NumbersEncoder(TaskEncoder[Any, Any, Any, Any]):
-    """Turns lists of numbers into tensors."""
-
-    @stateless
-    def batch(self, samples: list[Sample]) -> NumbersBatch:
-        return NumbersBatch.from_samples(samples, numbers=torch.tensor([s.text for s in samples]).float())
 
 
 class NumbersDataModule(TransformerDataModule):
@@ -86,10 +71,10 @@ class Stop:
 class NumbersModule(lightning.LightningModule):
     """Learns nothing of use, and draws random numbers in every step and every validation."""
 
-    def __init__(self, stop: Stop | None = None, validation_draws: bool = True) -> None:
+    def __init__(self, stop: Stop | None = None, dropout: float = 0.3) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
-        self.dropout = torch.nn.Dropout(0.3)
+        self.dropout = torch.nn.Dropout(dropout)
         self.stop = stop or Stop()
         self.seen: list[tuple[tuple[str, ...], float]] = []
         self.validated: list[tuple[str, ...]] = []
@@ -145,6 +130,7 @@ def train(
     stop: Stop | None = None,
     ckpt_path: Path | None = None,
     seed: int = 5,
+    dropout: float = 0.3,
     **trainer_options: Any,
 ) -> Run:
     """Trains on the CPU in this process.
@@ -155,10 +141,11 @@ def train(
         stop: Where the run fails.
         ckpt_path: Checkpoint to continue from.
         seed: Of the weights and of dropout; a resumed run gets another one, to show that it does not matter.
+        dropout: Share of numbers that are dropped.
         **trainer_options: Of the trainer.
     """
     lightning.seed_everything(seed if ckpt_path is None else seed + 1, verbose=False)
-    module = NumbersModule(stop)
+    module = NumbersModule(stop, dropout)
     data_module = NumbersDataModule(data_config(folder, **(data or {})))
     with warnings.catch_warnings():
         for entry in EXPECTED_WARNINGS:

@@ -1,0 +1,109 @@
+"""Two processes under torchrun: resumed on two, on one, from one, and after a rank was killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from energon_dali.errors import LayoutError
+from tests.tasks.core.tiny_run import Run, numbers_dataset, train
+from tests.tasks.distributed.ranks import DATA, KILLED_AT, STEPS
+
+pytestmark = pytest.mark.timeout(400)  # six interpreters with torch on what may be a busy machine
+ROOT = Path(__file__).parents[3]
+
+
+def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*command, "-m", "tests.tasks.distributed.ranks", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def on_one_rank(folder: Path, **options: Any) -> Run:
+    """Trains on one rank what two would: two batches for each step."""
+    data = {**DATA, "virtual_epoch_length": 2 * DATA["virtual_epoch_length"]}
+    return train(folder / "data", max_steps=STEPS, accumulate_grad_batches=2, data=data, dropout=0.0, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    numbers_dataset(folder / "data", 60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> Run:
+    callback = ModelCheckpoint(folder / "one", filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    return on_one_rank(folder, callbacks=[callback])
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path, one: Run) -> str:
+    done = torchrun(folder)
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr, done.stderr[-5000:]
+    return done.stderr
+
+
+def seen(folder: Path, name: str) -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
+    """Returns what both ranks saw, and their weights at the end."""
+    zero, one = (json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1))
+    return zero["seen"], one["seen"], [zero["weights"], one["weights"]]
+
+
+def in_turn(zero: list[Any], one: list[Any]) -> list[list[str]]:
+    """Returns the keys of all batches in the order of the job."""
+    return [list(batch[0]) for pair in zip(zero, one, strict=True) for batch in pair]
+
+
+def assert_same_end(one: Run, weights: dict[str, torch.Tensor]) -> None:
+    """Gradients of two ranks are added in another order than those of two batches."""
+    for name, value in one.weights.items():
+        torch.testing.assert_close(weights[name], value)
+
+
+def test_ranks_read_different_streams_and_resume_to_the_last_digit(folder: Path, killed: str) -> None:
+    zero, one, weights = seen(folder, "whole")
+    assert len(zero) == len(one) == STEPS
+    for mine, theirs in zip(zero, one, strict=True):
+        assert not {*mine[0]} & {*theirs[0]}
+    assert weights[0] == weights[1]
+    assert seen(folder, "resumed") == (zero[5:], one[5:], weights)
+
+
+def test_a_run_on_one_rank_continues_on_two_and_back(folder: Path, killed: str, one: Run) -> None:
+    keys = [list(batch[0]) for batch in one.seen]
+    zero, other, weights = seen(folder, "from_one")
+    assert in_turn(zero, other) == keys[2 * 3 :]
+    assert_same_end(one, {name: torch.tensor(value) for name, value in weights[0].items()})
+
+    whole = seen(folder, "whole")
+    assert in_turn(*whole[:2]) == keys
+    resumed = on_one_rank(folder, ckpt_path=folder / "whole" / "step=7.ckpt")
+    assert [list(batch[0]) for batch in resumed.seen] == keys[2 * 7 :]
+
+
+def test_a_job_whose_rank_was_killed_continues_from_its_last_checkpoint(folder: Path, killed: str, one: Run) -> None:
+    assert (folder / "killed" / f"step={KILLED_AT}.ckpt").exists()
+    assert not (folder / "killed" / f"step={KILLED_AT + 1}.ckpt").exists()
+    revived = on_one_rank(folder, ckpt_path=folder / "killed" / f"step={KILLED_AT}.ckpt")
+    assert_same_end(one, revived.weights)
+    assert [batch[0] for batch in revived.seen] == [batch[0] for batch in one.seen[2 * KILLED_AT :]]
+
+
+def test_a_layout_that_does_not_fit_is_refused_and_told_what_fits(folder: Path, killed: str) -> None:
+    with pytest.raises(LayoutError, match=r"4 streams cannot be divided .* num_workers may be 1, 2, 4"):
+        train(
+            folder / "data", ckpt_path=folder / "whole" / "step=5.ckpt", max_steps=STEPS,
+            data={**DATA, "num_streams": None, "num_workers": 3},
+        )  # fmt: skip
