@@ -39,7 +39,7 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
         Candidate(name=ITERATOR, program="dali_native", options={"iterator": True, "threads": 0}),
         _ours("energon_dali SampleDecoder, all cores", decoder="sample", workers=CORES),
         _ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
-        Candidate(name="torch DataLoader + PIL, PyAV", program="torch_loader", options={"workers": CORES}),
+        Candidate(name="torch DataLoader + PIL or PyAV", program="torch_loader", options={"workers": CORES}),
     ]  # fmt: skip
     # On the CPU DaliDecoder "on the CPU" is the block feed.
     return tuple(

@@ -34,9 +34,10 @@ _DEFAULT = (
 
 
 def workloads(device: Device) -> tuple[Workload, ...]:
-    """Returns all combinations of files and outputs."""
-    found = [_workload(device, kind, output) for kind in _KINDS for output in _OUTPUTS]
-    return tuple(sorted(found, key=lambda one: (one.extra, _DEFAULT.index(one.name) if not one.extra else 0)))
+    """Returns all combinations of files and outputs, those first that run by default."""
+    found = {f"{kind}-{output}": _workload(device, kind, output) for kind in _KINDS for output in _OUTPUTS}
+    first = [found.pop(name) for name in _DEFAULT]
+    return (*first, *found.values())
 
 
 def _workload(device: Device, kind: str, output: str) -> Workload:
@@ -45,7 +46,7 @@ def _workload(device: Device, kind: str, output: str) -> Workload:
     return Workload(
         name=name, title=f"{title}, to {_OUTPUTS[output]}, batches of {batch_size}, on the {device.upper()}",
         metric="samples_per_second", unit="samples/s", recipe=recipe, output=output, device=device, seconds=2.0,
-        trains=True, warmup_samples=4 * batch_size, samples=100_000, batch_size=batch_size, repetitions=3,
+        trains=True, samples=100_000, batch_size=batch_size, repetitions=3,
         extra=name not in _DEFAULT, candidates=contestants(device, native=True),
         bars=bars(device, native=True, share=0.9), limits=limits(device, native=True),
     )  # fmt: skip

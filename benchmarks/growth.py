@@ -91,6 +91,6 @@ def _workload(
     return Workload(
         name=name, title=f"Throughput against {x_label}, uint8 at their size, on the {device.upper()}", x_label=x_label,
         metric="samples_per_second", unit="samples/s", recipe=recipe, output="uint8", device=device, seconds=2.0,
-        warmup_samples=512, samples=100_000, batch_size=batch_size, repetitions=3, candidates=tuple(candidates),
+        samples=100_000, batch_size=batch_size, repetitions=3, candidates=tuple(candidates),
         bars=tuple(Bar(of=names[-1], to=names[0]) for names in lines.values()),
     )  # fmt: skip

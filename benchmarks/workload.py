@@ -102,7 +102,7 @@ class Workload:
     x_label: str = ""
     """In a workload of growth: what `Candidate.at` counts."""
     warmup_samples: int = 256
-    """Samples that pass before the clock starts."""
+    """Samples that pass before the clock starts; where `seconds` is given, half of that time passes instead."""
     samples: int = 3000
     """Samples that are timed."""
     batch_size: int = 64
