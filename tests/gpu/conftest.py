@@ -1,15 +1,28 @@
-"""Tests in this folder need a GPU: left out without one, but a failure with FAIL_WITHOUT_CUDA=1 (where one must be)."""
+"""Where the tests of this folder run.
+
+What takes the fixture `where` runs on the GPU, and without one on the CPU: the same body, so that it is known to work
+before a GPU sees it; what it then says of a GPU is nothing. Dry runs that cost seconds (marker `costly_dry_run`) are
+made with GPU_DRY_RUN=1 alone. What does not take `where` needs a GPU and is left out without one. FAIL_WITHOUT_CUDA=1
+makes a missing GPU a failure. GPU_OBSERVATIONS names a JSON file for what the tests saw.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from energon_dali.decode.dali import close_engines
+from tests.gpu.observations import Observations
+from tests.gpu.where import Where
+
 _HERE = Path(__file__).parent
 
 
+@functools.cache
 def _gpu_is_usable() -> bool:
     from energon_dali.decode.dali.device import has_dali, sees_gpu
 
@@ -20,11 +33,42 @@ def _gpu_is_usable() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def _wants_gpu() -> bool:
+    return os.environ.get("FAIL_WITHOUT_CUDA") == "1" or _gpu_is_usable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Names the marker of this folder."""
+    config.addinivalue_line("markers", "costly_dry_run: without a GPU it runs with GPU_DRY_RUN=1 alone")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks this folder's tests as gpu tests and leaves them out where there is no GPU."""
-    mine = [item for item in items if _HERE in item.path.parents]
-    for item in mine:
+    """Marks this folder's tests as gpu tests and leaves those that need a GPU out where there is none."""
+    for item in items:
+        if _HERE not in item.path.parents:
+            continue
         item.add_marker(pytest.mark.gpu)
-    if mine and os.environ.get("FAIL_WITHOUT_CUDA") != "1" and not _gpu_is_usable():
-        for item in mine:
+        if _wants_gpu():
+            continue
+        if "where" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="no usable GPU; FAIL_WITHOUT_CUDA=1 makes this a failure"))
+        elif item.get_closest_marker("costly_dry_run") and os.environ.get("GPU_DRY_RUN") != "1":
+            item.add_marker(pytest.mark.skip(reason="no usable GPU; GPU_DRY_RUN=1 runs it on the CPU"))
+
+
+@pytest.fixture(scope="session")
+def where() -> Where:
+    """The device of this run."""
+    return Where("gpu" if _wants_gpu() else "cpu")
+
+
+@pytest.fixture
+def observe(where: Where, request: pytest.FixtureRequest) -> Observations:
+    """Writes down what a test saw, under the test's name."""
+    return Observations(where.kind, request.node.name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _engines_end_with_their_module() -> Iterator[None]:
+    yield
+    close_engines()

@@ -15,6 +15,9 @@ from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video import suits_dali_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
+from tests.gpu.where import Where
+
+pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali asks the same of the CPU
 
 SIZE = (320, 240)
 RECIPES = {
@@ -43,8 +46,8 @@ def handle_of(data: bytes, spec: VideoClips, seed: int = 3) -> ClipsHandle:
     return handle
 
 
-def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert ours.is_cuda
+def assert_near(where: Where, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.device.type == where.torch_device
     assert ours.shape == theirs.shape
     for a, b in zip(ours.cpu().flatten(0, 1).numpy(), theirs.flatten(0, 1).numpy(), strict=True):
         assert explain_difference(a, b, CLIPS) is None
@@ -52,48 +55,49 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("size", [None, (112, 112)], ids=["kept", "resized"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_frames_times_and_colours_are_those_of_the_cpu(name: str, size: Any) -> None:
+def test_frames_times_and_colours_are_those_of_the_cpu(where: Where, name: str, size: Any) -> None:
     """Frames of the corpus all differ, so that a frame out of place is far out of tolerance."""
     data = encode_video(RECIPES[name])
     spec = VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random", size=size, layout="FHWC")
     handle = handle_of(data, spec)
-    assert suits_dali_video(handle, "gpu")
-    (outcome,) = decode(DaliDecoder(av_decode=spec, video_decode_device="gpu"), [handle])
-    assert outcome.route == "dali-gpu"
+    route = f"dali-{where.kind}" if suits_dali_video(handle, where.kind) else "pyav"
+    assert route != "pyav" or where.kind == "cpu"
+    (outcome,) = decode(where.decoder(av_decode=spec), [handle])
+    assert outcome.route == route
     theirs = SampleDecoder(av_decode=spec).stage("mp4", data, seed=3)
     assert torch.equal(outcome.value.timestamps, theirs.timestamps)
-    assert_near(outcome.value.frames, theirs.frames)
+    assert_near(where, outcome.value.frames, theirs.frames)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_floats_are_the_bytes_by_255(dtype: Any) -> None:
+def test_floats_are_the_bytes_by_255(where: Where, dtype: Any) -> None:
     data = encode_video(RECIPES["h264-odd-709"])
     levels, floats = (
-        decode(DaliDecoder(av_decode=spec, video_decode_device="gpu"), [handle_of(data, spec)] * 2)
+        decode(where.decoder(av_decode=spec), [handle_of(data, spec)] * 2)
         for spec in (VideoClips(1, 8), VideoClips(1, 8, dtype=dtype))
     )
     for a, b in zip(levels, floats, strict=True):
         assert torch.equal(b.value.frames, (a.value.frames.to(torch.float32) / 255).to(getattr(torch, dtype)))
 
 
-def test_what_the_gpu_cannot_decode_comes_from_pyav_and_ends_there_too() -> None:
+def test_what_the_gpu_cannot_decode_comes_from_pyav_and_ends_there_too(where: Where) -> None:
     spec = VideoClips(1, 4, layout="FHWC")
     recipes = [
         VideoRecipe("vp8", "webm", size=SIZE), VideoRecipe("h264", "avi", size=SIZE),
         VideoRecipe("hevc", "mkv", size=SIZE, pixel_format="yuv420p10le"), VideoRecipe("av1", "mp4", size=SIZE),
     ]  # fmt: skip
     files = [encode_video(recipe) for recipe in recipes]
-    outcomes = decode(DaliDecoder(av_decode=spec, video_decode_device="gpu"), [handle_of(data, spec) for data in files])
+    outcomes = decode(where.decoder(av_decode=spec), [handle_of(data, spec) for data in files])
     for outcome, data in zip(outcomes, files, strict=True):
-        assert_near(outcome.value.frames, SampleDecoder(av_decode=spec).stage("mp4", data).frames)
+        assert_near(where, outcome.value.frames, SampleDecoder(av_decode=spec).stage("mp4", data).frames)
 
 
-def test_damaged_videos_cost_no_other_and_leave_the_device_well() -> None:
+def test_damaged_videos_cost_no_other_and_leave_the_device_well(where: Where) -> None:
     spec, rng = VideoClips(1, 6), np.random.default_rng(2)
-    decoder = DaliDecoder(av_decode=spec, video_decode_device="gpu")
-    good = encode_video(RECIPES["h264-b"])
+    decoder = where.decoder(av_decode=spec)
+    good = encode_video(RECIPES["h264-b" if where.kind == "gpu" else "vp9"])
     (first,) = decode(decoder, [handle_of(good, spec)])
-    for _ in range(20):
+    for _ in range(20 if where.kind == "gpu" else 4):
         block = [handle_of(good, spec) for _ in range(6)]
         damaged = bytearray(good)
         for place in rng.integers(len(good) // 4, len(good), 20):
@@ -105,19 +109,18 @@ def test_damaged_videos_cost_no_other_and_leave_the_device_well() -> None:
         for position in (0, 1, 3, 5):
             outcome = outcomes[position]
             assert isinstance(outcome, Decoded)
-            assert outcome.route == "dali-gpu"
+            assert outcome.route == f"dali-{where.kind}"
             assert torch.equal(outcome.value.frames, first.value.frames)
 
 
-def test_clips_held_over_many_blocks_and_used_on_another_stream() -> None:
+def test_clips_held_over_many_blocks_and_used_on_another_stream(where: Where) -> None:
     spec = VideoClips(2, 8)
-    decoder = DaliDecoder(av_decode=spec, video_decode_device="gpu")
+    decoder = where.decoder(av_decode=spec)
     data, other = encode_video(RECIPES["h264"]), encode_video(RECIPES["vp9-709"])
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    with where.other_stream():
         held = decode(decoder, [handle_of(data, spec)])[0].value.frames
         copy = held.clone()
     for _ in range(30):
         decode(decoder, [handle_of(other, spec)] * 4)
-    torch.cuda.synchronize()
+    where.finish()
     assert torch.equal(held, copy)

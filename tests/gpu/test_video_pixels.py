@@ -1,0 +1,89 @@
+"""Clips of the device against PyAV by codec, depth and colours, and what DALI says of streams that it cannot decode."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from energon_dali import SampleDecoder
+from energon_dali.decode import Decoded
+from energon_dali.decode.clips import VideoClips
+from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
+from energon_dali.decode.dali.video import suits_dali_video
+from energon_dali.decode.pyav import stage_clips
+from tests.av.corpus import VideoRecipe, encode_video
+from tests.gpu.observations import Observations
+from tests.gpu.test_pixels import compare
+from tests.gpu.where import Where, ending_of, run_program
+
+pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali asks the same of the CPU
+
+RECIPES = {
+    f"{codec} {colour}{' full' if full else ''}": VideoRecipe(
+        codec, container, size=(320, 240), colour=colour, full_range=full, saturated=saturated
+    )
+    for codec, container in (("h264", "mp4"), ("hevc", "mkv"), ("vp9", "webm"))
+    for colour, full, saturated in (("bt601", False, False), ("bt709", False, False), ("bt709", True, False))
+}
+
+UNSUITABLE = """
+import json, logging, sys
+sys.path.insert(0, ".")
+from energon_dali.decode.clips import VideoClips
+from energon_dali.decode.dali.decoder import DaliDecoder
+from energon_dali.decode.dali.device import resolve_device
+from energon_dali.decode.dali.video import submit_clips
+from energon_dali.decode.pyav import stage_clips
+from tests.av.corpus import VideoRecipe, encode_video
+kind, codec, container, pixel_format = sys.argv[1:]
+said = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("energon_dali.decode.dali").setLevel(logging.DEBUG)
+logging.getLogger("energon_dali.decode.dali").addHandler(Keep())
+spec = VideoClips(1, 4)
+data = encode_video(VideoRecipe(codec, container, size=(320, 240), pixel_format=pixel_format))
+handle, file = stage_clips(container, data, spec)
+file.close()
+print(json.dumps({"staged": handle.profile}), flush=True)
+decoder = DaliDecoder(av_decode=spec, video_decode_device=kind)
+(outcome,) = submit_clips(decoder, resolve_device(kind, "video"), [handle]).result(60)
+print(json.dumps({"outcome": type(outcome).__name__, "route": outcome.route, "said": said}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_colours_and_pixels(where: Where, observe: Observations, name: str) -> None:
+    data, spec = encode_video(RECIPES[name]), VideoClips(2, 6, layout="FHWC")
+    handle, file = stage_clips("mp4", data, spec)
+    file.close()
+    if where.kind == "gpu":
+        assert suits_dali_video(handle, "gpu")
+    (outcome,) = where.decoder(av_decode=spec).decode_block([handle])
+    assert isinstance(outcome, Decoded), outcome
+    ours = outcome.value.frames.cpu().flatten(0, 1).numpy()
+    theirs = SampleDecoder(av_decode=spec).stage("mp4", data).frames.flatten(0, 1).numpy()
+    observe(route=outcome.route, **compare(ours, theirs))
+    problems = [explain_difference(a, b, CLIPS) for a, b in zip(ours, theirs, strict=True)]
+    assert problems == [None] * len(problems)
+
+
+@pytest.mark.parametrize(
+    ("codec", "container", "pixel_format"),
+    [("av1", "mp4", "yuv420p"), ("hevc", "mkv", "yuv420p10le"), ("vp9", "webm", "yuv444p"),
+     ("h264", "mp4", "yuv420p10le"), ("h264", "mp4", "yuv444p"), ("vp8", "webm", "yuv420p")],
+)  # fmt: skip
+def test_what_dali_says_of_streams_that_are_kept_from_it(
+    where: Where, observe: Observations, codec: str, container: str, pixel_format: str
+) -> None:
+    """In a process of its own, past the checks: an error, other frames, or the end of the process."""
+    done = run_program(UNSUITABLE, where.kind, codec, container, pixel_format)
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    observe(ending=ending_of(done), lines=lines, log=done.stderr[-500:])
+    assert "staged" in lines[0], done.stderr[-2000:]  # the test itself works
+    if where.kind == "cpu":
+        assert lines[1]["route"] == ("dali-cpu" if codec in ("vp8", "vp9") else "fallback")
+        assert bool(lines[1]["said"]) == (lines[1]["route"] == "fallback")
