@@ -12,19 +12,27 @@ from energon_dali.errors import ConfigError
 if TYPE_CHECKING:
     from energon_dali.tasks.checkpoint import load_task
     from energon_dali.tasks.composition.compose import compose
+    from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
+    from energon_dali.tasks.core.decoder import make_decoder
     from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
     from energon_dali.tasks.core.task import TaskTransformer
     from energon_dali.tasks.train import TrainResult, run
 
-__all__ = ["HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "compose", "load_task", "run"]
+__all__ = [
+    "HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "TransformerDataConfig",
+    "TransformerDataModule", "compose", "load_task", "make_decoder", "run",
+]  # fmt: skip
 
 _HOME_OF = {
     "HydraInstantiator": "core.instantiator",
     "Instantiator": "core.instantiator",
     "TaskTransformer": "core.task",
     "TrainResult": "train",
+    "TransformerDataConfig": "core.data_module",
+    "TransformerDataModule": "core.data_module",
     "compose": "composition.compose",
     "load_task": "checkpoint",
+    "make_decoder": "core.decoder",
     "run": "train",
 }
 
