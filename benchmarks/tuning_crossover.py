@@ -1,0 +1,216 @@
+"""Where DALI is faster than PIL and PyAV, measured by size, format and codec; and the tables made from it.
+
+On the CPU the ratio is DALI's processor time over that of PIL or PyAV. On a GPU it is DALI's time per sample, block
+after block, over the processor time of PIL or PyAV divided by the cores of the machine: what all cores would need if
+they did nothing else. Below 1 DALI wins.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+from benchmarks.tuning_media import CODECS, FORMATS, encode_image, encode_video, photographs
+from energon_dali.av import MediaFile
+from energon_dali.decode import DaliDecoder, Decoded, SampleDecoder
+from energon_dali.decode.clips import VideoClips
+from energon_dali.decode.dali import close_engines
+from energon_dali.decode.dali.device import resolve_device
+from energon_dali.decode.dali.video import submit_clips, suits_dali_video
+from energon_dali.decode.pyav import decode_clips, stage_clips
+
+Kind = Literal["cpu", "gpu"]
+IMAGE_SIZES = ((32, 32), (128, 128), (256, 256), (500, 375), (1280, 720), (1920, 1080), (3840, 2160))
+CLIP_SIZES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
+CLIP_FRAMES = (1, 8, 32, 64)
+CLIP_CODECS: dict[Kind, tuple[str, ...]] = {"cpu": ("vp9", "vp8", "mjpeg"), "gpu": ("h264", "hevc", "vp9", "mpeg4")}
+LIMIT: dict[str, float] = {"cpu": 1.25, "gpu": 1.0}
+"""Largest ratio for which DALI is taken. On the CPU it may cost more than PIL: it needs no interpreter lock."""
+
+
+def sweep_images(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
+    """Yields one row per format and size."""
+    cores = len(os.sched_getaffinity(0))
+    sizes = IMAGE_SIZES[:2] if quick else IMAGE_SIZES
+    for size in sizes:
+        count = max(4, min(64, 4_000_000 // (size[0] * size[1])))
+        pictures = photographs(min(count, 8), size, threads=cores)
+        for label in list(FORMATS)[: 2 if quick else None]:
+            files = [encode_image(picture, label) for picture in pictures]
+            files = [files[i % len(files)] for i in range(count)]
+            decoder = DaliDecoder(
+                image_decode="torchrgb8", image_decode_device=kind, num_threads=1 if kind == "cpu" else None
+            )
+            pil = SampleDecoder(image_decode="torchrgb8")
+
+            def by_dali(files: Sequence[bytes] = files, decoder: DaliDecoder = decoder) -> int:
+                outcomes = decoder.decode_block([decoder.stage("image.jpg", data) for data in files])
+                return sum(isinstance(outcome, Decoded) for outcome in outcomes)
+
+            def by_pil(files: Sequence[bytes] = files, pil: SampleDecoder = pil) -> int:
+                return len([pil.decode("image.jpg", data) for data in files])
+
+            yield {
+                "what": "image", "format": label, "width": size[0], "height": size[1],
+                "pixels": size[0] * size[1], "bytes": round(statistics.mean(map(len, files))),
+                **_compare(kind, by_dali, by_pil, count, cores, quick=quick),
+            }  # fmt: skip
+    close_engines()
+
+
+def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
+    """Yields one row per codec, size and number of frames to decode."""
+    cores, device = len(os.sched_getaffinity(0)), resolve_device(kind, "video")
+    for codec in CLIP_CODECS[kind][: 1 if quick else None]:
+        for size in CLIP_SIZES[: 1 if quick else None]:
+            frames = CLIP_FRAMES[: 2 if quick else None]
+            data = encode_video(codec, size, max(frames))
+            for number in frames:
+                spec = VideoClips(1, number, sampling="at", at=(0.0,))
+                count = max(2, min(8, 64 // number))
+                handles = []
+                for _ in range(count):
+                    handle, file = stage_clips(CODECS[codec][1], data, spec)
+                    file.close()
+                    assert suits_dali_video(handle, kind, device.ordinal), handle
+                    handles.append(handle)
+                decoder = DaliDecoder(av_decode=spec, num_threads=1 if kind == "cpu" else None)
+
+                def by_dali(handles: Sequence[Any] = handles, decoder: DaliDecoder = decoder) -> int:
+                    outcomes = submit_clips(decoder, device, handles).result()
+                    routes = [outcome.route for outcome in outcomes]
+                    assert set(routes) == {f"dali-{kind}"}, routes
+                    return len(routes)
+
+                def by_pyav(handles: Sequence[Any] = handles) -> int:
+                    return len([decode_clips(handle, MediaFile(handle.data, threads=1)) for handle in handles])
+
+                yield {
+                    "what": "clips", "format": codec, "width": size[0], "height": size[1], "frames": number,
+                    "pixels": handles[0].frames_to_decode * size[0] * size[1], "bytes": len(data),
+                    **_compare(kind, by_dali, by_pyav, count, cores, quick=quick),
+                }  # fmt: skip
+        close_engines()
+
+
+def _compare(
+    kind: Kind, by_dali: Callable[[], int], by_cpu: Callable[[], int], count: int, cores: int, *, quick: bool
+) -> dict[str, float]:
+    """Returns the times per sample of both sides, in microseconds, and their ratio."""
+    assert by_dali() == by_cpu() == count
+    wall: list[float] = []
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(1 if quick else 5):  # in turns, so that a machine that slows down slows both
+        for work, times in ((by_dali, ours), (by_cpu, theirs)):
+            start, cpu_start = time.perf_counter(), time.process_time()
+            work()
+            if kind == "gpu" and work is by_dali:
+                _finish_gpu()
+            times.append((time.process_time() - cpu_start) / count * 1e6)
+            if work is by_dali:
+                wall.append((time.perf_counter() - start) / count * 1e6)
+    dali, cpu = min(ours), min(theirs)
+    ratio = dali / cpu if kind == "cpu" else min(wall) / (cpu / cores)
+    return {"dali_us": round(min(wall), 1), "dali_processor_us": round(dali, 1), "cpu_processor_us": round(cpu, 1),
+            "ratio": round(ratio, 3)}  # fmt: skip
+
+
+def _finish_gpu() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def best_range(rows: Sequence[dict[str, Any]], limit: float) -> tuple[int | None, int | None]:
+    """Returns (least, most) pixels of the sizes for which DALI is taken, (None, None) for none.
+
+    The run of neighbouring sizes that gains most; its ends lie between two sizes that were measured.
+
+    Args:
+        rows: Of one format, with "pixels" and "ratio".
+        limit: Largest ratio that is good.
+    """
+    sizes: dict[int, list[float]] = {}
+    for row in rows:
+        sizes.setdefault(row["pixels"], []).append(math.log(limit / row["ratio"]))
+    pixels = sorted(sizes)
+    gains = [statistics.median(sizes[size]) for size in pixels]
+    runs = [(sum(gains[i : j + 1]), i, j) for i in range(len(gains)) for j in range(i, len(gains))]
+    gain, first, last = max(runs, key=lambda run: (run[0], run[2] - run[1]))
+    if gain <= 0:
+        return None, None
+    least = 0 if first == 0 else _between(pixels[first - 1], pixels[first])
+    most = None if last == len(pixels) - 1 else _between(pixels[last], pixels[last + 1])
+    return least, most
+
+
+def _between(a: int, b: int) -> int:
+    """Returns the geometric mean of two sizes, to two digits."""
+    return int(float(f"{math.sqrt(a * b):.1e}"))
+
+
+def crossover_table(rows: Sequence[dict[str, Any]], kind: Kind) -> dict[str, dict[str, tuple[int | None, int | None]]]:
+    """Returns {"image" or "clips": {format: (least, most)}} as energon_dali.decode.dali.crossover has it."""
+    table: dict[str, dict[str, tuple[int | None, int | None]]] = {}
+    for what in ("image", "clips"):
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["what"] == what:
+                found.setdefault(row["format"].split()[0], []).append(row)
+        table[what] = {name: best_range(group, LIMIT[kind]) for name, group in found.items()}
+    return table
+
+
+def as_python(rows: Sequence[dict[str, Any]], kind: Kind) -> str:
+    """Returns the entries for energon_dali/decode/dali/crossover.py."""
+    lines = []
+    for what, formats in crossover_table(rows, kind).items():
+        lines.append(f'{"IMAGES" if what == "image" else "CLIPS"}["{kind}"]:')
+        for name, (least, most) in formats.items():
+            arguments = "" if (least, most) == (0, None) else f"{least}" + ("" if most is None else f", {most}")
+            lines.append(f'    "{name}": Crossover({arguments}),')
+    return "\n".join(lines)
+
+
+def as_markdown(reports: dict[str, Any]) -> str:
+    """Returns the tables of docs/when-not-to-use-the-gpu.md.
+
+    Args:
+        reports: Reports by kind, "cpu" and "gpu"; what is missing is "not measured yet".
+    """
+    by_kind = {kind: _index(reports.get(kind)) for kind in ("cpu", "gpu")}
+    pil_keys = sorted({key for rows in by_kind.values() for key in rows if key[0] == "image"}, key=_order)
+    clip_keys = sorted({key for rows in by_kind.values() for key in rows if key[0] == "clips"}, key=_order)
+    lines = ["| image | PIL, us of processor | DALI on the CPU, us of processor | ratio | DALI on a GPU, us | ratio |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [_line(f"{key[1]} {key[2]} x {key[3]}", key, by_kind) for key in pil_keys]
+    lines += ["", lines[0].replace("| image | PIL", "| clips | PyAV"), lines[1]]
+    lines += [_line(f"{key[1]} {key[2]} x {key[3]}, {key[4]} frames", key, by_kind) for key in clip_keys]
+    return "\n".join(lines)
+
+
+Key = tuple[str, str, int, int, int]
+
+
+def _index(report: dict[str, Any] | None) -> dict[Key, dict[str, Any]]:
+    rows = [] if report is None else report["crossover"]
+    return {(row["what"], row["format"], row["width"], row["height"], row.get("frames", 0)): row for row in rows}
+
+
+def _order(key: Key) -> tuple[Any, ...]:
+    names = [*FORMATS, *CODECS]
+    return (names.index(key[1]), key[2] * key[3], key[4])
+
+
+def _line(label: str, key: Key, by_kind: dict[str, dict[Key, dict[str, Any]]]) -> str:
+    cpu, gpu = by_kind["cpu"].get(key), by_kind["gpu"].get(key)
+    either = cast("dict[str, Any]", cpu or gpu)
+    cells = [label, f"{either['cpu_processor_us']:,.0f}"]
+    cells += ["", ""] if cpu is None else [f"{cpu['dali_processor_us']:,.0f}", f"{cpu['ratio']:.2f}"]
+    cells += ["not measured yet", ""] if gpu is None else [f"{gpu['dali_us']:,.0f}", f"{gpu['ratio']:.2f}"]
+    return "| " + " | ".join(cells) + " |"
