@@ -16,24 +16,33 @@ _MAX_POINTS = 1000
 
 
 class Curve:
-    """Points of a curve; of very many, evenly spread ones."""
+    """Points of a curve; of very many, evenly spread ones.
 
-    def __init__(self, steps: list[int] | None = None, values: list[float] | None = None, stride: int = 1) -> None:
-        self.steps = steps or []
-        self.values = values or []
-        self.stride = stride
-        self._seen = 0
+    Args:
+        state: What `state_dict` returned; None begins anew.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        known = state or {"steps": [], "values": [], "stride": 1, "seen": 0}
+        self.steps: list[int] = list(known["steps"])
+        self.values: list[float] = list(known["values"])
+        self._stride: int = known["stride"]
+        self._seen: int = known["seen"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what makes the same curve again, as plain values."""
+        return {"steps": list(self.steps), "values": list(self.values), "stride": self._stride, "seen": self._seen}
 
     def add(self, step: int, value: float) -> None:
         """Adds a point; steps only grow."""
         self._seen += 1
-        if self._seen % self.stride:
+        if self._seen % self._stride:
             return
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) > _MAX_POINTS:
             self.steps, self.values = self.steps[1::2], self.values[1::2]
-            self.stride *= 2
+            self._stride *= 2
 
 
 class LossCurve(Callback):
@@ -74,14 +83,11 @@ class LossCurve(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the points as plain values."""
-        return {
-            name: {"steps": list(curve.steps), "values": list(curve.values), "stride": curve.stride}
-            for name, curve in self._curves.items()
-        }
+        return {name: curve.state_dict() for name, curve in self._curves.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over points that `state_dict` returned."""
-        self._curves = {name: Curve(**points) for name, points in state_dict.items()}
+        self._curves = {name: Curve(points) for name, points in state_dict.items()}
 
     def _take(self, trainer: Trainer, *, validation: bool) -> None:
         for name, value in trainer.callback_metrics.items():

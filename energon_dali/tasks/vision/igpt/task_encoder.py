@@ -35,4 +35,10 @@ class PictureTaskEncoder(TaskEncoder[ImageClassificationSample, ImageClassificat
     @stateless
     def batch(self, samples: list[ImageClassificationSample]) -> PictureBatch:
         """Returns pictures uint8[B, 3, H, W] and their classes int64[B]."""
-        return self._batch(samples, PictureBatch, {"image": batch_stack})
+        return self._batch(samples, PictureBatch, {"image": batch_stack, "label": _stack_labels})
+
+
+def _stack_labels(labels: list[int]) -> torch.Tensor:
+    import torch  # known by then where images are tensors
+
+    return torch.tensor(labels)

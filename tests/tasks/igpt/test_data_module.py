@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import shutil
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.tasks.vision.igpt import ImageGPTDataConfig, ImageGPTDataModule
+from energon_dali.tasks.vision.igpt.cifar import md5_of, read_archive
+from tests.tasks.igpt.archives import CLASSES, write_archive
+
+
+def module(folder: Path, **options: Any) -> ImageGPTDataModule:
+    decoder = options.pop("decoder", "pil")
+    told = {"data_dir": str(folder), "batch_size": 5, "num_workers": 0, "num_streams": 2, "num_colors": 8}
+    return ImageGPTDataModule(ImageGPTDataConfig(**{**told, **options}), decoder=decoder)
+
+
+def ready(folder: Path, **options: Any) -> ImageGPTDataModule:
+    made = module(folder, **options)
+    made.prepare_data()
+    made.setup("fit")
+    return made
+
+
+@pytest.fixture
+def folder(archive: Path, tmp_path: Path) -> Path:
+    shutil.copy(archive, tmp_path)
+    return tmp_path
+
+
+def everything(loader: Any) -> dict[str, tuple[int, bytes]]:
+    """Returns class and pixels of each key."""
+    return {
+        key: (int(label), image.numpy().tobytes())
+        for batch in loader
+        for key, label, image in zip(batch.__key__, batch.label, batch.image, strict=True)
+    }
+
+
+def test_the_split_keeps_every_picture_with_its_class(archive: Path, folder: Path) -> None:
+    data = ready(folder, image_size=32, flip=0.0, val_fraction=0.2)
+    try:
+        train, val = everything(data.train_dataloader()), everything(data.val_dataloader())
+        test = everything(data.test_dataloader())
+    finally:
+        data.close()
+    assert (len(train), len(val), len(test)) == (32, 8, 10)
+    content = read_archive(archive)
+    together = {**train, **val}
+    assert sorted(together) == [f"train-{index:06d}" for index in range(40)]
+    for index, key in enumerate(sorted(together)):
+        pixels = np.ascontiguousarray(content.train.pixels[index].transpose(2, 0, 1))
+        assert together[key] == (content.train.labels[index], pixels.tobytes())
+    assert data.classes == CLASSES
+    told = data.model_data_kwargs
+    assert {name: told[name] for name in ("num_classes", "num_pixels", "num_positions", "num_vocab")} == {
+        "num_classes": 4, "num_pixels": 32, "num_positions": 1024, "num_vocab": 8,
+    }  # fmt: skip
+    assert told["palette"] == [list(color) for color in data.palette.units]
+
+
+def test_every_decoder_gives_the_same_small_mirrored_pictures(folder: Path) -> None:
+    found = []
+    for decoder in ("pil", "dali_cpu"):
+        data = ready(folder, image_size=8, flip=1.0, decoder=decoder)
+        try:
+            batch = next(iter(data.train_dataloader()))
+        finally:
+            data.close()
+        assert batch.image.shape == (5, 3, 8, 8)
+        assert batch.image.dtype == torch.uint8
+        assert batch.label.dtype == torch.int64
+        # Pictures run from dark to bright downwards, not across: mirrored or not, rows grow.
+        assert (batch.image.float().mean((1, 3)).diff(dim=1) > 0).all()
+        found.append(batch)
+    assert found[0].__key__ == found[1].__key__
+    assert (found[0].image.int() - found[1].image.int()).abs().max() <= 1  # resampled: the policy of the decoders
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("cifar10-*/*.tar"))}
+
+
+def test_shards_are_made_once_and_the_same_again(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with ThreadPoolExecutor(3) as pool:  # as ranks do
+        list(pool.map(lambda _: module(folder).prepare_data(), range(3)))
+    (made,) = folder.glob("cifar10-*")
+    assert sorted(path.name for path in folder.iterdir()) == sorted([made.name, "cifar-10-python.tar.gz"])
+    before = made.stat().st_mtime_ns, shards(folder)
+    other = tmp_path_factory.mktemp("other")
+    shutil.copy(folder / "cifar-10-python.tar.gz", other)
+    module(other).prepare_data()
+    assert shards(other) == before[1]
+    (folder / "cifar-10-python.tar.gz").unlink()  # what was made stays of use
+    assert ready(folder, download=False).classes == CLASSES
+    assert (made.stat().st_mtime_ns, shards(folder)) == before
+    with tarfile.open(made / "train-0000.tar") as tar:
+        assert len(tar.getnames()) == 72
+
+
+def test_another_seed_or_share_is_another_split(folder: Path) -> None:
+    ready(folder)
+    ready(folder, split_seed=1)
+    ready(folder, val_fraction=0.25)
+    names = sorted(path.name.partition("-")[2][9:] for path in folder.glob("cifar10-*"))
+    assert names == ["val0.1-seed0", "val0.1-seed1", "val0.25-seed0"]
+    contents = [path.read_bytes() for path in sorted(folder.glob("cifar10-*/val-0000.tar"))]
+    assert len(set(contents)) == 3
+
+
+def test_the_archive_comes_by_download_or_by_name(archive: Path, tmp_path: Path) -> None:
+    fetched = ready(tmp_path / "fetched", url=archive.as_uri(), md5=md5_of(archive))
+    named = ready(tmp_path / "named", archive=str(archive))
+    assert shards(tmp_path / "fetched") == shards(tmp_path / "named")
+    assert fetched.palette == named.palette
+    assert not (tmp_path / "named" / archive.name).exists()
+    with pytest.raises(DatasetFormatError, match="and c58f30108f718f92721af3b95e74349a is expected"):
+        module(tmp_path / "official", url=archive.as_uri()).prepare_data()
+
+
+def test_archives_are_told_apart(folder: Path) -> None:
+    ready(folder)
+    write_archive(folder, readme=b"another one")
+    ready(folder)
+    assert len(list(folder.glob("cifar10-*"))) == 2
+    (folder / "cifar-10-python.tar.gz").unlink()
+    with pytest.raises(ConfigError, match="holds datasets of different archives"):
+        module(folder).prepare_data()
+
+
+def test_a_failure_leaves_nothing_behind(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="training and validation need at least one picture"):
+        module(folder, val_fraction=0.001).prepare_data()
+    assert [path.name for path in folder.iterdir()] == ["cifar-10-python.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": "mnist"}, "dataset='mnist' is unknown. There is: cifar10"),
+        ({"data_dir": None}, r"data_dir was not given.*dataset\.cfg\.data_dir="),
+        ({"image_size": 64}, "image_size=64 pixels: pictures of CIFAR can have 2 to 32"),
+        ({"num_colors": 1}, "num_colors=1"),
+        ({"download": False}, r"There is no archive .*cifar-10-python\.tar\.gz"),
+        ({"archive": "/no/such/file"}, "There is no archive /no/such/file"),
+        ({"val_fraction": 1.0}, "val_fraction=1.0 leaves nothing"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_said_in_words(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        module(tmp_path, **options).prepare_data()
+
+
+def test_numbers_are_known_after_setup(folder: Path) -> None:
+    data = module(folder)
+    with pytest.raises(ConfigError, match="known after prepare_data"):
+        _ = data.model_data_kwargs
+    (folder / "cifar-10-python.tar.gz").unlink()
+    with pytest.raises(ConfigError, match="Call prepare_data"):
+        data.setup("fit")
