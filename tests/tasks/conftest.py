@@ -1,8 +1,11 @@
-"""Lets the tests of tasks live with warnings of Lightning that say nothing of the code here."""
+"""For all tests of tasks: one thread, and no heed of warnings of Lightning that say nothing of the code here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 _IGNORED = (
     "ignore:.*isinstance.treespec, LeafSpec:",  # what Lightning calls in torch is deprecated there
@@ -22,3 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if str(item.path).startswith(here):
             for text in _IGNORED:
                 item.add_marker(pytest.mark.filterwarnings(text), append=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small models are quicker on one thread, all the more where tests run side by side."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import torch
 from energon_dali.errors import ConfigError
 from energon_dali.tasks import HydraInstantiator, compose
 from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
+from tests.tasks.words import save_word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +48,7 @@ def test_sizes_that_cannot_be_are_refused(model: SequenceGPT2) -> None:
 
 
 def test_a_tokenizer_comes_from_a_folder(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "dog": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path)
+    save_word_tokenizer(tmp_path, ["a", "dog"])
     cfg = compose(["tokenizer=autotokenizer", f"tokenizer.pretrained_model_name_or_path={tmp_path}"])
     tokenizer: Any = HydraInstantiator().tokenizer(cfg.tokenizer)
-    assert tokenizer("a dog barks")["input_ids"] == [1, 2, 0]
+    assert tokenizer("a dog barks")["input_ids"] == [3, 4, 5]
