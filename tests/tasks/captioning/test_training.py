@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from PIL import Image
+from transformers import PreTrainedTokenizerFast
 
+from energon_dali import CaptioningSample
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.tasks import TrainResult, compose, run
-from energon_dali.tasks.multimodal.captioning import CaptioningDataConfig, CaptioningDataModule
+from energon_dali.tasks.multimodal.captioning import CaptioningDataConfig, CaptioningDataModule, TransformersGPT2
 from energon_dali.tasks.multimodal.captioning.mixture import blend_of
 from energon_dali.tasks.multimodal.captioning.pictures import show_captions
 from tests.tasks.captioning.captions import SIZES, two_datasets
@@ -104,6 +107,28 @@ def test_the_command_line_swaps_parts(swap: str, folders: list[str], tmp_path: P
         "one_dataset": len(result.data_module.cfg.train["splits"]["train"]["blend"]) == 2,
     }
     assert made[swap]
+
+
+def test_weights_and_tokenizer_of_a_folder_take_their_places(folders: list[str], tmp_path: Path) -> None:
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator([f"picture number {number}" for number in range(120)], vocab_size=280)
+    fast = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<|endoftext|>")
+    fast.save_pretrained(tmp_path / "model")
+    saved = TransformersGPT2(len(fast), SIZES["max_caption_tokens"] + 2, embed_dim=8, num_heads=2, num_layers=1)
+    saved.model.save_pretrained(tmp_path / "model")
+    told = ["backbone=multimodal/captioning/transformers_gpt2", f"backbone.pretrained={tmp_path / 'model'}",
+            "tokenizer=autotokenizer", f"tokenizer.pretrained_model_name_or_path={tmp_path / 'model'}",
+            "optimizer.lr=0"]  # fmt: skip
+    result = train(folders, tmp_path / "run", *told, steps=1)
+    assert torch.equal(result.task.backbone.model.transformer.wte.weight, saved.model.transformer.wte.weight)
+    encoder = result.data_module.task_encoder("train")
+    sample = CaptioningSample(
+        __key__="k", __restore_key__=(), image=torch.zeros(24, 24, 3, dtype=torch.uint8), caption="picture number 7"
+    )
+    tokens = encoder.preencode_sample(sample).tokens
+    assert len(tokens) < len(sample.caption)  # pieces of words
+    assert tokens[0] == tokens[-1] == fast.eos_token_id
+    assert encoder.codec.decode(tokens.tolist()) == sample.caption
 
 
 class TextLogger:

@@ -48,6 +48,7 @@ class TransformersGPT2(nn.Module):
             self.model: Any = GPT2LMHeadModel(config)
         else:
             self.model = GPT2LMHeadModel.from_pretrained(pretrained, local_files_only=True)
+            self.model.train()  # loaded models are in eval mode, new ones in train mode
         config = self.model.config
         if config.vocab_size < num_vocab or config.n_positions < num_positions:
             raise ConfigError(
