@@ -105,7 +105,7 @@ def _open_process(setup: DeliverySetup) -> Delivery:
     cuda: Any = torch.cuda
     task = DecodeTask(
         dataset=setup.dataset, state=setup.state, prefetch=setup.prefetch_factor, start_method=setup.start_method,
-        cache_pool=setup.cache_pool, torch_threads=torch.get_num_threads(),
+        cache_pool=setup.cache_pool,
         device=cuda.current_device() if cuda.is_initialized() else None,
     )  # fmt: skip
     process = DecodeProcess(task, setup.recorder, in_thread=setup.pins)

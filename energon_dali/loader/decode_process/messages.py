@@ -29,8 +29,6 @@ class DecodeTask:
     """How its workers start."""
     cache_pool: CachePool | None
     """What the hooks see as `TaskEncoder.cache`, here and in the workers."""
-    torch_threads: int
-    """Threads of torch's operations, as many as the trainer has."""
     device: int | None
     """The trainer's GPU; None where it has not begun to use one."""
 

@@ -44,7 +44,7 @@ def run_decode_process(channel: Channel, lifeline: int, trainer_pid: int, task: 
         for pool in pools:
             pool.show_stacks()
 
-    calm_down(one_thread=False, on_stacks=show_workers)
+    calm_down(on_stacks=show_workers)
     with contextlib.suppress(EOFError, ConnectionError):  # the trainer hung up: that is how this process ends
         task = task or _receive_task(channel)
         if task is not None:
@@ -66,10 +66,14 @@ def _receive_task(channel: Channel) -> DecodeTask | None:
 
 
 def _prepare(task: DecodeTask) -> None:
-    """Gives this process what hooks have in the trainer's: its number of threads, its GPU; and seeds of its own."""
+    """Gives this process the trainer's GPU, seeds of its own, and torch one thread, as in workers.
+
+    Several threads of torch's wait for each other actively; beside DALI's, which have work for all cores, small
+    operations took ten times as long (measured on two cores).
+    """
     import torch
 
-    torch.set_num_threads(task.torch_threads)
+    torch.set_num_threads(1)
     if task.device is not None:
         torch.cuda.set_device(task.device)
     config = task.dataset.worker_config

@@ -44,26 +44,25 @@ def die_with(lifeline: int, parent_pid: int) -> None:
         pass
 
 
-def calm_down(*, one_thread: bool = True, on_stacks: Callable[[], None] | None = None) -> None:
-    """Leaves Ctrl-C to the parent and SIGUSR1 to the watchdog.
+def calm_down(*, on_stacks: Callable[[], None] | None = None) -> None:
+    """Leaves Ctrl-C to the parent, SIGUSR1 to the watchdog, and the cores to the other processes.
 
     Args:
-        one_thread: Whether libraries get one thread each: the other cores are for the other workers.
         on_stacks: Called, in the main thread, behind the stacks that SIGUSR1 prints.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.unregister(signal.SIGUSR1)  # of the process that this one is a copy of: register would do nothing
     signal.signal(signal.SIGUSR1, signal.SIG_IGN if on_stacks is None else lambda *_: on_stacks())
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
             faulthandler.register(signal.SIGUSR1, all_threads=True, chain=on_stacks is not None)
     # Both were blocked when this process was started, so that neither could end it before.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})
-    if one_thread:
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[name] = "1"  # read by libraries that are imported later
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(1)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = "1"  # read by libraries that are imported later
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def seed_generators(seed_offset: int, rank: int, number: int) -> None:

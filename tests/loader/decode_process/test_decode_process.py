@@ -1,0 +1,335 @@
+"""A loader with a decode process gives what it gives without: batches, epochs, states, errors, statistics."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_dali.cache import FileStoreCachePool
+from energon_dali.datasets.wrappers.epochize import EpochizeDataset
+from energon_dali.datasets.wrappers.limit import LimitDataset
+from energon_dali.errors import ConfigError, WatchdogTimeoutError, WorkerDiedError, WorkerError
+from energon_dali.loader.basic_loader import get_loader
+from energon_dali.loader.decode_process.process import check_fork
+from energon_dali.loader.delivery import ThreadedDelivery
+from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.worker_config import WorkerConfig
+from tests.loader.numbers_dataset import LENGTHS, Mishap, tree
+
+LAYOUTS = [(0, False), (2, False), (4, True)]
+
+
+def place(workers: int = 0, streams: int = len(LENGTHS)) -> WorkerConfig:
+    return WorkerConfig(rank=0, world_size=1, num_workers=workers, num_streams=streams)
+
+
+def loader(config: WorkerConfig, *, rank_work: bool = False, start_method: str = "fork", **options: Any) -> Any:
+    names = ("lengths", "mishap", "make", "seconds", "block_size")
+    parts = {name: options.pop(name) for name in names if name in options}
+    options = {"decode_process": True, "start_method": start_method, **options}
+    return get_savable_loader(tree(config, rank_work=rank_work, **parts), **options)
+
+
+def expected(epoch: int) -> list[tuple[int, int, int]]:
+    places = ((stream, epoch, at) for stream, length in enumerate(LENGTHS) for at in range(length))
+    return sorted(places, key=lambda element: (element[2], element[0]))
+
+
+def open_files() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+        except OSError:
+            continue
+    return found
+
+
+def children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    gc.collect()
+    before = open_files(), set(threading.enumerate()), children()
+    yield
+    gc.collect()
+    assert open_files() - before[0] == set()
+    assert set(threading.enumerate()) == before[1]
+    assert children() <= before[2]
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
+def test_epochs_breaks_and_a_closed_loader_go_on_in_order(workers: int, rank_work: bool) -> None:
+    with loader(place(workers), rank_work=rank_work) as batches:
+        assert [batch[:3] for batch in batches] == expected(0)
+        got = [batch[:3] for batch in islice(batches, 4)]
+        got += [batch[:3] for batch in islice(batches, 3)]
+        batches.close()
+        batches.close()
+        iterator = iter(batches)
+        got += [batch[:3] for batch in iterator]
+        assert got == expected(1)
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert [batch[:3] for batch in batches] == expected(2)
+        if rank_work:  # a hook of the rank: in the main thread of another process
+            assert next(iter(batches))[3] == "MainThread"
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
+def test_a_state_before_every_batch_restores_exactly(workers: int, rank_work: bool) -> None:
+    """The resume oracle, over two epochs: here and in a decode process, from states of either."""
+    states: dict[bool, list[Any]] = {}
+    for process in (True, False):
+        with loader(place(workers), rank_work=rank_work, decode_process=process) as batches:
+            states[process] = [batches.save_state_rank()]
+            for _ in range(2):
+                for _ in batches:
+                    states[process].append(json.loads(json.dumps(batches.save_state_rank())))
+                states[process].append(batches.save_state_rank())  # the end of the epoch was seen
+    assert states[True] == states[False]
+    everything = [*expected(0), None, *expected(1), None]
+    assert len(states[True]) == len(everything) + 1
+    for taken, state in enumerate(states[True][:-1]):
+        process = taken % 3 != 1  # two of three into another decode process, the others into this one
+        with loader(place(0 if taken % 4 else 2), rank_work=rank_work, decode_process=process) as again:
+            again.restore_state_rank(state)
+            assert again.save_state_rank() == state
+            got: list[Any] = []
+            while len(got) < len(everything) - taken:
+                got += [*(batch[:3] for batch in again), None]
+            assert got == everything[taken:], f"after a restore at {taken}"
+            assert again.save_state_rank() == states[True][-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_limited_and_virtual_epochs(workers: int) -> None:
+    for wrap, second in ((LimitDataset, expected(0)[:6]), (EpochizeDataset, expected(0)[6:12])):
+        with get_loader(wrap(tree(place(workers)), 6), start_method="fork", decode_process=True) as batches:
+            assert [list(batches) for _ in range(2)] == [expected(0)[:6], second]
+
+
+def grown(stream: int, epoch: int, at: int) -> dict[str, Any]:
+    """A batch whose size changes from one to the next by several orders of magnitude."""
+    size = (3, 50, 3000, 200_000, 1, 70_000, 900)[at % 7]
+    return {"at": at, "x": torch.full((size,), at % 251, dtype=torch.int64), "y": np.full(size, at), "label": at}
+
+
+def test_batches_that_are_held_are_never_overwritten_and_outlive_the_process() -> None:
+    batches = loader(place(1, 1), lengths=[80], make=grown, block_size=4)
+    iterator = iter(batches)
+    held = []
+    for at in range(60):
+        batch = next(iterator)
+        assert batch["at"] == at
+        if at % 3 == 0:
+            held.append(batch["x"])  # a single tensor of the batch
+        if at % 10 == 5:
+            held[0] += 0  # and another is let go in between
+            held.pop(1)
+    batches.close()
+    for tensor in held:
+        assert len(set(tensor.tolist())) == 1
+        tensor += 1
+    values = [int(tensor[0]) - 1 for tensor in held]
+    assert values == sorted(values)
+    assert len(values) == 14
+
+
+def arenas_of(pid: int | str) -> int:
+    return sum("energon-dali-block" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+def test_memory_returns_when_the_last_view_is_dropped() -> None:
+    make = large
+    batches = loader(place(0, 1), lengths=[10_000], make=make, prefetch_factor=2)
+    iterator = iter(batches)
+    for _ in range(60):
+        next(iterator)
+    pid = batches._delivery.process.pid
+    assert 1 <= arenas_of(pid) <= 5
+    files = len(os.listdir("/proc/self/fd"))
+    held = [next(iterator)["one"] for _ in range(50)]
+    assert arenas_of(pid) >= 50
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert [int(tensor[7]) for tensor in held] == [at % 251 for at in range(60, 110)]
+    del held
+    for _ in range(20):
+        next(iterator)
+    assert arenas_of(pid) <= 7
+    batches.close()
+    del iterator
+    gc.collect()
+    assert arenas_of("self") == 0
+
+
+def large(stream: int, epoch: int, at: int) -> dict[str, Any]:
+    return {name: torch.full((40_000,), at % 251, dtype=torch.uint8) for name in ("one", "two")}
+
+
+def test_an_exception_arrives_as_what_it_is_with_its_traceback() -> None:
+    for workers, where in ((0, "the decode process"), (1, "worker 0")):
+        batches = loader(place(workers, 1), lengths=[9], mishap=Mishap(0, 5, "raise"), block_size=1)
+        got = []
+        with pytest.raises(ValueError, match="did not like it") as caught:
+            got.extend(batches)
+        assert [batch[2] for batch in got] == [0, 1, 2, 3, 4]
+        text = str(caught.value.__cause__)
+        assert "In the decode process:" in text
+        assert "numbers_dataset.py" in text
+        assert f"In {where}" in text
+        assert batches._delivery is None
+        with pytest.raises(ValueError, match="did not like it"):  # the next try stops at the same place
+            list(batches)
+    batches = loader(place(0, 1), lengths=[3], mishap=Mishap(0, 1, "raise-odd"), block_size=1)
+    with pytest.raises(WorkerError, match=r"decode process failed with an exception that cannot travel.*odd 1 2"):
+        list(batches)
+    batches = loader(place(0, 1), lengths=[3], mishap=Mishap(0, 1, "unpicklable"), block_size=1)
+    with pytest.raises(TypeError, match="generator"):
+        list(batches)
+
+
+@pytest.mark.parametrize(
+    ("workers", "kind", "said"),
+    [(0, "kill", "decode process of rank 0 .* killed by SIGKILL"), (0, "exit", "decode process .* exit code 7"),
+     (2, "kill", "Worker 1 of rank 0 .* killed by SIGKILL")],
+)  # fmt: skip
+def test_a_process_that_dies_is_an_error_that_says_how(workers: int, kind: str, said: str) -> None:
+    batches = loader(place(workers, 2), lengths=[9, 9], mishap=Mishap(1, 4, kind), block_size=1)
+    got = []
+    with pytest.raises(WorkerDiedError, match=said):
+        got.extend(batches)
+    assert [batch[:3] for batch in got] == sorted(
+        ((stream, 0, at) for at in range(5) for stream in range(2)), key=lambda e: (e[2], e[0])
+    )[: len(got)]  # fmt: skip
+    state = batches.save_state_rank()
+    with loader(place(workers, 2), lengths=[9, 9]) as again:
+        again.restore_state_rank(state)
+        assert len(list(again)) == 18 - len(got)
+
+
+def test_statistics_of_the_other_process_are_the_loaders() -> None:
+    counts = {}
+    for process in (False, True):
+        with loader(place(2), rank_work=True, decode_process=process) as batches:
+            for _ in batches:
+                pass
+            stats = batches.stats()
+            assert stats.counts["made"] == 15
+            assert stats.batches == 15
+            assert stats.stage_seconds["rank"] > 0
+            assert stats.queue_occupancy is not None
+            counts[process] = {k: v for k, v in stats.counts.items() if not k.startswith("decode_process.")}
+            if process:
+                assert stats.counts["decode_process.batches"] == 15
+                assert stats.counts["decode_process.bytes"] > 0
+            for _ in islice(batches, 2):
+                pass
+        assert batches.stats().counts["made"] >= 17  # with what was made ahead, and told at the end
+    assert counts[True] == counts[False]
+
+
+def test_prefetch_factor_is_how_far_it_runs_ahead() -> None:
+    with loader(place(0, 1), lengths=[100], prefetch_factor=3, block_size=1) as batches:
+        next(iter(batches))
+        batches.close()
+        assert batches.stats().counts["decode_process.batches"] <= 1 + 3
+
+
+def slow_third(stream: int, epoch: int, at: int) -> tuple[int, int, int]:
+    if at == 2:
+        time.sleep(3)
+    return stream, epoch, at
+
+
+def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"block_size": 1, "rank_work": True, "watchdog_initial_timeout_seconds": 60}
+    with (
+        caplog.at_level(logging.WARNING, "energon_dali.loader"),
+        loader(place(1, 1), lengths=[4], make=slow_third, watchdog_timeout_seconds=0.5, **options) as batches,
+    ):
+        assert len(list(islice(batches, 3))) == 3
+    assert len(caplog.records) == 1
+    assert "No batch came for" in caplog.text
+    shown = capfd.readouterr().err
+    assert "in _wait" in shown  # the decode process, which waits for its worker
+    assert "in slow_third" in shown  # the worker
+    failing = loader(
+        place(1, 1), lengths=[9], mishap=Mishap(0, 2, "hang"), watchdog_timeout_seconds=0.5, fail_on_timeout=True,
+        **options,
+    )  # fmt: skip
+    with pytest.raises(WatchdogTimeoutError, match="No batch came"):
+        list(failing)
+
+
+def test_a_forgotten_loader_ends_everything() -> None:
+    before = children()
+    batches = loader(place(2), rank_work=True)
+    for _ in batches:
+        break
+    assert children() > before
+    del batches, _
+    gc.collect()
+    assert children() == before
+
+
+def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="decode_process='yes' is unknown"):
+        loader(place(), decode_process="yes")
+    assert not loader(place(2), decode_process="auto").config()["decode_process"]  # workers do all
+    assert loader(place(2), rank_work=True, decode_process="auto").config()["decode_process"]
+    assert not loader(place(0), rank_work=True, decode_process="auto").config()["decode_process"]
+    lock = threading.Lock()
+    locked = {"make": lambda *at: (lock, at)[1]}
+    with pytest.raises(WorkerError, match=r"to the decode process.*cannot be pickled: .*lock.*Keep open files"):
+        next(iter(loader(place(), start_method="spawn", **locked)))
+    with loader(place(), **locked) as forked:
+        assert next(iter(forked)) == (0, 0, 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match=r'start_method="fork" with a decode process.*start_method="spawn"'):
+        check_fork("fork")
+    check_fork("spawn")
+
+
+def test_page_locked_copies_are_made_in_a_thread_of_the_trainer() -> None:
+    batches = loader(place(2))
+    batches._pins = True  # numbers need no GPU to be pinned
+    with batches:
+        for epoch in range(2):
+            assert list(batches) == expected(epoch)
+        assert isinstance(batches._delivery, ThreadedDelivery)
+        next(iter(batches))
+        state = batches.save_state_rank()
+    with loader(place(0)) as again:
+        again.restore_state_rank(state)
+        assert next(iter(again)) == expected(2)[1]
+
+
+def test_hooks_find_the_cache_and_its_files_go(tmp_path: Path) -> None:
+    pool = FileStoreCachePool(parent_cache_dir=tmp_path)
+    with loader(place(2), make=pool_name, rank_work=True, cache_pool=pool) as batches:
+        assert {batch[3] for batch in islice(batches, 6)} == {"FileStoreCachePool"}
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def pool_name(stream: int, epoch: int, at: int) -> tuple[Any, ...]:
+    from energon_dali.cache import active_pool
+
+    return stream, epoch, at, type(active_pool()).__name__

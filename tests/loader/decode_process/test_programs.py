@@ -1,0 +1,114 @@
+"""Whole programs whose loader has a decode process: how they start, are interrupted and killed, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.loader.test_programs import ENDLESS, PROGRAM, TWO_EPOCHS, alive, marker, start
+
+__all__ = ["marker"]
+
+WITH_PROCESS = PROGRAM.replace("start_method=method", "start_method=method, decode_process=True")
+
+
+def script(marker: str, body: str, method: str = "fork") -> str:
+    path = Path(marker, "program.py")
+    path.write_text(WITH_PROCESS + body.replace("RANK_WORK", "True").replace("METHOD", method))
+    return str(path)
+
+
+def wait_until_nothing_is_left(marker: str, *but: int) -> None:
+    deadline = time.monotonic() + 10
+    while set(alive(marker)) - set(but) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not set(alive(marker)) - set(but)
+
+
+def test_a_script_without_a_main_guard(marker: str) -> None:
+    process = start(marker, script(marker, TWO_EPOCHS))
+    out, err = process.communicate(timeout=110)
+    assert (out, err, process.returncode) == ("all well\n", "", 0)
+
+
+def test_ctrl_c(marker: str) -> None:
+    body = (
+        "FILES = len(os.listdir('/proc/self/fd'))\n"
+        + ENDLESS
+        + """
+try:
+    next(iter(loader))
+    say("running")
+    for batch in loader:
+        pass
+except KeyboardInterrupt:
+    say("interrupted", loader.save_state_rank()["streams"]["0"]["count"] > 0)
+    import threading
+    loader.close()
+    say(len(threading.enumerate()), len(os.listdir("/proc/self/fd")) == FILES)
+"""
+    )
+    process = start(marker, script(marker, body))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("interrupted True\n1 True\n", "", 0)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_the_trainer_is_killed_while_workers_are_busy(marker: str, method: str) -> None:
+    body = f"""
+loader = build(lengths=(9, 9), rank_work=True, method="{method}", make=lambda s, e, p: (s, e, p),
+               mishap=Mishap(1, 2, "hang"))
+next(iter(loader))
+holder = os.fork()
+if holder == 0:  # a child of the trainer that holds copies of its descriptors for a while
+    time.sleep(60)
+    os._exit(0)
+say(holder)
+for batch in loader:
+    pass
+"""
+    process = start(marker, script(marker, body))
+    assert process.stdout is not None
+    holder = int(process.stdout.readline())
+    assert len(alive(marker)) == 5  # the trainer, its child, the decode process, two workers
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until_nothing_is_left(marker, holder)
+    os.kill(holder, signal.SIGKILL)
+    process.communicate(timeout=20)
+
+
+def test_the_decode_process_is_killed(marker: str) -> None:
+    body = (
+        ENDLESS
+        + """
+import signal
+next(iter(loader))
+os.kill(loader._delivery.process.pid, signal.SIGKILL)
+try:
+    for batch in loader:
+        pass
+except Exception as error:
+    say(type(error).__name__, "killed by SIGKILL" in str(error))
+"""
+    )
+    process = start(marker, script(marker, body))
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("WorkerDiedError True\n", "", 0)
+    wait_until_nothing_is_left(marker)
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "1 / 0"])
+def test_a_program_that_ends_in_the_middle(marker: str, ending: str) -> None:
+    body = ENDLESS + f"for batch in loader:\n    break\nsay('half way')\n{ending}"
+    process = start(marker, script(marker, body))
+    out, err = process.communicate(timeout=60)
+    assert out == "half way\n"
+    assert process.returncode == (3 if "3" in ending else 1)
+    assert err.count("Traceback") == ("1 / 0" in ending)
