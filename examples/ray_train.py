@@ -1,0 +1,94 @@
+"""Trains a task of energon_dali on Ray: the train command's parts, on workers that Ray starts.
+
+    python examples/ray_train.py --workers 2 --storage runs --name igpt \
+        +task=vision/igpt +dataset=vision/igpt/cifar dataset.cfg.data_dir=data/cifar trainer.max_epochs=4
+
+The same command again, with more epochs, continues from the last checkpoint, and so does Ray when a worker fails. Each
+epoch ends with a checkpoint, which contains where all ranks were in the data. Several machines need a --storage that
+all of them reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.train
+from omegaconf import OmegaConf
+
+from energon_dali.tasks import HydraInstantiator, compose, run
+
+if TYPE_CHECKING:
+    from lightning import Trainer
+
+
+class RayInstantiator(HydraInstantiator):
+    """Makes the parts of a run as the train command does, and a trainer that takes its ranks from Ray."""
+
+    def trainer(self, cfg: Any, **given: Any) -> Trainer:
+        from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, RayTrainReportCallback, prepare_trainer
+
+        cfg = {name: value for name, value in cfg.items() if name not in ("strategy", "devices", "num_nodes")}
+        trainer = super().trainer(cfg, strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()], **given)
+        trainer.callbacks.append(RayTrainReportCallback())
+        return prepare_trainer(trainer)
+
+
+def train_on_worker(config: dict[str, Any]) -> None:
+    """Is the whole run of one worker."""
+    cfg = OmegaConf.create(config)
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        run(cfg, RayInstantiator())
+        return
+    with checkpoint.as_directory() as folder:
+        cfg.ckpt_path = str(Path(folder) / "checkpoint.ckpt")
+        run(cfg, RayInstantiator())
+
+
+def train_on_ray(cfg: Any, *, workers: int, storage: Path, name: str, use_gpu: bool = False) -> ray.train.Result:
+    """Trains a composed config on Ray, from its last checkpoint if `storage` has one of that name.
+
+    Args:
+        cfg: What `compose` returned.
+        workers: Ranks; each has a GPU or a CPU.
+        storage: Folder of checkpoints, which all workers reach.
+        name: The run's own folder in it.
+        use_gpu: Whether each rank has a GPU.
+    """
+    from ray.train.torch import TorchTrainer
+
+    trainer = TorchTrainer(
+        train_on_worker,
+        train_loop_config=OmegaConf.to_container(cfg),
+        scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=use_gpu),
+        run_config=ray.train.RunConfig(
+            name=name, storage_path=str(storage.absolute()), failure_config=ray.train.FailureConfig(max_failures=2)
+        ),
+    )
+    return trainer.fit()
+
+
+def main(arguments: Sequence[str] | None = None) -> ray.train.Result:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Trains a task of energon_dali on Ray.")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker")
+    parser.add_argument("--storage", type=Path, default=Path("runs"))
+    parser.add_argument("--name", default="energon_dali")
+    parser.add_argument("--config-dir", help="folder of configs of your own")
+    options, overrides = parser.parse_known_args(arguments)
+    output = options.storage.absolute() / options.name / "outputs"
+    cfg = compose([f"output_dir={output}", *overrides], options.config_dir)
+    if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init()
+    return train_on_ray(cfg, workers=options.workers, storage=options.storage, name=options.name, use_gpu=options.gpu)
+
+
+if __name__ == "__main__":
+    main()
