@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
+import torch
+
 from benchmarks.tuning_media import CODECS, FORMATS, encode_image, encode_video, photographs
-from energon_dali.av import MediaFile
 from energon_dali.decode import DaliDecoder, Decoded, SampleDecoder
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali import close_engines
@@ -25,7 +26,9 @@ from energon_dali.decode.pyav import decode_clips, stage_clips
 
 Kind = Literal["cpu", "gpu"]
 IMAGE_SIZES = ((32, 32), (128, 128), (256, 256), (500, 375), (1280, 720), (1920, 1080), (3840, 2160))
-CLIP_SIZES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
+CLIP_SIZES: dict[Kind, tuple[tuple[int, int], ...]] = {
+    "cpu": ((320, 240), (640, 360), (1280, 720)), "gpu": ((320, 240), (640, 360), (1280, 720), (1920, 1080)),
+}  # fmt: skip
 CLIP_FRAMES = (1, 8, 32, 64)
 CLIP_CODECS: dict[Kind, tuple[str, ...]] = {"cpu": ("vp9", "vp8", "mjpeg"), "gpu": ("h264", "hevc", "vp9", "mpeg4")}
 LIMIT: dict[str, float] = {"cpu": 1.25, "gpu": 1.0}
@@ -39,6 +42,7 @@ def sweep_images(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
     for size in sizes:
         count = max(4, min(64, 4_000_000 // (size[0] * size[1])))
         pictures = photographs(min(count, 8), size, threads=cores)
+        repetitions = 1 if quick else 5 if size[0] * size[1] < 500_000 else 3
         for label in list(FORMATS)[: 2 if quick else None]:
             files = [encode_image(picture, label) for picture in pictures]
             files = [files[i % len(files)] for i in range(count)]
@@ -51,13 +55,13 @@ def sweep_images(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                 outcomes = decoder.decode_block([decoder.stage("image.jpg", data) for data in files])
                 return sum(isinstance(outcome, Decoded) for outcome in outcomes)
 
-            def by_pil(files: Sequence[bytes] = files, pil: SampleDecoder = pil) -> int:
+            def by_pil(files: Sequence[bytes], pil: SampleDecoder = pil) -> int:
                 return len([pil.decode("image.jpg", data) for data in files])
 
             yield {
                 "what": "image", "format": label, "width": size[0], "height": size[1],
                 "pixels": size[0] * size[1], "bytes": round(statistics.mean(map(len, files))),
-                **_compare(kind, by_dali, by_pil, count, cores, quick=quick),
+                **_compare(kind, by_dali, by_pil, files.copy, count, cores, repetitions=repetitions),
             }  # fmt: skip
     close_engines()
 
@@ -66,12 +70,12 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
     """Yields one row per codec, size and number of frames to decode."""
     cores, device = len(os.sched_getaffinity(0)), resolve_device(kind, "video")
     for codec in CLIP_CODECS[kind][: 1 if quick else None]:
-        for size in CLIP_SIZES[: 1 if quick else None]:
+        for size in CLIP_SIZES[kind][: 1 if quick else None]:
             frames = CLIP_FRAMES[: 2 if quick else None]
             data = encode_video(codec, size, max(frames))
             for number in frames:
                 spec = VideoClips(1, number, sampling="at", at=(0.0,))
-                count = max(2, min(8, 64 // number))
+                count = max(2, min(8, 32 // number)) if kind == "cpu" else 8
                 handles = []
                 for _ in range(count):
                     handle, file = stage_clips(CODECS[codec][1], data, spec)
@@ -86,34 +90,58 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                     assert set(routes) == {f"dali-{kind}"}, routes
                     return len(routes)
 
-                def by_pyav(handles: Sequence[Any] = handles) -> int:
-                    return len([decode_clips(handle, MediaFile(handle.data, threads=1)) for handle in handles])
+                def opened(count: int = count, data: bytes = data, spec: VideoClips = spec) -> list[Any]:
+                    # A worker has opened the file to choose the frames, whoever decodes them.
+                    return [stage_clips("video", data, spec) for _ in range(count)]
+
+                def by_pyav(videos: list[Any]) -> int:
+                    return len([decode_clips(handle, file) for handle, file in videos])
 
                 yield {
                     "what": "clips", "format": codec, "width": size[0], "height": size[1], "frames": number,
                     "pixels": handles[0].frames_to_decode * size[0] * size[1], "bytes": len(data),
-                    **_compare(kind, by_dali, by_pyav, count, cores, quick=quick),
+                    **_compare(kind, by_dali, by_pyav, opened, count, cores, repetitions=1 if quick else 3),
                 }  # fmt: skip
         close_engines()
 
 
 def _compare(
-    kind: Kind, by_dali: Callable[[], int], by_cpu: Callable[[], int], count: int, cores: int, *, quick: bool
+    kind: Kind,
+    by_dali: Callable[[], int],
+    by_cpu: Callable[[Any], int],
+    given: Callable[[], Any],
+    count: int,
+    cores: int,
+    *,
+    repetitions: int,
 ) -> dict[str, float]:
-    """Returns the times per sample of both sides, in microseconds, and their ratio."""
-    assert by_dali() == by_cpu() == count
+    """Returns the times per sample of both sides, in microseconds, and their ratio.
+
+    Args:
+        kind: Where DALI decodes.
+        by_dali: Decodes all with DALI.
+        by_cpu: Decodes what `given` returned with PIL or PyAV.
+        given: Makes that anew, outside of the time that counts.
+        count: Samples.
+        cores: Of the machine.
+        repetitions: How often; the least time counts.
+    """
+    torch.set_num_threads(1)  # as in workers; its threads would spin, and that time would count
+    assert by_dali() == by_cpu(given()) == count
     wall: list[float] = []
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(1 if quick else 5):  # in turns, so that a machine that slows down slows both
-        for work, times in ((by_dali, ours), (by_cpu, theirs)):
-            start, cpu_start = time.perf_counter(), time.process_time()
-            work()
-            if kind == "gpu" and work is by_dali:
-                _finish_gpu()
-            times.append((time.process_time() - cpu_start) / count * 1e6)
-            if work is by_dali:
-                wall.append((time.perf_counter() - start) / count * 1e6)
+    for _ in range(repetitions):  # in turns, so that a machine that slows down slows both
+        start, cpu_start = time.perf_counter(), time.process_time()
+        by_dali()
+        if kind == "gpu":
+            _finish_gpu()
+        ours.append((time.process_time() - cpu_start) / count * 1e6)
+        wall.append((time.perf_counter() - start) / count * 1e6)
+        samples = given()
+        cpu_start = time.process_time()
+        by_cpu(samples)
+        theirs.append((time.process_time() - cpu_start) / count * 1e6)
     dali, cpu = min(ours), min(theirs)
     ratio = dali / cpu if kind == "cpu" else min(wall) / (cpu / cores)
     return {"dali_us": round(min(wall), 1), "dali_processor_us": round(dali, 1), "cpu_processor_us": round(cpu, 1),
@@ -121,8 +149,6 @@ def _compare(
 
 
 def _finish_gpu() -> None:
-    import torch
-
     torch.cuda.synchronize()
 
 
