@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ BACKBONES = {"gpt": CaptioningGPT, "transformers": TransformersGPT2}
 
 
 def two_datasets(folder: Path) -> list[str]:
-    """Writes and prepares two small datasets."""
+    """Writes and prepares two small datasets; the second one is crude."""
     made = []
     for name, numbers in (("first", range(40)), ("second", range(100, 120))):
         samples = {f"{name}{number:03d}": captioning_sample(number) for number in numbers}
-        made.append(str(prepare(write_shards(folder / name, samples, 2))))
-    return made
+        made.append(prepare(write_shards(folder / name, samples, 2)))
+    crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    (made[1] / ".nv-meta" / "dataset.yaml").write_text(json.dumps(crude))
+    return [str(path) for path in made]
 
 
 def encoder(kind: str = "pil") -> PackedCaptioningTaskEncoder:

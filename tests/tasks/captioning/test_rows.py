@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali import CaptioningSample
+from energon_dali import CaptioningSample, CrudeSample
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.decode.dali.tolerance import CPU_BILINEAR, explain_difference
-from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.tasks.multimodal.captioning.attention import packed_causal_mask
+from energon_dali.tasks.multimodal.captioning.cooking import cook_caption
 from energon_dali.tasks.multimodal.captioning.pictures import images_of
 from energon_dali.tasks.multimodal.captioning.rows import IGNORED, lay_rows
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, EncodedCaption
@@ -112,6 +113,17 @@ def test_an_image_that_is_not_what_its_header_says_is_left_out() -> None:
     sample.grid = (2, 3)
     with pytest.raises(DecodeError, match="24 x 24 pixels came where its header promised"):
         encoder().postencode_sample(sample)
+
+
+def test_a_crude_sample_needs_an_image_and_a_caption() -> None:
+    image = torch.zeros(2, 3, 3, dtype=torch.uint8)
+    keys = {"__key__": "k7", "__restore_key__": ()}
+    assert cook_caption(CrudeSample(**keys, png=image, json={"caption": "a cat"})).caption == "a cat"
+    assert cook_caption(CrudeSample(**keys, json={"caption": "a cat"}, txt="a dog", png=image)).caption == "a dog"
+    with pytest.raises(DatasetError, match="Sample k7 has no image; its parts are txt"):
+        cook_caption(CrudeSample(**keys, txt="a cat"))
+    with pytest.raises(DatasetError, match=r"Sample k7 has no caption \(txt, caption, text, also in json\)"):
+        cook_caption(CrudeSample(**keys, png=image, json=[1]))
 
 
 def test_a_row_that_cannot_hold_the_largest_sample_is_refused() -> None:

@@ -11,8 +11,9 @@ from energon_dali.decode.geometry import handle_geometry
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples import CaptioningSample
 from energon_dali.samples.batch import join_sources
-from energon_dali.task_encoder import PackSelection, SequencePacker, TaskEncoder
+from energon_dali.task_encoder import Cooker, PackSelection, SequencePacker, TaskEncoder
 from energon_dali.task_encoder.stateless import stateless
+from energon_dali.tasks.multimodal.captioning.cooking import cook_caption
 from energon_dali.tasks.multimodal.captioning.rows import lay_rows
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch, CaptionRow, EncodedCaption
 from energon_dali.tasks.tokenizers import TextCodec, Tokenizer
@@ -41,6 +42,8 @@ class CaptioningTaskEncoder(TaskEncoder[CaptioningSample, EncodedCaption, Captio
         longest_px: Pixels of the longer side at most; what is longer loses its ends, evenly.
         max_caption_tokens: Tokens of a caption at most; the rest is cut off.
     """
+
+    cookers = (Cooker(cook_caption),)
 
     def __init__(
         self,
