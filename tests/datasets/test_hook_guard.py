@@ -1,0 +1,60 @@
+"""What a stage's failures are: a sample's, which is skipped and counted, or the device's, which ends the run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from energon_dali.datasets.hook_guard import HookGuard, is_device_error
+from energon_dali.errors import DecodeError, DeviceFailedError, FatalSampleError
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+class AcceleratorError(RuntimeError):
+    """Named as torch's."""
+
+
+DEVICE_ERRORS = [
+    OutOfMemoryError("no memory"),
+    AcceleratorError("lost"),
+    DeviceFailedError("DALI failed on gpu 0"),
+    RuntimeError("CUDA error: device-side assert triggered"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+]
+
+
+def guard_of(failures: list[Any], tolerance: int = 3) -> HookGuard:
+    recorder = SimpleNamespace(count=lambda name: None, fail=failures.append)
+    config: Any = SimpleNamespace(global_error_handler=lambda *_: None)
+    context: Any = SimpleNamespace(recorder=recorder)
+    return HookGuard("encode_sample", tolerance, context, config)
+
+
+@pytest.mark.parametrize("error", DEVICE_ERRORS, ids=lambda error: type(error).__name__)
+def test_a_device_error_is_raised_as_it_came_and_blames_no_sample(error: Exception) -> None:
+    failures: list[Any] = []
+    assert is_device_error(error)
+    with pytest.raises(type(error)) as raised:
+        guard_of(failures).failed(error, {"__key__": "a"})
+    assert raised.value is error
+    assert not failures
+
+
+@pytest.mark.parametrize("error", [ValueError("CUDA error"), RuntimeError("shape mismatch"), DecodeError("truncated")])
+def test_a_samples_errors_are_counted_until_they_are_too_many(error: Exception) -> None:
+    failures: list[Any] = []
+    guard = guard_of(failures)
+    assert not is_device_error(error)
+    guard.failed(error, {"__key__": "a"})
+    guard.failed(error, {"__key__": "b"})
+    guard.succeeded()
+    guard.failed(error, {"__key__": "c"})
+    guard.failed(error, {"__key__": "d"})
+    with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
+        guard.failed(error, {"__key__": "e"})
+    assert [failure.key for failure in failures] == ["a", "b", "c", "d", "e"]
