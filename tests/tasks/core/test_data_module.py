@@ -12,8 +12,8 @@ from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
 from energon_dali.tasks.core.decoder import make_decoder
 from energon_dali.tasks.core.eval_loader import EvalLoader
-from energon_dali.tasks.core.random_state import RandomState
-from energon_dali.tasks.core.trained_position import check_state
+from energon_dali.tasks.core.position.random_state import RandomState
+from energon_dali.tasks.core.position.trained_position import check_state
 from tests.tasks.core.number_batches import NumbersBatch
 from tests.tasks.core.tiny_run import NumbersDataModule, data_config, numbers_dataset
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning.pytorch as lightning
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 
 from energon_dali import TaskEncoder
 from energon_dali.tasks.core.data_module import Split, TransformerDataConfig, TransformerDataModule
@@ -23,10 +24,8 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 # Lightning's own calls of torch, and hints that a run of a second does not need.
 EXPECTED_WARNINGS = (
     "ignore:.*isinstance\\(treespec, LeafSpec\\).*",
-    "ignore:.*does not have many workers.*",
     "ignore:Checkpoint directory .* exists and is not empty",
     "ignore:Be aware that when using `ckpt_path`, callbacks",
-    "ignore:The `srun` command is available",
 )
 
 
@@ -147,6 +146,7 @@ def train(
     lightning.seed_everything(seed if ckpt_path is None else seed + 1, verbose=False)
     module = NumbersModule(stop, dropout)
     data_module = NumbersDataModule(data_config(folder, **(data or {})))
+    saves = any(isinstance(each, Checkpoint) for each in trainer_options.get("callbacks", ()))
     with warnings.catch_warnings():
         for entry in EXPECTED_WARNINGS:
             action, _, message = entry.partition(":")
@@ -154,7 +154,7 @@ def train(
         trainer = lightning.Trainer(
             **{
                 "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-                "num_sanity_val_steps": 0, "enable_checkpointing": bool(trainer_options.get("callbacks")),
+                "num_sanity_val_steps": 0, "enable_checkpointing": saves,
                 "max_epochs": -1, **trainer_options,
             }
         )  # fmt: skip

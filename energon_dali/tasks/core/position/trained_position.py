@@ -9,8 +9,8 @@ from lightning.pytorch import Callback
 
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import check_format
-from energon_dali.tasks.core.place import find_place
-from energon_dali.tasks.core.random_state import RandomState
+from energon_dali.tasks.core.position.place import find_place
+from energon_dali.tasks.core.position.random_state import RandomState
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
