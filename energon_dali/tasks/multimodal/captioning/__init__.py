@@ -10,20 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from energon_dali.tasks.multimodal.captioning.backbone import CaptioningGPT, PatchPrefix, PrefixBackbone
     from energon_dali.tasks.multimodal.captioning.data_module import CaptioningDataConfig, CaptioningDataModule
+    from energon_dali.tasks.multimodal.captioning.model.backbone import CaptioningGPT, PatchPrefix, PrefixBackbone
+    from energon_dali.tasks.multimodal.captioning.model.transformers_gpt2 import TransformersGPT2
     from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
     from energon_dali.tasks.multimodal.captioning.task import CaptioningTransformer
     from energon_dali.tasks.multimodal.captioning.task_encoder import CaptioningTaskEncoder, PackedCaptioningTaskEncoder
-    from energon_dali.tasks.multimodal.captioning.transformers_gpt2 import TransformersGPT2
 
 _HOMES = {
-    "backbone": ("CaptioningGPT", "PatchPrefix", "PrefixBackbone"),
+    "model.backbone": ("CaptioningGPT", "PatchPrefix", "PrefixBackbone"),
     "data_module": ("CaptioningDataConfig", "CaptioningDataModule"),
     "samples": ("CaptioningBatch",),
     "task": ("CaptioningTransformer",),
     "task_encoder": ("CaptioningTaskEncoder", "PackedCaptioningTaskEncoder"),
-    "transformers_gpt2": ("TransformersGPT2",),
+    "model.transformers_gpt2": ("TransformersGPT2",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
-from energon_dali.tasks.multimodal.captioning.attention import packed_causal_mask
-from energon_dali.tasks.multimodal.captioning.backbone import PatchPrefix, PrefixBackbone
+from energon_dali.tasks.multimodal.captioning.model.attention import packed_causal_mask
+from energon_dali.tasks.multimodal.captioning.model.backbone import PatchPrefix, PrefixBackbone
 from energon_dali.tasks.multimodal.captioning.pictures import images_of, show_captions, write_captions
 from energon_dali.tasks.multimodal.captioning.rows import IGNORED
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
