@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, growth, video
+from benchmarks import cpu, gpu_images, gpu_video, growth, trainer, video
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
@@ -25,7 +25,9 @@ from benchmarks.results import as_text
 from benchmarks.workload import Device, Workload
 from benchmarks.workload_run import WorkloadRun
 
-SUITES: dict[str, tuple[Workload, ...]] = {"cpu": cpu.WORKLOADS, "video": video.WORKLOADS}
+SUITES: dict[str, tuple[Workload, ...]] = {
+    "cpu": cpu.WORKLOADS, "trainer": trainer.WORKLOADS, "video": video.WORKLOADS,
+}  # fmt: skip
 DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "gpu-images": gpu_images.workloads, "gpu-video": gpu_video.workloads, "growth": growth.workloads,
 }  # fmt: skip
