@@ -1,0 +1,141 @@
+"""The arenas on GPUs, with memory of this process in place of a GPU's: who waits for what, and what is used again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.loader.decode_process import cuda_ipc, device_memory
+from energon_dali.loader.decode_process.device_memory import DeviceArenaStore, DeviceViews
+from energon_dali.loader.decode_process.tensor_table import Segment
+
+
+class StandIn:
+    """Memory, events and streams as a driver keeps them; notes what was asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.memory: dict[int, Any] = {}
+        self.opened: list[int] = []
+        self.said: list[str] = []
+        monkeypatch.setattr(cuda_ipc, "allocate", self.allocate)
+        monkeypatch.setattr(cuda_ipc, "free", lambda device, address: self.memory.pop(address))
+        monkeypatch.setattr(cuda_ipc, "export", lambda device, address: address.to_bytes(8, "little"))
+        monkeypatch.setattr(cuda_ipc, "open_memory", self.open_memory)
+        monkeypatch.setattr(cuda_ipc, "close_memory", lambda device, address: self.opened.remove(address))
+        monkeypatch.setattr(device_memory, "DeviceBytes", _HostBytes)
+        for name, value in {
+            "device": lambda device: contextlib.nullcontext(), "current_stream": lambda device: _Stream(self),
+            "synchronize": lambda device: self.said.append("synchronize"), "Event": lambda **_: _Event(self),
+            "get_allocator_backend": lambda: "another",
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+        torch.cuda.Event.from_ipc_handle = lambda device, handle: _Event(self, handle.decode())
+        self.events = 0
+
+    def allocate(self, device: int, size: int) -> int:
+        block = (ctypes.c_ubyte * size)()
+        self.memory[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def open_memory(self, device: int, handle: bytes) -> int:
+        self.opened.append(int.from_bytes(handle, "little"))
+        return self.opened[-1]
+
+
+class _HostBytes:
+    def __init__(self, address: int, size: int, owner: object = None) -> None:
+        self.block = (ctypes.c_ubyte * size).from_address(address)
+        self.block.owner = owner
+
+    def as_tensor(self, device: int) -> torch.Tensor:
+        return torch.frombuffer(self.block, dtype=torch.uint8)
+
+
+class _Event:
+    def __init__(self, driver: StandIn, name: str | None = None) -> None:
+        if name is None:
+            name = f"event {driver.events}"
+            driver.events += 1
+        self.driver, self.name = driver, name
+
+    def ipc_handle(self) -> bytes:
+        return self.name.encode()
+
+    def record(self, stream: object) -> None:
+        self.driver.said.append(f"record {self.name}")
+
+
+class _Stream:
+    def __init__(self, driver: StandIn) -> None:
+        self.driver = driver
+
+    def wait_event(self, event: _Event) -> None:
+        self.driver.said.append(f"wait {event.name}")
+
+
+def segment(value: int, size: int) -> Segment:
+    tensor = torch.full((size,), value, dtype=torch.uint8)
+    return Segment(tensor.data_ptr(), size, 0, [tensor])
+
+
+def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = StandIn(monkeypatch)
+    store, views = DeviceArenaStore(1), DeviceViews(wait_for_device=False)
+
+    def cross(*segments: Segment) -> list[torch.Tensor]:
+        return views.view(pickle.loads(pickle.dumps(store.store(list(segments)))))
+
+    def give_back() -> list[int]:
+        unseen = views.take_unseen()
+        for number in unseen:
+            store.give_back(number)
+        return unseen
+
+    first = cross(segment(1, 700), segment(2, 90))
+    assert [(tensor.sum().item(), len(tensor)) for tensor in first] == [(700, 700), (180, 90)]
+    assert driver.said == ["record event 0", "wait event 0"]
+    second = cross(segment(3, 5))
+    kept = first.pop()
+    del first
+    assert give_back() == []
+    del kept
+    gc.collect()
+    driver.said.clear()
+    assert give_back() == [0]
+    assert driver.said == ["record event 1"]  # released, behind the trainer's work
+    third = cross(segment(4, 800))
+    assert driver.said[1:] == ["wait event 1", "record event 0", "wait event 0"]
+    assert len(driver.memory) == len(driver.opened) == 2
+    assert second[0].tolist() == [3] * 5
+    assert views.seen
+
+    ended = []
+    views.on_nothing_seen = lambda: ended.append(True)
+    del second, third
+    assert ended == [True]
+    assert not views.seen
+    assert sorted(give_back()) == [0, 1]  # one is one too many
+    views.drop(store.take_dropped())
+    assert len(driver.opened) == 1
+    assert len(driver.memory) == 2  # not freed before it was closed
+    for number in views.take_closed():
+        store.closed(number)
+    assert len(driver.memory) == 1
+    large = cross(segment(5, 3 << 20))  # the other is too small, and leaves
+    assert large[0].sum() == 5 * (3 << 20)
+    assert len(store.take_dropped()) == 1
+
+
+def test_a_thread_waits_for_the_whole_device_before_it_gives_an_arena_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = StandIn(monkeypatch)
+    store, views = DeviceArenaStore(1), DeviceViews(wait_for_device=True)
+    views.view(store.store([segment(1, 700)]))
+    driver.said.clear()
+    assert views.take_unseen() == [0]
+    assert driver.said == ["synchronize", "record event 1"]
