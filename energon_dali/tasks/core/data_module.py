@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch import LightningDataModule, Trainer
 
 from energon_dali.datasets.base import SavableDataset, State
+from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError
 from energon_dali.loader.datasets import AnyPath, get_train_dataset, get_val_dataset
 from energon_dali.samples.transfer import move
@@ -16,7 +18,7 @@ from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.tasks.core.data_config import TransformerDataConfig
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
 from energon_dali.tasks.core.eval_loader import EvalLoader
-from energon_dali.tasks.core.position.place import find_place, gather_states
+from energon_dali.tasks.core.position.place import find_place, gather_states, warn_between_steps
 from energon_dali.tasks.core.position.trained_position import TrainedPosition, check_state
 from energon_dali.tasks.core.train_loader import TrainLoader
 from energon_dali.worker_config import WorkerConfig
@@ -76,8 +78,10 @@ class TransformerDataModule(LightningDataModule):
 
     # --- loaders ---------------------------------------------------------------------------------------------------
 
-    def train_dataloader(self) -> TrainLoader[Any]:
+    def train_dataloader(self) -> TrainLoader[Any] | EvalLoader[Any]:
         """Returns the loader of training; while it is in use, the same one: a trainer that reloads goes on with it.
+
+        With the trainer's overfit_batches it is one that gives the first batches again in each epoch.
 
         Raises:
             ConfigError: cfg.train is None, or an option cannot work.
@@ -85,15 +89,20 @@ class TransformerDataModule(LightningDataModule):
             StateError: The checkpoint is of another dataset.
         """
         position = self._attach()
+        overfit = getattr(self.trainer, "overfit_batches", 0)
+        if overfit:
+            return self._open_overfit(overfit)
         if self._train is None:
             state = self._state_to_load()
             streams = None if state is None else state["loader"]["num_streams"]
-            config = self._worker_config(self.cfg.num_streams or streams)
-            self._train = self._open_train(config)
+            self._train = self._open_train(self._worker_config(self.cfg.num_streams or streams))
             if state is not None:
+                warn_between_steps(state, self._train.worker_config)
                 self._train.restore_state_global(state["loader"])
                 if position is not None:
-                    position.resume(state["random"].get(str(config.rank)))
+                    position.resume(state["random"].get(str(self._train.worker_config.rank)))
+            elif position is not None:
+                position.warn_without_state()
         if position is not None:
             position.watch(self._train)
         return self._train
@@ -105,7 +114,11 @@ class TransformerDataModule(LightningDataModule):
             ConfigError: An option cannot work.
             LayoutError: The streams cannot be divided over these ranks and workers.
         """
-        return [] if self.cfg.val is None else self._open_eval("val", self.cfg.val, self.cfg.val_split)
+        if self.cfg.val is None:
+            # Lightning asks whether this was meant; it was.
+            warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
+            return []
+        return self._open_eval("val", self.cfg.val, self.cfg.val_split)
 
     def test_dataloader(self) -> EvalLoader[Any] | list[Any]:
         """Returns the loader of the test; nothing if cfg.test is None.
@@ -117,17 +130,27 @@ class TransformerDataModule(LightningDataModule):
         return [] if self.cfg.test is None else self._open_eval("test", self.cfg.test, self.cfg.test_split)
 
     def _open_train(self, config: WorkerConfig) -> TrainLoader[Any]:
+        dataset = self._train_dataset(config)
+        length = self._epoch_length(dataset)
+        return TrainLoader(dataset, length=length, **self._loader_options())
+
+    def _open_overfit(self, amount: int | float) -> EvalLoader[Any]:
+        if "train" not in self._evals:
+            dataset = self._train_dataset(self._worker_config(self.cfg.num_streams))
+            batches = amount if isinstance(amount, int) else int(amount * (self._epoch_length(dataset) or 1))
+            self._evals["train"] = EvalLoader(LimitDataset(dataset, max(1, batches)), **self._loader_options())
+        return self._evals["train"]
+
+    def _train_dataset(self, config: WorkerConfig) -> SavableDataset[Any]:
         cfg = self.cfg
         if cfg.train is None:
             raise ConfigError("There is nothing to train on: cfg.train is None. Give the path of a prepared dataset.")
-        dataset = get_train_dataset(
+        return get_train_dataset(
             cfg.train, split_part=cfg.train_split, worker_config=config, batch_size=cfg.batch_size,
             packing_buffer_size=cfg.packing_buffer_size, shuffle_buffer_size=cfg.shuffle_buffer_size,
             max_samples_per_sequence=cfg.max_samples_per_sequence, parallel_shard_iters=cfg.parallel_shard_iters,
             task_encoder=self.task_encoder("train"), **cfg.dataset_options,
         )  # fmt: skip
-        length = self._epoch_length(dataset)
-        return TrainLoader(dataset, length=length, prefetch_factor=cfg.prefetch_factor, **cfg.loader_options)
 
     def _epoch_length(self, dataset: SavableDataset[Any]) -> int | None:
         """Returns the batches of an epoch of each rank, the same for all; None where epochs never end."""
@@ -155,8 +178,11 @@ class TransformerDataModule(LightningDataModule):
                 limit=cfg.limit_val_batches, parallel_shard_iters=cfg.parallel_shard_iters,
                 task_encoder=self.task_encoder(split), **cfg.dataset_options,
             )  # fmt: skip
-            self._evals[split] = EvalLoader(dataset, prefetch_factor=cfg.prefetch_factor, **cfg.loader_options)
+            self._evals[split] = EvalLoader(dataset, **self._loader_options())
         return self._evals[split]
+
+    def _loader_options(self) -> dict[str, Any]:
+        return {"prefetch_factor": self.cfg.prefetch_factor, **self.cfg.loader_options}
 
     def _worker_config(self, num_streams: int | None) -> WorkerConfig:
         rank, world_size = find_place(self.trainer)

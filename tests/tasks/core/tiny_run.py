@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,11 @@ from tests.loader.dataset_folder import prepare, write_shards
 from tests.tasks.core.number_batches import NumbersBatch, NumbersEncoder
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-# Lightning's own calls of torch, and hints that a run of a second does not need.
+# Lightning's own calls of torch, and that a test resumes with other callbacks, or saves twice.
 EXPECTED_WARNINGS = (
-    "ignore:.*isinstance\\(treespec, LeafSpec\\).*",
-    "ignore:Checkpoint directory .* exists and is not empty",
-    "ignore:Be aware that when using `ckpt_path`, callbacks",
+    ".*isinstance\\(treespec, LeafSpec\\).*",
+    "Checkpoint directory .* exists and is not empty",
+    "Be aware that when using `ckpt_path`, callbacks",
 )
 
 
@@ -122,10 +124,20 @@ def data_config(folder: Path, **options: Any) -> TransformerDataConfig:
     )
 
 
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Lets pass what Lightning says of itself; any other warning is an error of the test."""
+    with warnings.catch_warnings():
+        for message in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        yield
+
+
 def train(
     folder: Path,
     *,
     data: dict[str, Any] | None = None,
+    data_module: NumbersDataModule | None = None,
     stop: Stop | None = None,
     ckpt_path: Path | None = None,
     seed: int = 5,
@@ -137,6 +149,7 @@ def train(
     Args:
         folder: A numbers dataset.
         data: Fields of the data configuration.
+        data_module: One that was used before; None makes one.
         stop: Where the run fails.
         ckpt_path: Checkpoint to continue from.
         seed: Of the weights and of dropout; a resumed run gets another one, to show that it does not matter.
@@ -145,12 +158,9 @@ def train(
     """
     lightning.seed_everything(seed if ckpt_path is None else seed + 1, verbose=False)
     module = NumbersModule(stop, dropout)
-    data_module = NumbersDataModule(data_config(folder, **(data or {})))
+    data_module = data_module or NumbersDataModule(data_config(folder, **(data or {})))
     saves = any(isinstance(each, Checkpoint) for each in trainer_options.get("callbacks", ()))
-    with warnings.catch_warnings():
-        for entry in EXPECTED_WARNINGS:
-            action, _, message = entry.partition(":")
-            warnings.filterwarnings(action, message=message)  # type: ignore[arg-type]
+    with quiet_lightning():
         trainer = lightning.Trainer(
             **{
                 "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from energon_dali.datasets.base import State
@@ -26,6 +27,26 @@ def find_place(trainer: Any | None) -> tuple[int, int]:
     if isinstance(place, dict):
         return int(place["rank"]), int(place["num_replicas"])
     return int(trainer.global_rank), int(trainer.world_size)
+
+
+def warn_between_steps(state: State, config: WorkerConfig) -> None:
+    """Warns where a checkpoint lies within a step of these ranks, as half of one of two ranks does.
+
+    Args:
+        state: What a data module saved.
+        config: The place of this rank.
+    """
+    counts = [0] * config.world_size
+    for stream, position in state["loader"]["streams"].items():
+        counts[int(stream) % config.world_size] += position["count"]
+    whole = len(state["loader"]["streams"]) == state["loader"]["num_streams"]
+    if whole and len(set(counts)) > 1:
+        warnings.warn(
+            f"The checkpoint of {state['loader']['world_size']} rank(s) lies within a step of {config.world_size}, of "
+            f"which they have done {min(counts)} to {max(counts)}. No batch is lost or comes twice, but steps hold "
+            "other batches than without the interruption. Save at whole steps of both, or accumulate gradients.",
+            stacklevel=2,
+        )
 
 
 def gather_states(own: State) -> State:

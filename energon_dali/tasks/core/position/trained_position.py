@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,15 @@ class TrainedPosition(Callback):
     def resume(self, random: State | None) -> None:
         """Lets training begin with the random number generators that a checkpoint has for this rank."""
         self._to_restore = None if random is None else RandomState.from_plain(random)
+
+    def warn_without_state(self) -> None:
+        """Says that a run goes on with old weights and with the data from its beginning, if that is so."""
+        if self._trainer.state.fn == "fit" and self._trainer.ckpt_path:
+            warnings.warn(
+                f"{self._trainer.ckpt_path} holds no position of this data module: training data begins at the "
+                "beginning. Checkpoints of a trainer that was given the data module by datamodule=... hold one.",
+                stacklevel=2,
+            )
 
     def random_state(self) -> dict[str, Any]:
         """Returns the random number generators as they stood behind the last step of the optimizer."""
