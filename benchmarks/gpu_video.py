@@ -8,7 +8,7 @@ from benchmarks.contestants import bars, contestants, limits
 from benchmarks.data.recipe import Recipe
 from benchmarks.workload import Device, Workload
 
-SHORT = Recipe(name="short-clips", samples=256, shards=16, style="video", seconds=10, distinct=32, seed=20)
+SHORT = Recipe(name="short-clips", samples=256, shards=16, style="video", seconds=10, distinct=16, seed=20)
 LONG = Recipe(
     name="long-hd", samples=16, shards=8, style="video", seconds=120, rounds=30, width=1920, height=1080, distinct=8,
     seed=21,

@@ -137,7 +137,8 @@ def _repeated(made: Iterable[Made]) -> Iterator[Made]:
 
 def _made(recipe: Recipe, processes: int | None) -> Iterator[Made]:
     count = _distinct(recipe)
-    workers = min(processes or len(os.sched_getaffinity(0)), count)
+    # A process that begins costs as much as some pictures.
+    workers = min(processes or len(os.sched_getaffinity(0)), count if recipe.style == "video" else -(-count // 16))
     if workers == 1:
         yield from (_make_one(recipe, index) for index in range(count))
         return
