@@ -41,6 +41,8 @@ class GenerativePixelsTransformer(TaskTransformer):
         num_samples: New pictures and completions per validation, each; 0 draws none.
         temperature: Of the draws.
         sample_seed: Of the draws; the same for each validation, so that pictures can be compared.
+        cpu_threads: Threads of torch while it trains on a CPU; None leaves them as they are. The steps of a small model
+            are so short that threads wait for each other, most of all on a machine that is busy.
 
     Raises:
         ConfigError: A number cannot work, or the palette is none.
@@ -60,11 +62,13 @@ class GenerativePixelsTransformer(TaskTransformer):
         num_samples: int = 8,
         temperature: float = 1.0,
         sample_seed: int = 0,
+        cpu_threads: int | None = None,
     ) -> None:
         super().__init__(backbone, optimizer, scheduler, instantiator, num_pixels=num_pixels, num_classes=num_classes)
-        if not temperature > 0 or num_samples < 0:
+        if not temperature > 0 or num_samples < 0 or (cpu_threads is not None and cpu_threads < 1):
             raise ConfigError(
-                f"{temperature = }, {num_samples = }: the temperature is above 0, and the number of samples at least 0."
+                f"{temperature = }, {num_samples = }, {cpu_threads = }: the temperature is above 0, the number of "
+                "samples at least 0, and that of threads at least 1 or None."
             )
         self.palette = _palette_of(palette)
         self.num_pixels = num_pixels
@@ -72,6 +76,8 @@ class GenerativePixelsTransformer(TaskTransformer):
         self.num_samples = num_samples
         self.temperature = temperature
         self.sample_seed = sample_seed
+        self.cpu_threads = cpu_threads
+        self._threads_before: int | None = None
 
     def common_step(self, prefix: Prefix, batch: PictureBatch) -> torch.Tensor:
         """Returns the loss of a batch; with classify the sum of the generative loss and that of the classes.
@@ -118,6 +124,18 @@ class GenerativePixelsTransformer(TaskTransformer):
         """
         rows = self.num_pixels // 2
         return self.pictures(self._draw(self.tokens(pictures)[:, : rows * self.num_pixels], seed))
+
+    def on_fit_start(self) -> None:
+        """Takes so many threads as were asked for."""
+        if self.cpu_threads is not None and self.device.type == "cpu":
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(self.cpu_threads)
+
+    def teardown(self, stage: str) -> None:
+        """Gives the threads back."""
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
 
     def configure_callbacks(self) -> list[Callback]:
         """Returns what draws pictures after each validation."""
