@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.errors import ConfigError
+from energon_dali.tasks.extra import check_extra
 
 if TYPE_CHECKING:
     from energon_dali.tasks.checkpoint import load_task
@@ -36,21 +36,12 @@ _HOME_OF = {
     "run": "train",
 }
 
-_EXTRA = ("hydra", "lightning", "omegaconf")
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise ConfigError(
-            f"energon_dali.tasks.{name} needs the package {error.name!r}, which is not installed. "
-            'Install the extra: pip install "energon-dali[tasks]".'
-        ) from error
+    check_extra()
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
 

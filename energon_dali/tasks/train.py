@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
+import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
-
-from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
-from energon_dali.tasks.composition.compose import CONF, explain_refusal, options_of
+from energon_dali.errors import ConfigError
+from energon_dali.tasks.composition.compose import options_of
 from energon_dali.tasks.composition.nearest import nearest_names
 from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, Trainer
+    from omegaconf import DictConfig
 
     from energon_dali.tasks.core.task import TaskTransformer
 
@@ -52,10 +47,14 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
         ConfigError: A part is missing or cannot be made, or the checkpoint is not there.
         DatasetError: The dataset is not prepared, or its files are damaged.
     """
-    instantiator = instantiator or HydraInstantiator()
     cfg = _completed(cfg)
+    instantiator = instantiator or HydraInstantiator()
     import lightning  # takes seconds, which a message for a wrong command should not wait for
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
+    if HydraConfig.initialized():
+        logging.getLogger("lightning").handlers.clear()  # Hydra's handlers write its messages already
     lightning.seed_everything(cfg.seed, verbose=False)
     tokenizer = instantiator.tokenizer(cfg.get("tokenizer"))
     data_module = instantiator.data_module(cfg.dataset, tokenizer=tokenizer, decoder=cfg.get("decoder"))
@@ -89,6 +88,9 @@ def _completed(cfg: DictConfig) -> DictConfig:
     Raises:
         ConfigError: A group that every run needs is missing, or the checkpoint is not there.
     """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import DictConfig, open_dict
+
     cfg = cfg.copy()
     for group in ("task", "dataset", "backbone"):
         if not isinstance(cfg.get(group), DictConfig):
@@ -117,67 +119,7 @@ def _completed(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def command(arguments: list[str] | None = None) -> None:
-    """Runs the command line: what the user got wrong ends it with a message, exit status 1 and no traceback.
-
-    HYDRA_FULL_ERROR=1 shows the traceback.
-
-    Args:
-        arguments: What stands behind the command; None takes those of the process.
-    """
-    given = sys.argv[1:] if arguments is None else arguments
-    sys.argv[1:] = [*given, *_quiet_rank()]
-    # Both speak of how Lightning works inside; the folder is not empty because Hydra wrote the config there.
-    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
-    warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\)")
-    try:
-        main()
-    except SystemExit as exit_:
-        if exit_.code == 1 and not _STARTED and os.environ.get("HYDRA_FULL_ERROR") != "1":
-            parser = argparse.ArgumentParser(add_help=False)
-            parser.add_argument("--config-dir", "-cd")
-            parsed, overrides = parser.parse_known_args(given)
-            explained = explain_refusal([each for each in overrides if not each.startswith("-")], parsed.config_dir)
-            sys.stderr.write(f"{explained}\n" if explained else "")
-        raise
-
-
-@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def main(cfg: DictConfig) -> Any:
-    """Runs what Hydra composed."""
-    _STARTED.append(True)
-    try:
-        return run(cfg).metrics
-    except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not _is_for_the_user(error):
-            raise
-        sys.stderr.write(f"Error: {error}\n")
-        sys.exit(1)
-
-
-_STARTED: list[bool] = []
-"""Not empty once the config stood."""
-
-
-def _is_for_the_user(error: Exception) -> bool:
-    """Returns whether an error says something that can be put right without its traceback."""
-    if isinstance(error, ConfigError | DatasetError | StateError | StorageError):
-        return True
-    exceptions = sys.modules.get("lightning.fabric.utilities.exceptions")
-    return exceptions is not None and isinstance(error, exceptions.MisconfigurationException)
-
-
-def _quiet_rank() -> list[str]:
-    """Returns overrides for ranks under torchrun other than 0, so that they leave no folder of their own.
-
-    Each process would name its folder by its own clock.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0":
-        return []
-    given = any(override.startswith("hydra.run.dir=") for override in sys.argv)
-    folder = [] if given else ["hydra.run.dir=."]
-    return [*folder, "hydra.output_subdir=null", "hydra/job_logging=stdout"]
-
-
 if __name__ == "__main__":
+    from energon_dali.tasks.command import command
+
     command()

@@ -27,8 +27,8 @@ COMMANDS = [
     for line in block.replace("\\\n", "").splitlines()
 ]
 SMALL = (
-    "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu", "dataset.cfg.batch_size=4",
-    "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
+    "trainer.max_epochs=1", "trainer.gpus=1", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu",
+    "dataset.cfg.batch_size=4", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
 )  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def test_the_pages_files_train_and_load(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "DeprecationWarning: trainer.gpus=1 is the older name of trainer.devices=1" in done.stderr
     monkeypatch.syspath_prepend(folder)
     runpy.run_path("use.py")
     assert capsys.readouterr().out == "Matching 259\n"

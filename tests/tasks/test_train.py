@@ -13,6 +13,7 @@ import torch
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks import TrainResult, compose, load_task, run
+from energon_dali.tasks.command import _quiet_rank
 
 CONF = Path(__file__).parent / "tiny_conf"
 ROOT = CONF.parent.parent.parent
@@ -139,6 +140,8 @@ def test_what_the_command_line_leaves_out_is_named() -> None:
         (["dataset.cfg.batches=???"], r"dataset\.cfg\.batches has no value.*Add dataset\.cfg\.batches=\.\.\. to"),
         (["ckpt_path=none.ckpt"], r"ckpt_path=none\.ckpt does not exist\. Give a checkpoint"),
         (["task._target_=tests.tasks.tiny.TinyTusk"], r"task cannot be made: (.|\n)*TinyTusk"),
+        (["trainer.strategy=foo"], r"trainer cannot make Trainer: ValueError: .*strategy='foo'"),
+        (["optimizer.lr=abc"], r"optimizer cannot make AdamW: TypeError: "),
         (["tokenizer=autotokenizer"], r"tokenizer\.pretrained_model_name_or_path has no value"),
     ],
 )
@@ -155,13 +158,6 @@ def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_command_trains_and_writes_into_the_folder_of_its_run(tmp_path: Path) -> None:
-    done = command(tmp_path, "trainer.gpus=1", "trainer.max_steps=2", "trainer.log_every_n_steps=1")
-    assert done.returncode == 0, done.stderr
-    assert {".hydra", "checkpoints", "hparams.yaml", "loss.png", "metrics.csv"} <= {p.name for p in tmp_path.iterdir()}
-    assert "DeprecationWarning: trainer.gpus=1 is the older name of trainer.devices=1" in done.stderr
-
-
 def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path: Path) -> None:
     refused = command(tmp_path, "trainer.devces=1")
     assert refused.returncode == 1
@@ -171,3 +167,27 @@ def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("Error: ckpt_path=none.ckpt does not exist.")
     assert "Traceback" not in refused.stderr + wrong.stderr
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import energon_dali.tasks
+    from energon_dali.tasks import extra
+
+    find = extra.find_spec
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "lightning" else find(name))
+    monkeypatch.delitem(vars(energon_dali.tasks), "run")
+    with pytest.raises(ConfigError, match=r'not installed: lightning\. .*pip install "energon-dali\[tasks\]"'):
+        energon_dali.tasks.run  # noqa: B018
+
+
+def test_only_the_first_rank_of_torchrun_makes_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    quiet = ["hydra.output_subdir=null", "hydra/job_logging=stdout"]
+    for rank, given, added in (
+        ("0", [], []),
+        ("1", [], ["hydra.run.dir=.", *quiet]),
+        ("1", ["hydra.run.dir=runs/1"], quiet),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        assert _quiet_rank(given) == added
+        assert not any("hydra" in key for key in compose([*TINY, *added], CONF))

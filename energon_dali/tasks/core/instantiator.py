@@ -147,7 +147,8 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
         **given: Arguments that the config may leave out; the config's own win.
 
     Raises:
-        ConfigError: There is no target, it cannot be imported, a value is missing, or an argument is unknown.
+        ConfigError: There is no target, it cannot be imported, a value is missing, an argument is unknown, or the
+            target raised TypeError or ValueError.
         EnergonDaliError: What the target itself raised.
     """
     target, arguments = _resolve(place, cfg)
@@ -168,7 +169,15 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
         raise ConfigError(f"{place} cannot make {_name(target)}: {error}. Set it as {place}.NAME=VALUE.") from error
     except ValueError:
         pass  # a builtin without a signature
-    return target(**arguments)
+    try:
+        return target(**arguments)
+    except EnergonDaliError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{place} cannot make {_name(target)}: {type(error).__name__}: {error} Change a value under {place}; "
+            "HYDRA_FULL_ERROR=1 shows where it came from."
+        ) from error
 
 
 def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any]]:
