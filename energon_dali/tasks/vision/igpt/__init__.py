@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from energon_dali.tasks.vision.igpt.config import ImageGPTDataConfig
     from energon_dali.tasks.vision.igpt.data_module import ImageGPTDataModule
-    from energon_dali.tasks.vision.igpt.drawing import draw_pixels
     from energon_dali.tasks.vision.igpt.gpt2 import GPT2
     from energon_dali.tasks.vision.igpt.palette import learn_palette, stored_palette
+    from energon_dali.tasks.vision.igpt.pictures.drawing import draw_pixels
     from energon_dali.tasks.vision.igpt.sequence import quantize, to_pictures
     from energon_dali.tasks.vision.igpt.task import GenerativePixelsTransformer
 
@@ -21,8 +21,8 @@ __all__ = [
 
 _HOME_OF = {
     "GPT2": "gpt2", "GenerativePixelsTransformer": "task", "ImageGPTDataConfig": "config",
-    "ImageGPTDataModule": "data_module", "draw_pixels": "drawing", "learn_palette": "palette", "quantize": "sequence",
-    "stored_palette": "palette", "to_pictures": "sequence",
+    "ImageGPTDataModule": "data_module", "draw_pixels": "pictures.drawing", "learn_palette": "palette",
+    "quantize": "sequence", "stored_palette": "palette", "to_pictures": "sequence",
 }  # fmt: skip
 """Module of each name, imported when the name is first used: reading workers need few of them, and no torch."""
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 from energon_dali.errors import ConfigError
 from energon_dali.kernels.color_quantize import Palette
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
-from energon_dali.tasks.vision.igpt.drawing import draw_pixels
-from energon_dali.tasks.vision.igpt.samples import SamplesCallback
+from energon_dali.tasks.vision.igpt.pictures.drawing import draw_pixels
+from energon_dali.tasks.vision.igpt.pictures.samples import SamplesCallback
 from energon_dali.tasks.vision.igpt.sequence import _to_sequence, quantize, to_pictures
 
 if TYPE_CHECKING:

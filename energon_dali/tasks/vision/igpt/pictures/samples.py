@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from energon_dali.tasks.vision.igpt.picture_grid import picture_grid
+from energon_dali.tasks.vision.igpt.pictures.picture_grid import picture_grid
 
 if TYPE_CHECKING:
     from lightning import LightningModule, Trainer

@@ -1,0 +1,1 @@
+"""Draws pictures with a model, and shows them."""

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from energon_dali.errors import ConfigError
+from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer
+from energon_dali.tasks.vision.igpt.pictures.picture_grid import picture_grid
+from energon_dali.tasks.vision.igpt.pictures.samples import log_picture
+
+PALETTE = [[0, 0, 0], [800, 8, 8], [8, 1600, 2040]]
+
+
+def task(**options: Any) -> GenerativePixelsTransformer:
+    model = GPT2(num_layers=1, num_positions=16, num_vocab=3)
+    told = {"palette": PALETTE, "num_pixels": 4, "num_classes": 2}
+    return GenerativePixelsTransformer(model, {"_target_": "torch.optim.AdamW"}, **{**told, **options})
+
+
+def test_a_grid_shows_every_pixel_of_every_row() -> None:
+    rng = np.random.default_rng(0)
+    rows = {
+        name: torch.from_numpy(rng.integers(0, 256, (n, 3, 16, 16), dtype=np.uint8)) for name, n in (("a", 2), ("b", 3))
+    }
+    grid = np.asarray(picture_grid(rows))
+    assert grid.shape == (4 + 2 * 100, 76 + 3 * 100, 3)
+    for row, pictures in enumerate(rows.values()):
+        for column, pixels in enumerate(pictures):
+            shown = grid[4 + 100 * row :, 76 + 100 * column :][:96, :96]
+            assert np.array_equal(shown[::6, ::6], pixels.permute(1, 2, 0).numpy())
+            assert np.array_equal(shown[5::6, 5::6], pixels.permute(1, 2, 0).numpy())
+    assert (grid[:, :76] < 128).any()  # the names
+
+
+class Recorder:
+    """A logger, or what one writes with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+
+class WithLogImage(Recorder):
+    def log_image(self, key: str, images: list[Image.Image], step: int) -> None:
+        self.calls.append((key, len(images), step))
+
+
+class WithAddImage(Recorder):
+    def add_image(self, name: str, picture: np.ndarray, step: int, dataformats: str) -> None:
+        self.calls.append((name, picture.shape, step, dataformats))
+
+
+def test_loggers_that_take_pictures_get_them() -> None:
+    picture = Image.new("RGB", (5, 3))
+    first, board, table = WithLogImage(), Recorder(), Recorder()
+    board.experiment = WithAddImage()  # type: ignore[attr-defined]
+    table.experiment = Recorder()  # type: ignore[attr-defined]
+    for logger in (first, board, table, Recorder()):
+        log_picture(logger, "samples", picture, 7)
+    assert first.calls == [("samples", 1, 7)]
+    assert board.experiment.calls == [("samples", (3, 5, 3), 7, "HWC")]  # type: ignore[attr-defined]
+
+
+def test_threads_are_changed_for_a_training_and_given_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tasks = [task(cpu_threads=1), task()]
+        for one, during in zip(tasks, (1, 2), strict=True):
+            one.on_fit_start()
+            assert torch.get_num_threads() == during
+            one.teardown("fit")
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is above 0"),
+        ({"num_samples": -1}, "number of samples at least 0"),
+        ({"cpu_threads": 0}, "at least 1 or None"),
+        ({"palette": [[1, 2]]}, "palette is no list of colours"),
+        ({"palette": [[1, 2, 9999]]}, "palette is no list of colours"),
+    ],
+)
+def test_what_cannot_work_is_said_in_words(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(**options)
