@@ -42,7 +42,9 @@ def report(folder: Path, name: str, run: Run) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    report(folder, "whole", run(folder, callbacks=[checkpoints(folder, "whole")]))
+    whole = run(folder, callbacks=[checkpoints(folder, "whole")])
+    whole.trainer.save_checkpoint(folder / "afterwards.ckpt")
+    report(folder, "whole", whole)
     report(folder, "resumed", run(folder, ckpt_path=folder / "whole" / "step=5.ckpt"))
     report(folder, "from_one", run(folder, ckpt_path=folder / "one" / "step=3.ckpt", dropout=0.0))
     stop = Stop(KILLED_AT, how=signal.SIGKILL) if rank() == 1 else None

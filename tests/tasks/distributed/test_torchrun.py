@@ -79,6 +79,13 @@ def test_ranks_read_different_streams_and_resume_to_the_last_digit(folder: Path,
         assert not {*mine[0]} & {*theirs[0]}
     assert weights[0] == weights[1]
     assert seen(folder, "resumed") == (zero[5:], one[5:], weights)
+    last, afterwards = (
+        torch.load(folder / name, weights_only=True)["NumbersDataModule"]
+        for name in (f"whole/step={STEPS}.ckpt", "afterwards.ckpt")
+    )
+    assert sorted(last["loader"]["streams"]) == ["0", "1", "2", "3"]
+    assert last["loader"] == afterwards["loader"]
+    assert list(last["random"]) == list(afterwards["random"]) == ["0", "1"]
 
 
 def test_a_run_on_one_rank_continues_on_two_and_back(folder: Path, killed: str, one: Run) -> None:
