@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import threading
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class GpuMeter:
                 import pynvml
 
                 pynvml.nvmlInit()
-                self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+                self._handle = _first_visible(pynvml)
                 self._memory_before = pynvml.nvmlDeviceGetMemoryInfo(self._handle).used
                 self._library = pynvml
 
@@ -70,3 +71,11 @@ class GpuMeter:
             for name, probe in probes.items():
                 with contextlib.suppress(library.NVMLError, AttributeError):  # older GPUs and drivers lack some
                     self._samples.setdefault(name, []).append(float(probe()))
+
+
+def _first_visible(library: Any) -> Any:
+    """Returns the handle of the GPU that CUDA calls 0 in this process."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    if first.startswith("GPU-"):
+        return library.nvmlDeviceGetHandleByUUID(first)
+    return library.nvmlDeviceGetHandleByIndex(int(first))

@@ -137,14 +137,19 @@ def _repeated(made: Iterable[Made]) -> Iterator[Made]:
 
 def _made(recipe: Recipe, processes: int | None) -> Iterator[Made]:
     count = _distinct(recipe)
-    # A process that begins costs as much as some pictures.
-    workers = min(processes or len(os.sched_getaffinity(0)), count if recipe.style == "video" else -(-count // 16))
+    workers = min(processes or len(os.sched_getaffinity(0)), -(-count // _files_per_process(recipe)))
     if workers == 1:
         yield from (_make_one(recipe, index) for index in range(count))
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         at_once = min(16, -(-count // (4 * workers)))
         yield from pool.map(_make_one, [recipe] * count, range(count), chunksize=at_once)
+
+
+def _files_per_process(recipe: Recipe) -> int:
+    """Returns how many files are worth a process of their own, whose start takes as long as they do."""
+    width, height = recipe.size
+    return 1 if recipe.style == "video" else max(1, 4_000_000 // (width * height))
 
 
 def _make_one(recipe: Recipe, index: int) -> Made:
