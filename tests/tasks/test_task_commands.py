@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from energon_dali.errors import DeviceError
-from energon_dali.tasks import TrainResult, compose, run
+from energon_dali.tasks import TrainResult, compose, load_task, run
 from tests.tasks.captioning.captions import two_datasets
 from tests.tasks.igpt.archives import write_archive
 from tests.tasks.words import save_word_tokenizer
@@ -96,6 +96,9 @@ def test_the_command_runs_and_swaps_what_it_says(
     assert result.trainer.global_step == 2
     assert result.metrics["val_loss"] > 0
     assert SWAPPED[addition(command)](result)
+    trained, loaded = result.task.state_dict(), load_task(tmp_path / "checkpoints" / "last.ckpt").state_dict()
+    assert trained.keys() == loaded.keys()
+    assert all(torch.equal(trained[name], loaded[name]) for name in trained)
 
 
 def test_every_swap_of_the_page_is_checked() -> None:
