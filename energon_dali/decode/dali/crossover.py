@@ -1,6 +1,6 @@
 """Where DALI is faster than PIL and PyAV: the one table that "auto" goes by.
 
-`python -m benchmarks.tuning --only crossover` measures both sides and prints this table anew from what it found
+`python -m benchmarks.tuning --only images clips` measures both sides and prints the entries of this table
 (docs/when-not-to-use-the-gpu.md shows the figures). What names a device ("cpu", "gpu", 0) never asks the table.
 """
 
@@ -38,7 +38,7 @@ _FROM_8_FRAMES = Crossover(8 * 640 * 360, measured=False)
 IMAGES: dict[Kind, dict[str, Crossover]] = {
     "cpu": {
         "jpeg": Crossover(), "png": Crossover(), "webp": Crossover(), "tiff": Crossover(), "jpeg2000": _GUESSED,
-        "bmp": Crossover(0, 128 * 128), "pnm": Crossover(0, 128 * 128),
+        "bmp": Crossover(0, 33000), "pnm": Crossover(0, 4100),
     },
     "gpu": {
         "jpeg": _GUESSED, "png": _GUESSED, "webp": _GUESSED, "tiff": _GUESSED, "jpeg2000": _GUESSED, "bmp": _GUESSED,

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.handles import DaliHandle, DecodedHandle
 from energon_dali.loader.workers.transport import pack, unpack
 from tests.decode.pictures import encode, photograph, pictures
 
-LARGE_BMP = encode(photograph(size=(200, 100)), "BMP")
+LARGE_BMP = encode(photograph(size=(300, 200)), "BMP")
 SMALL_BMP = encode(photograph(size=(60, 50)), "BMP")
 
 
