@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -95,3 +96,45 @@ def normalize_levels(levels: torch.Tensor, coefficients: torch.Tensor, dtype: to
     import torch
 
     return ((levels.to(torch.float32) - coefficients[0]) / coefficients[1]).to(dtype)
+
+
+def values_of_levels(coefficients: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns dtype[C, 256]: what each level of each channel becomes.
+
+    A kernel that looks a value up spends less than one that computes it, and cannot round elsewhere.
+
+    Args:
+        coefficients: float32[2, C].
+        dtype: A floating type.
+    """
+    import torch
+
+    levels = torch.arange(256, dtype=torch.uint8, device=coefficients.device)[:, None]
+    return normalize_levels(levels, coefficients, dtype).T.contiguous()
+
+
+@functools.lru_cache(maxsize=64)
+def values_on(device: torch.device, dtype: Dtype, normalization: Normalization | None, channels: int) -> torch.Tensor:
+    """Returns dtype[C, 256] of `values_of_levels` on a device; the first call with these arguments waits for the copy.
+
+    Args:
+        device: Where it is wanted.
+        dtype: A floating one.
+        normalization: What the caller asked for; None is level / 255.
+        channels: Of the images.
+    """
+    import torch
+
+    coefficients = (normalization or Normalization()).coefficients(channels)
+    return values_of_levels(coefficients, getattr(torch, dtype)).to(device)
+
+
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bits of a tensor as integers of the same size; a view. Kernels move them without a look inside.
+
+    Args:
+        tensor: Of 1, 2 or 4 bytes an element.
+    """
+    import torch
+
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])

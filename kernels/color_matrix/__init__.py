@@ -6,7 +6,8 @@ files in BT.709 and BT.2020. What the wrong formula clipped stays clipped: colou
 
 from __future__ import annotations
 
+from ..normalization import Dtype
 from .matrix import IDENTITY, STANDARDS, ColorMatrix, Standard
-from .operation import Dtype, Layout, convert_colors
+from .operation import Layout, convert_colors
 
 __all__ = ["ColorMatrix", "Dtype", "IDENTITY", "Layout", "STANDARDS", "Standard", "convert_colors"]  # noqa: RUF022

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ..backend import backend_for
+from ..normalization import Dtype, values_on
 from .matrix import ColorMatrix
 from .reference import convert_colors_reference
 
 if TYPE_CHECKING:
     import torch
 
-Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
 Layout = Literal["FCHW", "FHWC"]
 
 
@@ -52,21 +51,15 @@ def convert_colors(
     wanted: torch.dtype = getattr(torch, dtype)
     channels_first = layout == "FCHW"
     coefficients = torch.tensor([matrix.rows for matrix in matrices], dtype=torch.int32).view(-1, 3, 4)
-    if not frames.is_cuda or not _has_triton():
+    if backend_for("color_matrix", frames.device) == "reference":
         return convert_colors_reference(frames, coefficients.to(frames.device), wanted, channels_first)
+    from ..pad_stack.kernel import on_device
     from .kernel import convert_colors_triton
 
     clips, count, height, width, _ = frames.shape
     shape = (clips, count, 3, height, width) if channels_first else (clips, count, height, width, 3)
     result = torch.empty(shape, dtype=wanted, device=frames.device)
+    values = None if dtype == "uint8" else values_on(frames.device, dtype, None, 1)
     with torch.cuda.device(frames.device):
-        # From pinned memory the few bytes go over without a wait for the stream.
-        convert_colors_triton(
-            frames, coefficients.pin_memory().to(frames.device, non_blocking=True), result, channels_first
-        )
+        convert_colors_triton(frames, on_device(coefficients, frames.device), values, result, channels_first)
     return result
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from ..backend import backend_for
-from ..normalization import Dtype, Normalization, coefficients_for
+from ..normalization import Dtype, Normalization, coefficients_for, values_on
 from ..ragged_images import Layout, views_in_hwc
 from .reference import pad_stack_reference
 
@@ -70,8 +70,9 @@ def pad_stack(
         return batch
     from .kernel import pad_stack_triton
 
+    values = None if dtype == "uint8" else values_on(first.device, dtype, normalization, channels)
     with torch.cuda.device(first.device):
-        pad_stack_triton(views, flips, coefficients, in_hwc)
+        pad_stack_triton(views, flips, values, in_hwc)
     return batch
 
 

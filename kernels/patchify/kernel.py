@@ -8,76 +8,101 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from ..pad_stack.kernel import normalized_level, on_device, store_float
+from ..normalization import as_integers
+from ..pad_stack.kernel import on_device, spans_far
 from .patches import Grid, token_starts
 
 if TYPE_CHECKING:
     import torch
 
-_TOKENS = 8
+_TOKENS = 16
 """Tokens per program: neighbours in a row of patches, whose pixels lie side by side."""
-_ELEMENTS = 256
-"""Elements of those tokens that are worked on at a time."""
+_ELEMENTS = 128
+"""Elements of those tokens that are worked on at a time: few enough that the last step wastes little."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _patchify(  # type: ignore[no-untyped-def]
     table,  # int64[n, 10]: address; frames, height, width; strides of frame, y, x, channel; rows, columns of patches
-    coefficients,  # float32[2, CHANNELS], contiguous; not read if TO_BYTES
+    values,  # integers of the tokens' size[CHANNELS, 256]: what levels become; not read if TO_BYTES
     cu_seqlens,  # int32[n + 1], contiguous
-    tokens,  # dtype[S, CHANNELS * TIMES * PATCH * PATCH], contiguous
+    tokens,  # integers[S, CHANNELS * TIMES * PATCH * PATCH], contiguous
     positions,  # int32[S, 3], contiguous
     CHANNELS: tl.constexpr,  # noqa: N803 - constants of the compiler
     TIMES: tl.constexpr,  # noqa: N803
     PATCH: tl.constexpr,  # noqa: N803
-    TO_BFLOAT16: tl.constexpr,  # noqa: N803
     TO_BYTES: tl.constexpr,  # noqa: N803
+    WIDE: tl.constexpr,  # noqa: N803 - whether offsets inside a clip need 64 bits, which are slow
     TOKENS: tl.constexpr,  # noqa: N803
     ELEMENTS: tl.constexpr,  # noqa: N803
 ):
+    LENGTH: tl.constexpr = CHANNELS * TIMES * PATCH * PATCH  # noqa: N806
     clip = tl.program_id(1)
     first = tl.load(cu_seqlens + clip)
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)  # int32[TOKENS], in this clip
-    wanted = token < tl.load(cu_seqlens + clip + 1) - first  # the grid is that of the longest clip
+    begin = tl.program_id(0) * TOKENS  # the grid is that of the longest clip
+    count = tl.load(cu_seqlens + clip + 1) - first
+    token = begin + tl.arange(0, TOKENS)  # int32[TOKENS], in this clip
+    wanted = token < count
     line = table + clip.to(tl.int64) * 10
     source = tl.load(line).to(tl.pointer_type(tl.uint8))
-    frames, height, width = tl.load(line + 1), tl.load(line + 2), tl.load(line + 3)
+    frames, height, width = tl.load(line + 1), tl.load(line + 2).to(tl.int32), tl.load(line + 3).to(tl.int32)
+    along_time, along_y, along_x = tl.load(line + 4), tl.load(line + 5), tl.load(line + 6)
+    along_channels = tl.load(line + 7)
+    if not WIDE:
+        frames, along_time, along_y = frames.to(tl.int32), along_time.to(tl.int32), along_y.to(tl.int32)
+        along_x, along_channels = along_x.to(tl.int32), along_channels.to(tl.int32)
     rows, columns = tl.load(line + 8).to(tl.int32), tl.load(line + 9).to(tl.int32)
     column = token % columns
     row = token // columns % rows
     time = token // columns // rows
-    to_token = (first + token).to(tl.int64)  # int64[TOKENS], in all clips
-    tl.store(positions + to_token * 3, time, mask=wanted)
-    tl.store(positions + to_token * 3 + 1, row, mask=wanted)
-    tl.store(positions + to_token * 3 + 2, column, mask=wanted)
-    LENGTH: tl.constexpr = CHANNELS * TIMES * PATCH * PATCH  # noqa: N806
-    for begin in range(0, LENGTH, ELEMENTS):
-        element = begin + tl.arange(0, ELEMENTS)  # int32[ELEMENTS]
+    place = positions + (first + begin).to(tl.int64) * 3
+    inner = tl.arange(0, TOKENS) * 3
+    tl.store(place + inner, time, mask=wanted)
+    tl.store(place + inner + 1, row, mask=wanted)
+    tl.store(place + inner + 2, column, mask=wanted)
+    # What lies where is a sum of a part of the token and a part of the element: few steps are left for each pair.
+    top, left = row * PATCH, column * PATCH  # int32[TOKENS]
+    corner = top * along_y + left * along_x
+    below, right = height - top, width - left  # pixels that there are from the corner on
+    place = tokens + (first + begin).to(tl.int64) * LENGTH
+    starts = (tl.arange(0, TOKENS) * LENGTH)[:, None]
+    # Most programs lie in the midst of an image, where nothing but the end of the elements is masked.
+    at_edge = (begin + TOKENS > count) | (tl.min(below) < PATCH) | (tl.min(right) < PATCH)
+    for step in range(0, LENGTH, ELEMENTS):
+        element = step + tl.arange(0, ELEMENTS)  # int32[ELEMENTS]
         channel = element // (TIMES * PATCH * PATCH)
-        y = (row * PATCH)[:, None] + (element // PATCH % PATCH)[None, :]  # int32[TOKENS, ELEMENTS], likewise below
-        x = (column * PATCH)[:, None] + (element % PATCH)[None, :]
-        frame = (time * TIMES)[:, None] + (element // (PATCH * PATCH) % TIMES)[None, :]
-        frame = tl.minimum(frame.to(tl.int64), frames - 1)
-        mask = wanted[:, None] & (element < LENGTH)[None, :]
-        inside = mask & (y < height) & (x < width)
-        offsets = frame * tl.load(line + 4) + y * tl.load(line + 5) + x * tl.load(line + 6)
-        offsets += (channel * tl.load(line + 7))[None, :]
-        level = tl.load(source + offsets, mask=inside, other=0)
-        target = to_token[:, None] * LENGTH + element[None, :]
-        if TO_BYTES:
-            tl.store(tokens + target, level, mask=mask)
+        y, x = element // PATCH % PATCH, element % PATCH
+        known = element < LENGTH
+        offsets = corner[:, None] + (y * along_y + x * along_x + channel * along_channels)[None, :]
+        if TIMES == 1:
+            offsets += (time * along_time)[:, None]
+        else:  # after the end the last frame stays
+            frame = (time * TIMES)[:, None] + (element // (PATCH * PATCH) % TIMES)[None, :]
+            offsets += tl.minimum(frame, frames - 1) * along_time
+        looked_up = values + (channel * 256)[None, :]
+        targets = place + (starts + element[None, :])
+        if at_edge:
+            mask = wanted[:, None] & known[None, :]  # int1[TOKENS, ELEMENTS]
+            inside = mask & (y[None, :] < below[:, None]) & (x[None, :] < right[:, None])
+            _write(source + offsets, looked_up, targets, inside, mask, TO_BYTES)
         else:
-            known = element < LENGTH
-            shift = tl.load(coefficients + channel, mask=known, other=0.0)[None, :]
-            divisor = tl.load(coefficients + CHANNELS + channel, mask=known, other=1.0)[None, :]
-            store_float(tokens, target, mask, normalized_level(level, shift, divisor, inside), TO_BFLOAT16)
+            mask = tl.broadcast_to(known[None, :], (TOKENS, ELEMENTS))
+            _write(source + offsets, looked_up, targets, mask, mask, TO_BYTES)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _write(source, looked_up, targets, inside, mask, TO_BYTES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    value = tl.load(source, mask=inside, other=0)
+    if not TO_BYTES:
+        value = tl.load(looked_up + value.to(tl.int32), mask=inside, other=0)
+    tl.store(targets, value, mask=mask)
 
 
 def patchify_triton(
     clips: Sequence[torch.Tensor],
     patch_size: int,
     frames_per_patch: int,
-    coefficients: torch.Tensor | None,
+    values: torch.Tensor | None,
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
@@ -89,7 +114,7 @@ def patchify_triton(
         clips: uint8[F, H, W, C] of any strides, on the device of the tokens; fewer than 65536.
         patch_size: Pixels P along each side of a patch.
         frames_per_patch: Frames T of a patch.
-        coefficients: float32[2, C] on the CPU, or None for bytes.
+        values: dtype[C, 256] of `values_of_levels`, contiguous, on the device of the tokens; None for bytes.
         tokens: dtype[S, C * T * P * P], contiguous.
         positions: int32[S, 3], contiguous.
     """
@@ -99,20 +124,16 @@ def patchify_triton(
     cu_seqlens = on_device(torch.tensor(token_starts(grids), dtype=torch.int32), tokens.device)
     if not tokens.numel():
         return cu_seqlens
-    channels = clips[0].shape[3]
     # A clip without tokens has no rows to divide by: 1 keeps that defined, and nothing of it is stored.
-    table = torch.tensor(
-        [
-            [clip.data_ptr(), *clip.shape[:3], *clip.stride(), max(grid.rows, 1), max(grid.columns, 1)]
-            for clip, grid in zip(clips, grids, strict=True)
-        ],
-        dtype=torch.int64,
-    )  # int64[n, 10]
-    if coefficients is None:
-        coefficients = torch.zeros((2, channels), dtype=torch.float32)
+    lines = [
+        [clip.data_ptr(), *clip.shape[:3], *clip.stride(), max(grid.rows, 1), max(grid.columns, 1)]
+        for clip, grid in zip(clips, grids, strict=True)
+    ]
+    table = on_device(torch.tensor(lines, dtype=torch.int64), tokens.device)
     _patchify[(triton.cdiv(max(grid.tokens for grid in grids), _TOKENS), len(clips))](
-        on_device(table, tokens.device), on_device(coefficients, tokens.device), cu_seqlens, tokens, positions,
-        CHANNELS=channels, TIMES=frames_per_patch, PATCH=patch_size, TO_BFLOAT16=tokens.dtype == torch.bfloat16,
-        TO_BYTES=tokens.dtype == torch.uint8, TOKENS=_TOKENS, ELEMENTS=_ELEMENTS, enable_fp_fusion=False,
+        table, table if values is None else as_integers(values), cu_seqlens, as_integers(tokens), positions,
+        CHANNELS=clips[0].shape[3], TIMES=frames_per_patch, PATCH=patch_size, TO_BYTES=values is None,
+        WIDE=any(spans_far((*clip.shape,), clip.stride()) for clip in clips), TOKENS=_TOKENS, ELEMENTS=_ELEMENTS,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return cu_seqlens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..backend import backend_for
-from ..normalization import Dtype, Normalization, coefficients_for
+from ..normalization import Dtype, Normalization, coefficients_for, values_on
 from ..ragged_images import Layout, views_in_hwc
 from .patches import Grid, Patches, token_starts
 from .reference import patchify_reference
@@ -74,6 +74,7 @@ def patchify(
     else:
         from .kernel import patchify_triton
 
+        values = None if dtype == "uint8" else values_on(device, dtype, normalization, channels)
         with torch.cuda.device(device):
-            cu_seqlens = patchify_triton(clips, patch_size, frames_per_patch, coefficients, tokens, positions)
+            cu_seqlens = patchify_triton(clips, patch_size, frames_per_patch, values, tokens, positions)
     return Patches(tokens, positions, cu_seqlens, max(grid.tokens for grid in grids), grids)

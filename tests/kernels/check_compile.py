@@ -16,16 +16,17 @@ import torch
 ARCHITECTURES = (80, 90)
 """Compute capabilities: A100, H100 and H200."""
 
-PAD = {"CHANNELS": 3, "CHANNELS_FIRST": True, "TO_BFLOAT16": False, "BLOCK": 1024}
-CUT = {"CHANNELS": 3, "TIMES": 2, "PATCH": 14, "TO_BFLOAT16": False, "TOKENS": 8, "ELEMENTS": 256}
-COLORS = {"CHANNELS_FIRST": True, "BITS": 14, "BLOCK": 1024}
+PAD = {"CHANNELS": 3, "CHANNELS_FIRST": True, "ROWS": 16, "COLUMNS": 64}
+CUT = {"CHANNELS": 3, "TIMES": 2, "PATCH": 14, "TOKENS": 16, "ELEMENTS": 128}
+COLORS = {"CHANNELS_FIRST": True, "BITS": 14, "BLOCK": 512}
 VARIANTS: list[tuple[str, str, str, dict[str, Any]]] = [
-    ("pad_stack", "_pad_stack", "*i64 *fp32 *u8 i32 i32 i32", {**PAD, "TO_BYTES": True}),
-    ("pad_stack", "_pad_stack", "*i64 *fp32 *bf16 i32 i32 i32", {**PAD, "TO_BYTES": False, "TO_BFLOAT16": True}),
-    ("patchify", "_patchify", "*i64 *fp32 *i32 *u8 *i32", {**CUT, "TO_BYTES": True}),
-    ("patchify", "_patchify", "*i64 *fp32 *i32 *fp16 *i32", {**CUT, "TO_BYTES": False}),
-    ("color_matrix", "_convert", "*u8 *i32 *fp32 i32 i32 i32", {**COLORS, "TO_BFLOAT16": False, "TO_FLOAT": True}),
-    ("color_quantize", "_color_quantize", "*u8 *fp32 *i16 i32 i32", {"BLOCK": 512}),
+    ("pad_stack", "_pad_stack", "*i64 *i64 *u8 i32 i32 i32 i32", {**PAD, "TO_BYTES": True, "WIDE": True}),
+    ("pad_stack", "_pad_stack", "*i64 *i16 *i16 i32 i32 i32 i32", {**PAD, "TO_BYTES": False, "WIDE": False}),
+    ("patchify", "_patchify", "*i64 *i64 *i32 *u8 *i32", {**CUT, "TO_BYTES": True, "WIDE": True}),
+    ("patchify", "_patchify", "*i64 *i16 *i32 *i16 *i32", {**CUT, "TO_BYTES": False, "WIDE": False}),
+    ("color_matrix", "_convert", "*u8 *i32 *i32 *i32 i32 i32 i32", {**COLORS, "TO_BYTES": False}),
+    ("color_matrix", "_convert_words", "*i32 *i32 *i16 *i64 i32 i32 i32", {**COLORS, "WORDS": 2}),
+    ("color_quantize", "_color_quantize", "*u8 *fp32 *i16 i32 i32", {"BLOCK": 1024}),
     ("pack_tokens", "_pack_tokens", "*i64 *i32 *i64 *i32", {"BLOCK": 1024}),
 ]
 """Operation, kernel, types of its arguments (Triton's notation), constants."""
@@ -59,7 +60,8 @@ def compile_all() -> None:
 
     for operation, name, types, constants in VARIANTS:
         kernel = getattr(import_module(f"energon_dali.kernels.{operation}.kernel"), name)
-        signature = dict(zip(kernel.arg_names, [*types.split(), *["constexpr"] * len(constants)], strict=True))
+        kinds = [*types.split(), *["constexpr"] * len(constants)]
+        signature = dict(zip(kernel.arg_names, kinds, strict=True))
         for architecture in ARCHITECTURES:
             compiled = triton.compile(
                 ASTSource(fn=kernel, signature=signature, constexprs=constants),

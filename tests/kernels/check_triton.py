@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import traceback
 
-from tests.kernels.comparisons import color_matrix, color_quantize, pack_tokens, pad_stack, patchify
+from tests.kernels.comparisons import color_matrix, color_quantize, operations, pack_tokens, pad_stack, patchify
 
 CHECKS = {
     "color_matrix": color_matrix.compare,
     "color_quantize": color_quantize.compare,
+    "operations": operations.compare,
     "pack_tokens": pack_tokens.compare,
     "pad_stack": pad_stack.compare,
     "patchify": patchify.compare,

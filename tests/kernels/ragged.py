@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-SIZES = [[(1, 1)], [(5, 3), (31, 33), (0, 7), (1, 64)], [(32, 32), (32, 32)], [(17, 61), (61, 17), (40, 1)], [(0, 0)]]
-"""Height and width of each image of a batch: single pixels, rows and columns, around a block, nothing."""
+SIZES = [[(1, 1)], [(5, 3), (31, 33), (0, 7), (1, 64)], [(32, 32), (32, 32)], [(17, 67), (67, 17), (40, 1)], [(0, 0)]]
+"""Height and width of each image of a batch: single pixels, rows and columns, around a tile of 16 x 64, nothing."""
 
 
 def images_of(sizes: list[tuple[int, int]], channels: int, device: str = "cpu", frames: int = 0) -> list[torch.Tensor]:

@@ -33,11 +33,11 @@ def run(module: str, *words: str, **settings: str) -> list[str]:
 def test_interpreted_kernels_equal_their_references_bit_for_bit() -> None:
     lines = run("tests.kernels.check_triton", "cpu", TRITON_INTERPRET="1")
     assert [line.split(":")[0] for line in lines] == [
-        "color_matrix", "color_quantize", "pack_tokens", "pad_stack", "patchify",
+        "color_matrix", "color_quantize", "operations", "pack_tokens", "pad_stack", "patchify",
     ]  # fmt: skip
     assert all(line.endswith("comparisons, all equal") for line in lines)
 
 
 def test_kernels_compile_for_gpus_and_the_cpu_path_loads_no_triton(tmp_path: Path) -> None:
     lines = run("tests.kernels.check_compile", TRITON_CACHE_DIR=str(tmp_path))
-    assert len(lines) == 14
+    assert len(lines) == 16

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
 from energon_dali.kernels.color_matrix.reference import convert_colors_reference
+from energon_dali.kernels.normalization import Normalization, values_of_levels
 
 from tests.kernels.comparisons.poison import poisons
 
@@ -13,8 +14,9 @@ MATRICES = [
     ColorMatrix.between("bt601", "bt709"), IDENTITY,
     ColorMatrix.between("bt601", "bt2020", made_full_range=False, wanted_full_range=True),
 ]  # fmt: skip
-SHAPES = [(1, 1, 1, 1), (1, 2, 3, 5), (3, 1, 31, 33), (2, 2, 17, 61), (3, 2, 32, 32), (2, 0, 4, 4)]
-"""Clips, frames, height, width: single pixels, just below and above a block of 1024, exactly one, and nothing."""
+SHAPES = [(1, 1, 1, 1), (1, 2, 3, 5), (3, 1, 31, 33), (2, 2, 17, 61), (3, 2, 32, 32), (2, 1, 6, 174), (2, 0, 4, 4)]
+"""Clips, frames, height, width: single pixels, just below and above a block of 1024, exactly one, groups of
+four pixels and no whole block, and nothing."""
 
 
 def compare(device: str) -> int:
@@ -33,10 +35,13 @@ def compare(device: str) -> int:
         coefficients = torch.tensor(rows, dtype=torch.int32, device=device)
         for dtype in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
             for channels_first in (False, True):
+                values = None
+                if dtype != torch.uint8:
+                    values = values_of_levels(Normalization().coefficients(1).to(device), dtype)
                 wanted = convert_colors_reference(frames, coefficients, dtype, channels_first)
                 for poison in poisons(dtype == torch.uint8):
                     result = torch.full_like(wanted, poison)
-                    convert_colors_triton(frames, coefficients, result, channels_first)
+                    convert_colors_triton(frames, coefficients, values, result, channels_first)
                     assert torch.equal(result, wanted), (shape, dtype, channels_first)
                     count += 1
     return count
