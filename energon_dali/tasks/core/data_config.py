@@ -49,6 +49,8 @@ class TransformerDataConfig:
     """Seed of the order of the data and of every random draw on it."""
     prefetch_factor: int = 2
     """Batches that wait for the trainer."""
+    decode_process: bool | str = False
+    """Decode and run hooks in a process of their own; "auto" where there is something to gain. See BasicDataLoader."""
     dataset_options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of `get_train_dataset` and `get_val_dataset`, such as subset or trust_dataset_code."""
     loader_options: dict[str, Any] = field(default_factory=dict)

@@ -182,7 +182,8 @@ class TransformerDataModule(LightningDataModule):
         return self._evals[split]
 
     def _loader_options(self) -> dict[str, Any]:
-        return {"prefetch_factor": self.cfg.prefetch_factor, **self.cfg.loader_options}
+        cfg = self.cfg
+        return {"prefetch_factor": cfg.prefetch_factor, "decode_process": cfg.decode_process, **cfg.loader_options}
 
     def _worker_config(self, num_streams: int | None) -> WorkerConfig:
         rank, world_size = find_place(self.trainer)
