@@ -123,6 +123,8 @@ class DecodeServer:
         finally:
             if self._rank is not None:
                 self._rank.close()
+            if self._task.cache_pool is not None:
+                self._task.cache_pool.close()
         while True:  # the trainer may still look at this process's memory on a GPU
             self._channel.receive()
 
@@ -131,10 +133,12 @@ class DecodeServer:
         from energon_dali.loader.rank_part import RankPart
 
         task = self._task
+        # Python does not let the processes of a fork server have processes of that kind.
+        method = "spawn" if task.start_method == "forkserver" else task.start_method
         try:
             self._rank = RankPart(
                 task.dataset, self._recorder, state=task.state, prefetch_factor=task.prefetch,
-                start_method=task.start_method, cache_pool=task.cache_pool, on_pool=self._pools.append,
+                start_method=method, cache_pool=task.cache_pool, on_pool=self._pools.append,
             )  # fmt: skip
         except Exception as error:
             self._fail(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import multiprocessing.forkserver
 import os
 import threading
 import time
@@ -61,6 +62,12 @@ def children() -> set[int]:
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> None:
+    """Python's fork server stays for the life of the process, by its design: it is there before anything is counted."""
+    multiprocessing.forkserver.ensure_running()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     gc.collect()
@@ -88,6 +95,11 @@ def test_epochs_breaks_and_a_closed_loader_go_on_in_order(workers: int, rank_wor
         assert [batch[:3] for batch in batches] == expected(2)
         if rank_work:  # a hook of the rank: in the main thread of another process
             assert next(iter(batches))[3] == "MainThread"
+
+
+def test_a_fork_server_starts_it_too() -> None:
+    with loader(place(2), rank_work=True, start_method="forkserver") as batches:
+        assert [batch[:3] for batch in batches] == expected(0)
 
 
 @pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
@@ -321,15 +333,18 @@ def test_page_locked_copies_are_made_in_a_thread_of_the_trainer() -> None:
         assert next(iter(again)) == expected(2)[1]
 
 
-def test_hooks_find_the_cache_and_its_files_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hooks_find_the_cache_and_its_files_go(workers: int, tmp_path: Path) -> None:
     pool = FileStoreCachePool(parent_cache_dir=tmp_path)
-    with loader(place(2), make=pool_name, rank_work=True, cache_pool=pool) as batches:
-        assert {batch[3] for batch in islice(batches, 6)} == {"FileStoreCachePool"}
+    with loader(place(workers), make=cached, rank_work=True, cache_pool=pool) as batches:
+        assert {batch[3] for batch in islice(batches, 6)} == {"kept by FileStoreCachePool"}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"owner.lock"}
     pool.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def pool_name(stream: int, epoch: int, at: int) -> tuple[Any, ...]:
+def cached(stream: int, epoch: int, at: int) -> tuple[Any, ...]:
     from energon_dali.cache import active_pool
 
-    return stream, epoch, at, type(active_pool()).__name__
+    pool = active_pool()
+    return stream, epoch, at, pool.to_cache(f"kept by {type(pool).__name__}", "text").get()
