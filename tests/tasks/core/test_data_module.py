@@ -82,8 +82,16 @@ def test_a_trainer_that_fetches_ahead_gets_again_what_it_left(folder: Path) -> N
     loader.close()
     other = NumbersDataModule(data_config(folder, virtual_epoch_length=4)).train_dataloader()
     other.restore_state_rank(state)
-    assert keys(other) == reference[1:5]
+    other.follow()
+    other.take()  # a step that itself takes two batches from the iterator
+    epoch = iter(other)
+    assert keys([next(epoch), next(epoch)]) == reference[1:3]
+    other.trained(stepped=True)
+    third = NumbersDataModule(data_config(folder, virtual_epoch_length=4)).train_dataloader()
+    third.restore_state_rank(other.save_state_rank())
+    assert keys(third) == reference[3:7]
     other.close()
+    third.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
