@@ -18,7 +18,7 @@ from benchmarks.environments import AbsentError, CandidateError, python_of, run_
 from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.workload import Candidate, Workload
 
-CANDIDATE_SECONDS = 90
+CANDIDATE_SECONDS = 120
 """What one run of a candidate may take where time is short."""
 
 

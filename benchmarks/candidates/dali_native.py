@@ -6,6 +6,7 @@ Options: layout, threads, permute, device, iterator (through DALI's own PyTorch 
 from __future__ import annotations
 
 import importlib
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +28,11 @@ def measure(task: Task) -> dict[str, float]:
 def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     """Yields batches: torch views of DALI's own memory, made without a copy."""
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = _pipeline(task, _write_indexes(task.shards, Path(folder)))
+        indexes, order = _write_indexes(task.shards, Path(folder))
+        pipeline = _pipeline(task, indexes)
         pipeline.build()
-    if task.options.get("iterator") and not with_keys:
-        yield from _through_iterator(pipeline, task)
+    if task.options.get("iterator"):
+        yield from _through_iterator(pipeline, task, order)
     permute = task.options.get("permute", False)
     while True:
         pixels, _ = pipeline.run()
@@ -41,14 +43,15 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
             yield Delivered(as_output(pixels, task), keys)
 
 
-def _through_iterator(pipeline: Any, task: Task) -> Iterator[Delivered]:
-    """Yields what DALIRaggedIterator gives, which copies into tensors of torch."""
+def _through_iterator(pipeline: Any, task: Task, order: list[str]) -> Iterator[Delivered]:
+    """Yields what DALIRaggedIterator gives, which copies into tensors of torch; keys by their order."""
     plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     kind = plugin.DALIRaggedIterator
     dense = task.output in ("float224", "frames224", "frames")
     tags = [kind.DENSE_TAG if dense else kind.SPARSE_LIST_TAG, kind.SPARSE_LIST_TAG]
+    names = itertools.cycle(order)
     for (batch,) in kind([pipeline], ["image", "caption"], output_types=tags):
-        yield Delivered(shape_output(batch["image"], task))
+        yield Delivered(shape_output(batch["image"], task), list(itertools.islice(names, len(batch["image"]))))
 
 
 def _key(sample: Any) -> str:
@@ -70,11 +73,11 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
     return make_pipeline(native, task, default_threads=2)
 
 
-def _write_indexes(shards: list[str], folder: Path) -> list[str]:
-    """Writes DALI's index files, so that the first batch does not wait for a scan of the shards."""
+def _write_indexes(shards: list[str], folder: Path) -> tuple[list[str], list[str]]:
+    """Writes DALI's index files, which spare DALI a scan of the shards; returns them, and the keys in order."""
     import tarfile
 
-    paths = []
+    paths, keys = [], []
     for number, shard in enumerate(shards):
         with tarfile.open(shard, "r:") as tar:
             members = {member.name: member for member in tar}
@@ -83,8 +86,9 @@ def _write_indexes(shards: list[str], folder: Path) -> list[str]:
             key, _, suffix = name.partition(".")
             if suffix in MEDIA:
                 parts = [(part, members[f"{key}.{part}"]) for part in (suffix, "txt")]
+                keys.append(key)
                 lines.append(" ".join(f"{part} {one.offset_data} {one.size} {one.name}" for part, one in parts))
         path = folder / f"{number}.idx"
         path.write_text("\n".join([f"v1.2 {len(lines)}", *lines]) + "\n")
         paths.append(str(path))
-    return paths
+    return paths, keys
