@@ -24,11 +24,11 @@ _ELEMENTS = 128
 @triton.jit  # type: ignore[untyped-decorator]
 def _patchify(  # type: ignore[no-untyped-def]
     table,  # int64[n, 10]: address; frames, height, width; strides of frame, y, x, channel; rows, columns of patches
-    values,  # integers of the tokens' size[CHANNELS, 256]: what levels become; not read if TO_BYTES
+    values,  # integers of the tokens' size[channels, 256]: what levels become; not read if TO_BYTES
     cu_seqlens,  # int32[n + 1], contiguous
-    tokens,  # integers[S, CHANNELS * TIMES * PATCH * PATCH], contiguous
+    tokens,  # integers[S, LENGTH], contiguous
     positions,  # int32[S, 3], contiguous
-    CHANNELS: tl.constexpr,  # noqa: N803 - constants of the compiler
+    LENGTH: tl.constexpr,  # noqa: N803 - constants of the compiler; channels * TIMES * PATCH * PATCH
     TIMES: tl.constexpr,  # noqa: N803
     PATCH: tl.constexpr,  # noqa: N803
     TO_BYTES: tl.constexpr,  # noqa: N803
@@ -36,11 +36,12 @@ def _patchify(  # type: ignore[no-untyped-def]
     TOKENS: tl.constexpr,  # noqa: N803
     ELEMENTS: tl.constexpr,  # noqa: N803
 ):
-    LENGTH: tl.constexpr = CHANNELS * TIMES * PATCH * PATCH  # noqa: N806
     clip = tl.program_id(1)
     first = tl.load(cu_seqlens + clip)
     begin = tl.program_id(0) * TOKENS  # the grid is that of the longest clip
     count = tl.load(cu_seqlens + clip + 1) - first
+    if begin >= count:
+        return
     token = begin + tl.arange(0, TOKENS)  # int32[TOKENS], in this clip
     wanted = token < count
     line = table + clip.to(tl.int64) * 10
@@ -52,42 +53,41 @@ def _patchify(  # type: ignore[no-untyped-def]
         frames, along_time, along_y = frames.to(tl.int32), along_time.to(tl.int32), along_y.to(tl.int32)
         along_x, along_channels = along_x.to(tl.int32), along_channels.to(tl.int32)
     rows, columns = tl.load(line + 8).to(tl.int32), tl.load(line + 9).to(tl.int32)
-    column = token % columns
-    row = token // columns % rows
-    time = token // columns // rows
-    place = positions + (first + begin).to(tl.int64) * 3
-    inner = tl.arange(0, TOKENS) * 3
-    tl.store(place + inner, time, mask=wanted)
-    tl.store(place + inner + 1, row, mask=wanted)
-    tl.store(place + inner + 2, column, mask=wanted)
+    column, row, time = token % columns, token // columns % rows, token // columns // rows
+    here = (first + begin).to(tl.int64)  # token in all clips
+    _write_position(positions + here * 3 + tl.arange(0, TOKENS) * 3, time, row, column, wanted)
     # What lies where is a sum of a part of the token and a part of the element: few steps are left for each pair.
     top, left = row * PATCH, column * PATCH  # int32[TOKENS]
     corner = top * along_y + left * along_x
     below, right = height - top, width - left  # pixels that there are from the corner on
-    place = tokens + (first + begin).to(tl.int64) * LENGTH
-    starts = (tl.arange(0, TOKENS) * LENGTH)[:, None]
+    place = (tokens + here * LENGTH) + (tl.arange(0, TOKENS) * LENGTH)[:, None]
     # Most programs lie in the midst of an image, where nothing but the end of the elements is masked.
     at_edge = (begin + TOKENS > count) | (tl.min(below) < PATCH) | (tl.min(right) < PATCH)
     for step in range(0, LENGTH, ELEMENTS):
         element = step + tl.arange(0, ELEMENTS)  # int32[ELEMENTS]
         channel = element // (TIMES * PATCH * PATCH)
         y, x = element // PATCH % PATCH, element % PATCH
-        known = element < LENGTH
         offsets = corner[:, None] + (y * along_y + x * along_x + channel * along_channels)[None, :]
         if TIMES == 1:
             offsets += (time * along_time)[:, None]
         else:  # after the end the last frame stays
             frame = (time * TIMES)[:, None] + (element // (PATCH * PATCH) % TIMES)[None, :]
             offsets += tl.minimum(frame, frames - 1) * along_time
-        looked_up = values + (channel * 256)[None, :]
-        targets = place + (starts + element[None, :])
+        looked_up, targets = values + (channel * 256)[None, :], place + element[None, :]
+        mask = tl.broadcast_to((element < LENGTH)[None, :], (TOKENS, ELEMENTS))
         if at_edge:
-            mask = wanted[:, None] & known[None, :]  # int1[TOKENS, ELEMENTS]
+            mask = mask & wanted[:, None]
             inside = mask & (y[None, :] < below[:, None]) & (x[None, :] < right[:, None])
             _write(source + offsets, looked_up, targets, inside, mask, TO_BYTES)
         else:
-            mask = tl.broadcast_to(known[None, :], (TOKENS, ELEMENTS))
             _write(source + offsets, looked_up, targets, mask, mask, TO_BYTES)
+
+
+@triton.jit
+def _write_position(place, time, row, column, mask):  # type: ignore[no-untyped-def]
+    tl.store(place, time, mask=mask)
+    tl.store(place + 1, row, mask=mask)
+    tl.store(place + 2, column, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -132,7 +132,7 @@ def patchify_triton(
     table = on_device(torch.tensor(lines, dtype=torch.int64), tokens.device)
     _patchify[(triton.cdiv(max(grid.tokens for grid in grids), _TOKENS), len(clips))](
         table, table if values is None else as_integers(values), cu_seqlens, as_integers(tokens), positions,
-        CHANNELS=clips[0].shape[3], TIMES=frames_per_patch, PATCH=patch_size, TO_BYTES=values is None,
+        LENGTH=tokens.shape[1], TIMES=frames_per_patch, PATCH=patch_size, TO_BYTES=values is None,
         WIDE=any(spans_far((*clip.shape,), clip.stride()) for clip in clips), TOKENS=_TOKENS, ELEMENTS=_ELEMENTS,
         enable_fp_fusion=False,
     )  # fmt: skip

@@ -17,7 +17,7 @@ ARCHITECTURES = (80, 90)
 """Compute capabilities: A100, H100 and H200."""
 
 PAD = {"CHANNELS": 3, "CHANNELS_FIRST": True, "ROWS": 16, "COLUMNS": 64}
-CUT = {"CHANNELS": 3, "TIMES": 2, "PATCH": 14, "TOKENS": 16, "ELEMENTS": 128}
+CUT = {"LENGTH": 3 * 2 * 14**2, "TIMES": 2, "PATCH": 14, "TOKENS": 16, "ELEMENTS": 128}
 COLORS = {"CHANNELS_FIRST": True, "BITS": 14, "BLOCK": 512}
 VARIANTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("pad_stack", "_pad_stack", "*i64 *i64 *u8 i32 i32 i32 i32", {**PAD, "TO_BYTES": True, "WIDE": True}),
