@@ -106,7 +106,12 @@ enter() {
   cd "$tree"
 }
 
-bounded() { timeout --kill-after=20 "$STAGE_SECONDS" "$PYTHON" "$@"; }
+# What is ended from outside takes along what it started: timeout runs in a process group of its own.
+bounded() {
+  timeout --kill-after=20 "$STAGE_SECONDS" "$PYTHON" "$@" &
+  trap "kill -TERM $! 2>/dev/null; wait; exit 143" INT TERM
+  wait $!
+}
 
 chart() { # MODULE JSON PNG; a chart is a convenience: it fails nothing
   if [[ -s $2 ]] && "$PYTHON" -c 'import matplotlib' 2>/dev/null; then
@@ -159,7 +164,10 @@ stage_profile() {
 run_stage() { # prints the stage's line of the summary
   local began=$SECONDS status=0
   echo "== $1 (log: $out/$1.log)"
-  ("stage_$1") >"$out/$1.log" 2>&1 || status=$?
+  ("stage_$1") >"$out/$1.log" 2>&1 &
+  running=$!
+  wait "$running" || status=$?
+  running=
   tail -n 25 "$out/$1.log"
   ((status == 0)) || failed=1
   local note=ok
@@ -177,6 +185,8 @@ main() {
   work=${work:-$out/work}
   mkdir -p "$work"
   work=$(cd "$work" && pwd)
+  running=
+  trap '[[ -z $running ]] || kill -TERM "$running"; wait; exit 143' INT TERM
   [[ -n $keep ]] || trap 'rm -rf "$work"' EXIT
   copy_code
   enter
