@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import ConfigError
-from energon_dali.loader.decode_process.delivery import ProcessDelivery, RemoteRank
+from energon_dali.loader.decode_process.delivery import ProcessDelivery
 from energon_dali.loader.decode_process.messages import DecodeTask
 from energon_dali.loader.decode_process.process import DecodeProcess
 from energon_dali.loader.delivery import Delivery, DirectDelivery, ThreadedDelivery
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset, State
     from energon_dali.datasets.recorder import Recorder
     from energon_dali.loader.workers.launch import StartMethod
-    from energon_dali.loader.workers.pool import WorkerPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +107,14 @@ def _open_process(setup: DeliverySetup) -> Delivery:
         cache_pool=setup.cache_pool,
         device=cuda.current_device() if cuda.is_initialized() else None,
     )  # fmt: skip
-    process = DecodeProcess(task, setup.recorder, in_thread=setup.pins)
+    process = DecodeProcess(task, setup.recorder)
     setup.watchdog.show_workers = process.show_stacks
 
     def first_state() -> State:
         return setup.state if setup.state is not None else RankIterator(setup.dataset).state_dict()
 
     try:
-        if setup.pins:  # copying into page-locked memory takes milliseconds: not in the trainer's thread
-            rank = cast("RankIterator[Any]", RemoteRank(process, first_state))
-            return ThreadedDelivery(rank, cast("WorkerPool", process), setup.watchdog, pin, setup.prefetch_factor)
-        return ProcessDelivery(process, setup.watchdog, first_state)
+        return ProcessDelivery(process, setup.watchdog, pin if setup.pins else None, first_state)
     except BaseException:
         process.close()
         raise

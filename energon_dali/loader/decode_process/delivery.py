@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from energon_dali.loader.delivery import ThreadedDelivery
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import State
+    from energon_dali.datasets.rank_iterator import RankIterator
     from energon_dali.loader.decode_process.process import DecodeProcess
     from energon_dali.loader.watchdog import Watchdog
+    from energon_dali.loader.workers.pool import WorkerPool
+
+_READY = 1
+"""Batches that wait for the trainer in its own process; the others wait in the decode process."""
 
 
-class ProcessDelivery:
-    """Takes batches in the trainer's thread: where one has come, that takes neither a wait nor a thread.
+class ProcessDelivery(ThreadedDelivery):
+    """Takes batches in a thread of the trainer's process, one ahead of the trainer.
+
+    Unpickling a list of 64 tensors in the trainer's thread made it wait 1.0 ms per batch, here 0.06 ms; beside a busy
+    thread 3.5 ms against 1 ms and less, with a fifth more batches (two cores).
 
     Args:
         process: Makes the batches.
         watchdog: Judges how long a wait may take.
+        change: Applied to every batch, in the thread.
         first_state: Gives the state before the first batch.
     """
 
-    def __init__(self, process: DecodeProcess, watchdog: Watchdog, first_state: Callable[[], State]) -> None:
-        self._rank = RemoteRank(process, first_state)
+    def __init__(
+        self,
+        process: DecodeProcess,
+        watchdog: Watchdog,
+        change: Callable[[Any], Any] | None,
+        first_state: Callable[[], State],
+    ) -> None:
+        rank = cast("RankIterator[Any]", RemoteRank(process, first_state))
+        super().__init__(rank, cast("WorkerPool", process), watchdog, change, _READY)
         self.process = process
-        self._watchdog = watchdog
-        process.on_wait = watchdog.check
 
     def next(self) -> Any:
-        batch = next(self._rank)
-        self._watchdog.fed()
+        batch = super().next()
+        self.process.note_streams()
         return batch
-
-    def state(self) -> State:
-        return self._rank.state_dict()
-
-    @property
-    def occupancy(self) -> float | None:
-        return self.process.occupancy
-
-    def close(self) -> None:
-        self.process.close()
 
 
 class RemoteRank:
-    """The rank's part in a decode process, as if it were here; also for the thread of a ThreadedDelivery, which pins.
+    """The rank's part in a decode process, as if it were here.
 
     Args:
         process: Makes the batches.
@@ -67,7 +73,7 @@ class RemoteRank:
         return batch
 
     def state_dict(self) -> State:
-        """Returns the state behind the last batch. It is unpickled only here: most states are never asked for."""
+        """Returns the state behind the last batch."""
         state = self._state
         if isinstance(state, bytes):
             state = pickle.loads(state)

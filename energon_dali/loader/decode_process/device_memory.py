@@ -1,9 +1,9 @@
 """Arenas of GPU memory that cross to the trainer by CUDA IPC: opened once, used again when nobody sees them any more.
 
 The decode process copies the GPU tensors of a batch into an arena (within GPU memory, on its current stream) and
-records the arena's event `ready`. The trainer's stream waits for it. When the trainer has dropped every view, it
-records the event `released` on its stream, and the decode process's stream waits for that before it writes there again.
-The host waits for nothing.
+records the arena's event `ready`, which the trainer's stream waits for. When the trainer has dropped every view, the
+event `released` is recorded behind what its streams were told until then, and the decode process's stream waits for
+that before it writes there again. The host waits for nothing.
 """
 
 from __future__ import annotations
@@ -182,15 +182,11 @@ class _Root:
 
 
 class DeviceViews:
-    """The arenas of a decode process as the trainer sees them.
+    """The arenas of a decode process as the trainer sees them."""
 
-    Args:
-        wait_for_device: Wait for all work of the GPU before an arena is given back, for a thread that cannot know the
-            streams of the trainer; else an event on the current stream does.
-    """
-
-    def __init__(self, *, wait_for_device: bool) -> None:
-        self._wait_for_device = wait_for_device
+    def __init__(self) -> None:
+        self._streams: dict[int, list[Any]] = {}
+        self._releasing: dict[int, Any] = {}
         self._open: dict[int, _OpenArena] = {}
         self._watched: dict[int, weakref.ref[_Root]] = {}
         self._unseen: deque[int] = deque()
@@ -239,19 +235,36 @@ class DeviceViews:
         return root
 
     def take_unseen(self) -> list[int]:
-        """Returns the arenas whose views have all gone since the last call, behind the work that used them."""
+        """Returns the arenas whose views have all gone since the last call, behind the work that used them.
+
+        That is what was begun, before now, on any stream that `note_streams` saw.
+        """
         import torch
 
         unseen = []
         while self._unseen:
             unseen.append(self._unseen.popleft())
-        for device in sorted({self._open[number].device for number in unseen}) if self._wait_for_device else ():
-            torch.cuda.synchronize(device)
         for number in unseen:
             arena = self._open[number]
             with torch.cuda.device(arena.device):
-                arena.released.record(torch.cuda.current_stream(arena.device))
+                if arena.device not in self._releasing:
+                    make: Any = torch.cuda.Stream
+                    self._releasing[arena.device] = make(arena.device)
+                stream = self._releasing[arena.device]
+                for used in tuple(self._streams.get(arena.device, ())):
+                    stream.wait_stream(used)
+                arena.released.record(stream)
         return unseen
+
+    def note_streams(self) -> None:
+        """Notes the streams that are current in the calling thread, the trainer's, on the GPUs of batches."""
+        import torch
+
+        for device in {arena.device for arena in tuple(self._open.values())}:
+            streams = self._streams.setdefault(device, [])
+            stream = torch.cuda.current_stream(device)
+            if stream not in streams:
+                streams.append(stream)
 
     def drop(self, numbers: list[int]) -> None:
         """Closes arenas that the decode process let go: nobody has seen them since they were given back.

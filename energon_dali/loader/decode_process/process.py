@@ -11,7 +11,6 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from energon_dali.loader.workers.launch import WorkerProcess
 
 _WAKE_MS = 1000
-"""A waiting trainer looks up this often: for the watchdog."""
+"""A waiting thread looks up this often: for deaths where the kernel has no pidfd."""
 
 _FAREWELL_SECONDS = 0.5
 """How long `close` waits for the last statistics."""
@@ -47,29 +46,25 @@ class DecodeProcess:
     Args:
         task: What it runs.
         recorder: Takes what its recorder counted, and those of its workers.
-        in_thread: Batches are taken in a thread that does not know the trainer's CUDA streams.
 
     Raises:
         ConfigError: The start method cannot work here.
         WorkerError: The dataset cannot be pickled.
     """
 
-    def __init__(self, task: DecodeTask, recorder: Recorder, *, in_thread: bool) -> None:
+    def __init__(self, task: DecodeTask, recorder: Recorder) -> None:
         check_fork(task.start_method)
         pickled = _pickled(task)
         self._recorder = recorder
         self._rank = task.dataset.worker_config.rank
-        self._room = task.prefetch
         self._views = ArenaViews()
-        self._device_views = DeviceViews(wait_for_device=in_thread)
+        self._device_views = DeviceViews()
         self._waiting: deque[tuple[Any, memoryview]] = deque()
         self._wanted = Wanted(batches=task.prefetch)
         self._interrupted = False
         self._at_end = False
         self._owner = os.getpid()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.on_wait: Callable[[float], None] | None = None
-        """Called with the seconds waited so far, about once per second, while a batch is waited for; may raise."""
         lifeline, lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._channel, theirs = Channel.pair()
         foreign = [lifeline_end, self._wake, self._channel.fileno()]
@@ -95,11 +90,9 @@ class DecodeProcess:
         """Its process id."""
         return self._process.pid
 
-    @property
-    def occupancy(self) -> float:
-        """Share of the batches that may wait for the trainer that do, 0 to 1."""
-        self._listen()
-        return min(1.0, len(self._waiting) / self._room)
+    def note_streams(self) -> None:
+        """Notes the CUDA streams that are current in the calling thread, the trainer's: it uses batches on them."""
+        self._device_views.note_streams()
 
     def take(self) -> tuple[Any, bytes] | State:
         """Returns the next batch and the pickled state behind it; or, where the epoch is over, the state alone.
@@ -109,14 +102,12 @@ class DecodeProcess:
             WorkerError: It was closed, or an exception of it cannot be shown as what it was.
             Exception: Whatever ended the iteration there.
         """
-        began: float | None = None
         self._tell()
         self._listen()
         while not self._waiting:
             if self._at_end:
                 raise self._died()
-            began = began or time.monotonic()
-            self._wait(began)
+            self._wait()
         message, payload = self._waiting.popleft()
         if isinstance(message, StreamFailed):
             raise (task_error if message.stream == REBUILD else rebuild_error)(message, "the decode process")
@@ -164,12 +155,10 @@ class DecodeProcess:
             self._recorder.merge(message.record)
         self._waiting.append((message, payload))
 
-    def _wait(self, began: float) -> None:
+    def _wait(self) -> None:
         self._check_open()
         events = self._poll.poll(_WAKE_MS)
         self._check_open()
-        if self.on_wait is not None and time.monotonic() - began >= 1.0:
-            self.on_wait(time.monotonic() - began)
         self._listen()
         if not self._waiting and any(fd == self._sentinel for fd, _ in events):
             self._at_end = True

@@ -31,6 +31,7 @@ class StandIn:
         monkeypatch.setattr(device_memory, "DeviceBytes", _HostBytes)
         for name, value in {
             "device": lambda device: contextlib.nullcontext(), "current_stream": lambda device: _Stream(self),
+            "Stream": lambda device: _Stream(self, "release"),
             "synchronize": lambda device: self.said.append("synchronize"), "Event": lambda **_: _Event(self),
             "get_allocator_backend": lambda: "another",
         }.items():  # fmt: skip
@@ -72,8 +73,14 @@ class _Event:
 
 
 class _Stream:
-    def __init__(self, driver: StandIn) -> None:
-        self.driver = driver
+    def __init__(self, driver: StandIn, name: str = "trainer") -> None:
+        self.driver, self.name = driver, name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and other.name == self.name
+
+    def wait_stream(self, stream: _Stream) -> None:
+        self.driver.said.append(f"{self.name} waits for {stream.name}")
 
     def wait_event(self, event: _Event) -> None:
         self.driver.said.append(f"wait {event.name}")
@@ -86,7 +93,7 @@ def segment(value: int, size: int) -> Segment:
 
 def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = StandIn(monkeypatch)
-    store, views = DeviceArenaStore(1), DeviceViews(wait_for_device=False)
+    store, views = DeviceArenaStore(1), DeviceViews()
 
     def cross(*segments: Segment) -> list[torch.Tensor]:
         return views.view(pickle.loads(pickle.dumps(store.store(list(segments)))))
@@ -101,6 +108,8 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     assert [(tensor.sum().item(), len(tensor)) for tensor in first] == [(700, 700), (180, 90)]
     assert driver.said == ["record event 0", "wait event 0"]
     second = cross(segment(3, 5))
+    views.note_streams()
+    views.note_streams()
     kept = first.pop()
     del first
     assert give_back() == []
@@ -108,9 +117,9 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     gc.collect()
     driver.said.clear()
     assert give_back() == [0]
-    assert driver.said == ["record event 1"]  # released, behind the trainer's work
+    assert driver.said == ["release waits for trainer", "record event 1"]
     third = cross(segment(4, 800))
-    assert driver.said[1:] == ["wait event 1", "record event 0", "wait event 0"]
+    assert driver.said[2:] == ["wait event 1", "record event 0", "wait event 0"]
     assert len(driver.memory) == len(driver.opened) == 2
     assert second[0].tolist() == [3] * 5
     assert views.seen
@@ -130,12 +139,3 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     large = cross(segment(5, 3 << 20))  # the other is too small, and leaves
     assert large[0].sum() == 5 * (3 << 20)
     assert len(store.take_dropped()) == 1
-
-
-def test_a_thread_waits_for_the_whole_device_before_it_gives_an_arena_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = StandIn(monkeypatch)
-    store, views = DeviceArenaStore(1), DeviceViews(wait_for_device=True)
-    views.view(store.store([segment(1, 700)]))
-    driver.said.clear()
-    assert views.take_unseen() == [0]
-    assert driver.said == ["synchronize", "record event 1"]
