@@ -39,16 +39,13 @@ class WorkloadRun:
         workload: What to run.
         options: Of the command line.
         versions: Is filled with the packages of each environment.
-        end: Time by `time.monotonic` after which nothing begins any more.
     """
 
-    def __init__(
-        self, workload: Workload, options: argparse.Namespace, versions: dict[str, dict[str, str]], end: float
-    ) -> None:
+    def __init__(self, workload: Workload, options: argparse.Namespace, versions: dict[str, dict[str, str]]) -> None:
         self.workload = workload
         self.failed = False
         self._versions = versions
-        self._end = end
+        self._end = float("inf")
         self._repetitions: int = options.repetitions or workload.repetitions
         wanted: tuple[str, ...] = tuple(options.candidates)
         self._candidates = [
@@ -60,8 +57,13 @@ class WorkloadRun:
         self._left_out: dict[str, str] = {}
         self._runs: dict[str, list[dict[str, float]]] = {one.name: [] for one in self._candidates}
 
-    def run(self) -> dict[str, Any]:
-        """Returns the result as plain values."""
+    def run(self, end: float) -> dict[str, Any]:
+        """Returns the result as plain values.
+
+        Args:
+            end: Time by `time.monotonic` after which nothing begins any more.
+        """
+        self._end = end
         # Where time is short, a candidate shows its pictures in the process that was timed.
         at_once = self.workload.seconds > 0
         checks = self.workload.output != "none" and not at_once
