@@ -13,16 +13,24 @@ BENCH_REPETITIONS ?=
 BENCH_PLOT ?= docs/images/cpu.png
 VIDEO_JSON ?= benchmarks/results/video.json
 VIDEO_PLOT ?= docs/images/video.png
+TRAINER_JSON ?= benchmarks/results/trainer.json
+TRAINER_PLOT ?= docs/images/trainer.png
+OUT ?= results-gpu
+STAGES ?=
+DEVICE ?= gpu
 
-.PHONY: help setup test check demo bench bench-video clean
+.PHONY: help setup test check demo demo-train bench bench-video bench-trainer gpu clean
 
 help:
 	@echo "make setup              the environment in $(VENV)"
 	@echo "make demo [DATA=/path]  a data set of real photographs (or your own) through every decoder of this machine"
+	@echo "make demo-train         two models, trained for minutes: one guesses pixels, one captions the demo's pictures"
 	@echo "make test               the tests"
 	@echo "make check              lint and types"
 	@echo "make bench              the CPU benchmarks, beside bare DALI, PIL, webdataset and megatron-energon"
 	@echo "make bench-video        the benchmarks on videos, beside megatron-energon, torchcodec and PyAV"
+	@echo "make bench-trainer      loading beside a trainer that is busy in Python, with and without a decode process"
+	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   checks, tests and benchmarks on a GPU host"
 
 setup: $(STAMP)
 
@@ -53,6 +61,14 @@ check: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
 
+# The archive has the format of CIFAR-10 and is made of photographs; the pictures that were drawn lie in demo/.
+demo-train: demo
+	$(BIN)/python -m benchmarks.data.cifar_archive --out demo/cifar
+	$(BIN)/python -m energon_dali.tasks.train +task=vision/igpt +dataset=vision/igpt/cifar \
+		dataset.cfg.data_dir=demo/cifar hydra.run.dir=demo/igpt
+	$(BIN)/python -m energon_dali.tasks.train +task=multimodal/captioning +dataset=multimodal/captioning/demo \
+		optimizer.lr=4e-3 trainer.max_epochs=4 hydra.run.dir=demo/captioning
+
 bench: $(STAMP) $(ENERGON_STAMP)
 	mkdir -p $(dir $(BENCH_JSON)) $(dir $(BENCH_PLOT))
 	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
@@ -66,5 +82,14 @@ bench-video: $(STAMP) $(ENERGON_STAMP)
 	$(BIN)/python -m benchmarks.run video --json $(VIDEO_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(VIDEO_JSON) $(VIDEO_PLOT)
 
+bench-trainer: $(STAMP)
+	mkdir -p $(dir $(TRAINER_JSON)) $(dir $(TRAINER_PLOT))
+	$(BIN)/python -m benchmarks.run trainer --json $(TRAINER_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(TRAINER_JSON) $(TRAINER_PLOT)
+
+# On a host that has its own Python with torch and DALI: PYTHON=python3 benchmarks/gpu.sh FOLDER, without a setup.
+gpu:
+	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(if $(STAGES),--stage $(STAGES))
+
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo
+	rm -rf $(VENV) $(ENERGON_VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         SampleDecoder,
     )
     from energon_dali.decode.clips import ClipAudio, VideoClips
+    from energon_dali.decode.dali import DaliTuning
     from energon_dali.error_handlers import log_exception, reraise_exception
     from energon_dali.errors import (
         ConfigError,
@@ -138,10 +139,10 @@ __version__ = "0.1.0"
 __all__ = [
     "AVData", "AVDecoder", "AVLimits", "AVWebdatasetDecoder", "AugmentTaskEncoder", "BasicDataLoader", "Batch",
     "BatchDataset", "BlendDataset", "CachePool", "CaptioningSample", "CenterCrop", "ClipAudio", "Clips",
-    "ConcatDataset", "ConfigError", "Cooker", "CrudeSample", "DaliDecoder", "DatasetError", "DatasetFormatError",
-    "DatasetLoader", "DatasetLoaderInterface", "DecodeError", "DecodeFileStore", "Decoder", "DefaultTaskEncoder",
-    "DeviceError", "DeviceFailedError", "DirectLazy", "EnergonDaliError", "EpochizeDataset", "FatalSampleError",
-    "FileCacheLazy", "FileMissingError", "FileStore", "FileStoreCachePool", "FileStoreDecoder", "FilterDataset",
+    "ConcatDataset", "ConfigError", "Cooker", "CrudeSample", "DaliDecoder", "DaliTuning", "DatasetError",
+    "DatasetFormatError", "DatasetLoader", "DatasetLoaderInterface", "DecodeError", "DecodeFileStore", "Decoder",
+    "DefaultTaskEncoder", "DeviceError", "DeviceFailedError", "DirectLazy", "EnergonDaliError", "EpochizeDataset",
+    "FatalSampleError", "FileCacheLazy", "FileMissingError", "FileStore", "FileStoreCachePool", "FileStoreDecoder", "FilterDataset",
     "GcDataset", "GroupBatchDataset", "HorizontalFlip", "IgnoreSample", "ImageClassificationSample", "ImageSample",
     "InterleavedSample", "IterMapDataset", "JsonlFileStore", "LayoutError", "Lazy", "LimitDataset",
     "LogSampleDataset", "MapDataset", "MediaHandle", "Metadataset", "MetadatasetV2", "MixBatchDataset", "MockLazy",
@@ -186,6 +187,7 @@ _HOMES = {
         "RandomResizedCrop", "Resize", "SampleDecoder",
     ),
     "decode.clips": ("ClipAudio", "VideoClips"),
+    "decode.dali": ("DaliTuning",),
     "error_handlers": ("log_exception", "reraise_exception"),
     "errors": (
         "ConfigError", "DatasetError", "DatasetFormatError", "DecodeError", "DeviceError", "DeviceFailedError",
