@@ -73,6 +73,8 @@ class GenerativePixelsTransformer(TaskTransformer):
         self.palette = _palette_of(palette)
         self.num_pixels = num_pixels
         self.classify = classify
+        if not classify and isinstance(head := getattr(backbone, "clf_head", None), torch.nn.Module):
+            head.requires_grad_(False)  # no loss reaches it, and DDP refuses trained parameters without a gradient
         self.num_samples = num_samples
         self.temperature = temperature
         self.sample_seed = sample_seed
