@@ -140,7 +140,7 @@ def encode(image: Image.Image, format: str, quality: int) -> bytes:
     elif format == "tif":
         image.save(buffer, "TIFF", compression="tiff_lzw")
     else:
-        image.save(buffer, "PNG", compress_level=3)
+        image.save(buffer, "PNG", compress_level=3, icc_profile=None)  # libpng complains of some
     return buffer.getvalue()
 
 
