@@ -18,6 +18,8 @@ _LOG = logging.getLogger(__name__)
 def backend_for(operation: str, device: torch.device) -> Backend:
     """Returns what an operation runs on, and says it in the log (level debug), once for each operation and device.
 
+    A Triton that is installed and cannot run on this machine is warned of, once, and left alone.
+
     Args:
         operation: Name of the operation, for the log.
         device: Where its tensors are.
@@ -26,9 +28,32 @@ def backend_for(operation: str, device: torch.device) -> Backend:
 
 
 @functools.cache
+def why_no_triton() -> str:
+    """Returns why kernels cannot run on the GPU of this machine; "" if they can.
+
+    Torch brings Triton along, but not the C compiler and the headers of Python with which Triton builds its link to
+    the driver when it is first used.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_device()
+    except Exception as error:  # a compiler's exit status, its absence, no driver found, a broken installation, ...
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        _LOG.warning(
+            "Triton is installed and does not work here (%s): the kernels run as plain PyTorch, slower. Triton needs a "
+            "C compiler and the headers of Python (apt-get install gcc python3-dev); `energon-dali doctor` tries it.",
+            reason,
+        )
+        return f"Triton does not work here ({reason})"
+    return ""
+
+
+@functools.cache
 def _choice(operation: str, device_type: str) -> Backend:
-    has_triton = importlib.util.find_spec("triton") is not None
-    backend: Backend = "triton" if device_type == "cuda" and has_triton else "reference"
-    reason = "" if backend == "triton" or device_type != "cuda" else ", as Triton is not installed"
-    _LOG.debug("%s on %s runs on the %s backend%s", operation, device_type, backend, reason)
+    why = why_no_triton() if device_type == "cuda" else ""
+    backend: Backend = "triton" if device_type == "cuda" and not why else "reference"
+    _LOG.debug("%s on %s runs on the %s backend%s", operation, device_type, backend, f", as {why}" if why else "")
     return backend

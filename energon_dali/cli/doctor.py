@@ -27,6 +27,9 @@ def doctor(wanted: WantedDevice, json_file: Path | None) -> None:
     for line in diagnosis.lines():
         click.echo(line)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(diagnosis.to_json(), indent=1) + "\n", encoding="utf-8")
+        try:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(json.dumps(diagnosis.to_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"--json {json_file} cannot be written: {error}. Name another.") from error
     sys.exit(not diagnosis.works)

@@ -75,13 +75,13 @@ def kernel() -> dict[str, Any]:
     """
     import torch
 
-    from energon_dali.kernels.backend import backend_for
+    from energon_dali.kernels.backend import backend_for, why_no_triton
     from energon_dali.kernels.pad_stack import pad_stack
 
     images = [torch.from_numpy(_picture(0)), torch.from_numpy(_picture(1)[:77, :55].copy())]
     got = pad_stack([one.cuda() for one in images], dtype="bfloat16")
     if backend_for("pad_stack", got.device) != "triton":
-        raise DeviceError("The operation ran without Triton, which is not installed. Install the one that torch names.")
+        raise DeviceError(f"{why_no_triton()}, so the operation ran as plain PyTorch.")
     if not torch.equal(got.cpu(), pad_stack(images, dtype="bfloat16")):
         raise DeviceError("The kernel's result differs from the CPU's. Install the Triton that torch names.")
     return {"route": "triton"}

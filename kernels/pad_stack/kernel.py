@@ -20,7 +20,8 @@ WIDE_BYTES = 2**31
 """From here on offsets need 64 bits. What lies beyond an image is masked, whatever its offset."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Not compiled anew for these being 1 or divisible by 16, which changes with nearly every batch and gains nothing.
+@triton.jit(do_not_specialize=["height", "tiles_along_y", "tiles_along_x"])  # type: ignore[untyped-decorator]
 def _pad_stack(  # type: ignore[no-untyped-def]
     table,  # int64[N, 6]: address of the first pixel, height, width, strides of y, x and channel, in bytes
     values,  # integers of the result's size[CHANNELS, 256]: what levels become; not read if TO_BYTES

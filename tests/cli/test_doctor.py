@@ -210,3 +210,12 @@ def test_the_exit_status_is_that_of_the_path(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(Diagnosis, "works", works)
         monkeypatch.setattr("energon_dali.cli.doctor.ThisHost", MadeUpHost)
         assert CliRunner().invoke(main, ["doctor", "--device", "gpu"]).exit_code == (not works)
+
+
+def test_a_report_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("energon_dali.cli.doctor.ThisHost", MadeUpHost)
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["doctor", "--json", str(tmp_path / "file" / "doctor.json")])
+    assert done.exit_code == 1
+    assert "The CPU path works here." in done.output
+    assert "doctor.json cannot be written" in done.output

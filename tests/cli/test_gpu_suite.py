@@ -45,6 +45,7 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
         "benchmarks.run",
     ]  # fmt: skip
     assert [words[2] for words in started if words[4] == "pytest"] == ["1"]  # a missing GPU is a failure
+    assert started[1][-2:] == ["-W", "default"]  # other versions than CI's warn of other things
     files = {word for words in started for word in words if word.endswith((".json", ".xml"))}
     assert {Path(file).parent for file in files} == {tmp_path / "out"}
     assert all(Path(file).name.startswith("gpu-") for file in files)
