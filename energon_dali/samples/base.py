@@ -23,7 +23,8 @@ def edataclass(cls: type[T]) -> type[T]:
     return dataclass(slots=True, kw_only=True)(cls)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: Lightning goes through batches and refuses frozen dataclasses where it trains in bf16-true or 64-true.
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SourceInfo:
     """Where a part of a sample was read."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -54,6 +55,9 @@ def _run(cfg: DictConfig) -> dict[str, float]:
     _STARTED.append(True)
     try:
         return run(cfg).metrics
+    except SystemExit as exit_:
+        # Lightning ends a run on SIGTERM with status 0, which a scheduler takes for a run that is done.
+        sys.exit(128 + signal.SIGTERM if exit_.code is None else exit_.code)
     except Exception as error:
         if _shows_everything() or not _is_for_the_user(error):
             raise

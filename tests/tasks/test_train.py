@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import csv
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks import TrainResult, compose, load_task, run
+from energon_dali.tasks import command as command_module
 from energon_dali.tasks.command import _quiet_rank
+from energon_dali.tasks.core.position.run_checkpoint import RunCheckpoint
 
 CONF = Path(__file__).parent / "tiny_conf"
 ROOT = CONF.parent.parent.parent
@@ -71,6 +77,55 @@ def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", "trainer.max_epochs=3")
     assert continued.trainer.global_step == whole.trainer.global_step == 12
     assert continued.metrics["val_loss"] == whole.metrics["val_loss"]
+
+
+class Stop(Callback):
+    """Ends a run behind its second batch, as Ctrl-C or an error does."""
+
+    def __init__(self, how: str) -> None:
+        self.how = KeyboardInterrupt if how == "Ctrl-C" else RuntimeError
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if trainer.global_step == 2:
+            raise self.how
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "an error"])
+def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from(tmp_path: Path, how: str) -> None:
+    stop = [f"+trainer.callbacks.stop._target_={__name__}.Stop", f"+trainer.callbacks.stop.how={how}"]
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit if how == "Ctrl-C" else RuntimeError):
+            train(tmp_path, *stop)
+    finally:
+        signal.signal(signal.SIGINT, handler)  # which Lightning ignores once it came
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_one_rank_that_fails_does_not_wait_for_the_others() -> None:
+    saved: list[Any] = []
+    checkpoint = RunCheckpoint(save_on_exception=True)
+    checkpoint._save_checkpoint = checkpoint._save_last_checkpoint = lambda *given: saved.append(given)  # type: ignore
+    trainer: Any = SimpleNamespace(
+        world_size=2, fast_dev_run=False, sanity_checking=False, global_step=3, current_epoch=0, callback_metrics={}
+    )
+    checkpoint.on_exception(trainer, None, RuntimeError())  # type: ignore[arg-type]
+    assert not saved
+    checkpoint.on_exception(trainer, None, SIGTERMException())  # type: ignore[arg-type]
+    assert len(saved) == 2
+
+
+@pytest.mark.parametrize(("code", "status"), [(None, 143), (1, 1)])
+def test_the_status_of_a_run_that_was_ended_is_not_that_of_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, status: int
+) -> None:
+    def ended(cfg: Any) -> None:
+        raise SIGTERMException(code)
+
+    monkeypatch.setattr(command_module, "run", ended)
+    with pytest.raises(SystemExit) as caught:
+        command_module._run({})  # type: ignore[arg-type]
+    assert caught.value.code == status
 
 
 def test_the_command_line_swaps_optimizer_and_scheduler(tmp_path: Path) -> None:

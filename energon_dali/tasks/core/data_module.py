@@ -156,6 +156,11 @@ class TransformerDataModule(LightningDataModule):
         """Returns the batches of an epoch of each rank, the same for all; None where epochs never end."""
         cfg = self.cfg
         if cfg.virtual_epoch_length is not None:
+            if cfg.virtual_epoch_length < 0:
+                raise ConfigError(
+                    f"virtual_epoch_length={cfg.virtual_epoch_length} cannot be: give a number of batches, 0 for "
+                    "epochs that never end, or None for one pass over the data."
+                )
             return cfg.virtual_epoch_length or None
         if cfg.packing_buffer_size is not None:
             raise ConfigError(

@@ -59,6 +59,8 @@ def test_each_rank_counts_its_own_batches(folder: Path, monkeypatch: pytest.Monk
 
 def test_an_endless_loader_has_no_length(folder: Path) -> None:
     module = NumbersDataModule(data_config(folder, virtual_epoch_length=0))
+    with pytest.raises(ConfigError, match=r"virtual_epoch_length=-1 cannot be: .* 0 for epochs that never end"):
+        NumbersDataModule(data_config(folder, virtual_epoch_length=-1)).train_dataloader()
     with pytest.raises(TypeError, match="set virtual_epoch_length"):
         len(module.train_dataloader())
     module.close()

@@ -164,7 +164,7 @@ def train(
         trainer = lightning.Trainer(
             **{
                 "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-                "num_sanity_val_steps": 0, "enable_checkpointing": saves,
+                "num_sanity_val_steps": 0, "enable_checkpointing": saves, "default_root_dir": str(folder.parent),
                 "max_epochs": -1, **trainer_options,
             }
         )  # fmt: skip

@@ -5,20 +5,56 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins import HalfPrecision
 from PIL import Image
 
 from energon_dali.errors import ConfigError
+from energon_dali.samples import SourceInfo
+from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
 from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer
 from energon_dali.tasks.vision.igpt.pictures.picture_grid import picture_grid
 from energon_dali.tasks.vision.igpt.pictures.samples import log_picture
+from energon_dali.tasks.vision.igpt.task_encoder import PictureBatch
 
 PALETTE = [[0, 0, 0], [800, 8, 8], [8, 1600, 2040]]
 
 
-def task(**options: Any) -> GenerativePixelsTransformer:
-    model = GPT2(num_layers=1, num_positions=16, num_vocab=3)
+def task(backbone: torch.nn.Module | None = None, **options: Any) -> GenerativePixelsTransformer:
+    model = backbone or GPT2(num_layers=1, num_positions=16, num_vocab=3)
     told = {"palette": PALETTE, "num_pixels": 4, "num_classes": 2}
     return GenerativePixelsTransformer(model, {"_target_": "torch.optim.AdamW"}, **{**told, **options})
+
+
+@pytest.mark.parametrize("classify", [False, True])
+@pytest.mark.parametrize("backbone", [GPT2, SequenceGPT2])
+def test_every_trained_weight_gets_a_gradient_as_ddp_asks(backbone: type, classify: bool) -> None:
+    model = backbone(num_layers=1, num_positions=16, num_vocab=3, num_classes=2)
+    trained = task(backbone=model, classify=classify)
+    trained.log_metrics = lambda *_, **__: None  # type: ignore[method-assign]
+    pictures = torch.randint(0, 256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    batch = PictureBatch(__key__=["a", "b"], __restore_key__=(), image=pictures, label=torch.tensor([0, 1]))
+    trained.common_step("train", batch).backward()
+    without = {name for name, weight in trained.named_parameters() if weight.grad is None and weight.requires_grad}
+    assert without == set()
+
+
+def test_threads_are_given_back_where_a_run_fails() -> None:
+    before = torch.get_num_threads()
+    trained = task(cpu_threads=before + 1)
+    trained.on_fit_start()
+    assert torch.get_num_threads() == before + 1
+    for callback in trained.configure_callbacks():
+        callback.on_exception(None, trained, RuntimeError())  # type: ignore[arg-type]
+    assert torch.get_num_threads() == before
+
+
+def test_a_batch_with_its_sources_can_be_made_bfloat16() -> None:
+    source = SourceInfo(dataset_path="data", index=0, shard_name="0.tar", file_names=("a.png",))
+    image, label = torch.zeros(1, 3, 4, 4), torch.tensor([0])
+    batch = PictureBatch(__key__=["a"], __restore_key__=(), __sources__=(source,), image=image, label=label)
+    converted = HalfPrecision("bf16-true").convert_input(batch)
+    assert (converted.image.dtype, converted.label.dtype) == (torch.bfloat16, torch.int64)
+    assert hash(converted.__sources__[0]) == hash(source)
 
 
 def test_a_grid_shows_every_pixel_of_every_row() -> None:

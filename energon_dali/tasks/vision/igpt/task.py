@@ -140,8 +140,12 @@ class GenerativePixelsTransformer(TaskTransformer):
             self._threads_before = None
 
     def configure_callbacks(self) -> list[Callback]:
-        """Returns what draws pictures after each validation."""
-        return [SamplesCallback()] if self.num_samples else []
+        """Returns what draws pictures after each validation, and what gives threads back where a run fails."""
+        from lightning.pytorch.callbacks import LambdaCallback
+
+        # Lightning tears a task down only where the run comes to its end.
+        failed = LambdaCallback(on_exception=lambda *_: self.teardown("fit"))
+        return [failed, SamplesCallback()] if self.num_samples else [failed]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the palette: without it tokens mean nothing."""
