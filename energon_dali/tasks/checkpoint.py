@@ -20,8 +20,8 @@ def load_task(
 ) -> TaskTransformer:
     """Returns the task of a checkpoint that the train command wrote, with its weights, ready for use.
 
-    The file holds the run's config as plain values and is read as data, not as code; the classes that its config names
-    are imported.
+    The file holds the run's config as plain values and is read as data, not as code. But what its config names is
+    imported and called with what the config says, whatever that is: load only checkpoints whose origin you trust.
 
     Args:
         checkpoint: Path of the file.
