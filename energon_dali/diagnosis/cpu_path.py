@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from energon_dali import __version__
 from energon_dali.decode.dali.device import INSTALL_HINT
-from energon_dali.diagnosis.check import Check
+from energon_dali.diagnosis.check import Check, Need
 from energon_dali.diagnosis.host import Host
 
 PACKAGES = {
@@ -20,6 +20,9 @@ PACKAGES = {
     "pydantic": ("pydantic", "metadatasets"),
 }
 """Package: (module, what it is for)."""
+
+_FOR_URLS = "multi-storage-client"
+"""Imported where a shard is named by a URL alone: all else works without it."""
 
 DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
@@ -60,19 +63,20 @@ def _packages(host: Host) -> Iterator[Check]:
         version = host.version(package)
         error = errors.error or str(errors.facts.get(module, ""))
         remedy = f"pip install {package}"
+        need: Need = "optional" if package == _FOR_URLS else "always"
         if version is None and error:  # a module on PYTHONPATH has no version, and works
             yield Check(
-                name=package, state="missing", found="not installed", needed_for=needed_for, need="always",
+                name=package, state="missing", found="not installed", needed_for=needed_for, need=need,
                 remedy=remedy,
             )  # fmt: skip
         elif error:
             yield Check(
-                name=package, state="broken", found=f"{version}: {error}", needed_for=needed_for, need="always",
+                name=package, state="broken", found=f"{version}: {error}", needed_for=needed_for, need=need,
                 remedy=f"pip install --force-reinstall {package}",
             )  # fmt: skip
         else:
             yield Check(
-                name=package, state="ok", found=version or "of unknown version", needed_for=needed_for, need="always"
+                name=package, state="ok", found=version or "of unknown version", needed_for=needed_for, need=need
             )
 
 

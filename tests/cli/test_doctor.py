@@ -219,3 +219,13 @@ def test_a_report_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == 1
     assert "The CPU path works here." in done.output
     assert "doctor.json cannot be written" in done.output
+
+
+def test_what_urls_alone_need_keeps_no_path_from_working() -> None:
+    host = MadeUpHost()
+    host.findings[("imports",)] = Finding({"multistorageclient": "ModuleNotFoundError: No module named 'xattr'"})
+    diagnosis = diagnose(host, "gpu")  # type: ignore[arg-type]
+    (check,) = [check for check in diagnosis.checks if check.name == "multi-storage-client"]
+    assert (check.state, diagnosis.works) == ("broken", True)
+    host.findings[("imports",)] = Finding({"av": "ImportError: libav.so"})
+    assert not diagnose(host, "gpu").works  # type: ignore[arg-type]
