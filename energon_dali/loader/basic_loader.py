@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import threading
 import warnings
 import weakref
@@ -108,6 +109,7 @@ class BasicDataLoader(Generic[T]):
         self._end: weakref.finalize[..., Any] | None = None
         self._state: State | None = None
         self._begun = False
+        self._pid = os.getpid()
         self._turn = threading.RLock()
 
     # --- iteration -------------------------------------------------------------------------------------------------
@@ -123,6 +125,7 @@ class BasicDataLoader(Generic[T]):
         started = self._clock.start()
         # Threads of the user's that share a loader take turns; a signal handler inside a wait may ask as well.
         with self._turn, self._ranges.named("energon_dali.next"):
+            self._check_process()
             try:
                 delivery = self._delivery or self._open()
                 occupancy = delivery.occupancy
@@ -135,9 +138,18 @@ class BasicDataLoader(Generic[T]):
         self._clock.stop(started, occupancy)
         return cast(T, element)
 
+    def _check_process(self) -> None:
+        """Refuses to take batches in a forked copy: it would take those of the loader that it is a copy of."""
+        if self._delivery is not None and os.getpid() != self._pid:
+            raise ConfigError(
+                f"This loader runs in process {self._pid}, of which this process ({os.getpid()}) is a forked copy; its "
+                "workers serve that one alone. Build a loader here, or fork before the first batch is taken."
+            )
+
     def _open(self) -> Delivery:
         """Starts workers and threads, at the beginning or at the last delivered state."""
         self._begun = True
+        self._pid = os.getpid()
         if self._cache_pool is not None and has_workers(self._tree):
             # Hooks may run in the rank's process as well.
             self._cache_share = self._cache_pool.shared_by(self.worker_config.num_workers + 1)

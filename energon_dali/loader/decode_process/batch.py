@@ -186,6 +186,11 @@ def take_tensor(number: int) -> torch.Tensor:
     raise pickle.UnpicklingError("The pickle stream of a batch can only be read with the memory beside it.")
 
 
+def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """Gives a tensor what a hook set on it as attributes."""
+    tensor.__dict__.update(attributes)
+
+
 class _BatchPickler(BlockPickler):
     """Pickles tensors as their numbers in a table; everything else as blocks of workers do."""
 
@@ -198,7 +203,11 @@ class _BatchPickler(BlockPickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is self._kind:
             number = self._table.add(obj)
-            return NotImplemented if number is None else (take_tensor, (number,))
+            if number is None:
+                return NotImplemented
+            if obj.__dict__:
+                return take_tensor, (number,), dict(obj.__dict__), None, None, set_attributes
+            return take_tensor, (number,)
         return super().reducer_override(obj)
 
 

@@ -83,7 +83,8 @@ class DecodeProcess:
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN)
         if task.start_method != "fork" and pickled is not None:
-            self._channel.send(pickled)
+            with contextlib.suppress(OSError):  # it is gone already; reading finds out how it ended
+                self._channel.send(pickled)
 
     @property
     def pid(self) -> int:
@@ -183,7 +184,8 @@ class DecodeProcess:
     def interrupt(self) -> None:
         """Makes a thread that waits for a batch, or asks for the next, give up with a WorkerError."""
         self._interrupted = True
-        if self._end.alive:
+        # The counter is one with that of the process that a forked copy comes from: its wait would never be one again.
+        if self._end.alive and os.getpid() == self._owner:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ class DecodeServer:
         except StopIteration:
             self._ended = True
             data, descriptors = CODEC.encode(EpochEnded(rank.state_dict(), self._recorder.drain())), ()
-        except Exception as error:  # also of a batch that cannot be pickled
+        except BaseException as error:  # also of a batch that cannot be pickled, and of a hook that calls sys.exit
             self._fail(error)
             return
         else:
@@ -212,6 +212,6 @@ class DecodeServer:
         )
         return CODEC.encode(sent), () if descriptor is None else (descriptor,)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._ended = self._failed = True
         self._channel.send(CODEC.encode(failed_stream(0, 0, error, self._recorder.drain())))

@@ -22,7 +22,7 @@ class WorkerTraceback(Exception):  # noqa: N818 - it is no error, it shows where
         return f"\n{self.text}"
 
 
-def failed_stream(number: int, generation: int, error: Exception, record: dict[str, Any] | None) -> StreamFailed:
+def failed_stream(number: int, generation: int, error: BaseException, record: dict[str, Any] | None) -> StreamFailed:
     """Returns the message about an exception; one that does not survive pickling travels as text.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from abc import ABC, abstractmethod
 from multiprocessing.connection import Connection
@@ -180,6 +182,7 @@ def _spawn(channel: Channel, lifeline: int, program: Program) -> WorkerProcess:
 
 def _fork(channel: Channel, lifeline: int, task: Task, foreign: list[int], program: Program) -> WorkerProcess:
     rank_pid = os.getpid()
+    _flush()  # else the copy would print once more what waits here
     with warnings.catch_warnings():
         # Python 3.12 warns of threads; whoever asks for "fork" was told about them in StartMethod.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -191,8 +194,18 @@ def _fork(channel: Channel, lifeline: int, task: Task, foreign: list[int], progr
         for descriptor in foreign:
             os.close(descriptor)
         code = _run(program, channel, lifeline, rank_pid, task)
+    except BaseException:
+        traceback.print_exc()
     finally:
+        _flush()
         os._exit(code)  # what the rank registered for its own end must not run here
+
+
+def _flush() -> None:
+    for file in (sys.stdout, sys.stderr):
+        # None where the descriptor is closed; or a pipe that nobody reads any more.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            file.flush()
 
 
 def _serve(channel: Channel, lifeline: int, program: Program) -> WorkerProcess:
@@ -215,7 +228,7 @@ def spawned_main(channel: int, lifeline: int, rank_pid: int, program: Program) -
     try:
         code = _run(program, Channel(socket.socket(fileno=channel)), lifeline, rank_pid)
     finally:
-        sys.stdout.flush()
+        _flush()
         if code == 0:
             os._exit(0)  # threads of libraries must not keep the process
 
@@ -226,6 +239,17 @@ def _served_main(sock: socket.socket, pipe: Connection, program: Program) -> Non
 
 
 def _run(program: Program, channel: Channel, lifeline: int, rank_pid: int, task: Any = None) -> int:
+    try:
+        return _run_program(program, channel, lifeline, rank_pid, task)
+    finally:
+        # Those that hooks started (a Pool, a ProcessPoolExecutor) end where Python ends, and os._exit is no such end.
+        # A forked process also knows those of the process that it is a copy of.
+        for child in multiprocessing.active_children():
+            if child._parent_pid == os.getpid():  # type: ignore[attr-defined]
+                child.terminate()
+
+
+def _run_program(program: Program, channel: Channel, lifeline: int, rank_pid: int, task: Any) -> int:
     if program == "decode process":
         from energon_dali.loader.decode_process.server import run_decode_process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -80,8 +81,9 @@ class WorkerPool:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake, select.POLLIN)
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
+        self._owner = os.getpid()
         self._end = weakref.finalize(
-            self, end_workers, self._workers, [self._wake, self._lifeline, self._lifeline_end], os.getpid()
+            self, end_workers, self._workers, [self._wake, self._lifeline, self._lifeline_end], self._owner
         )
 
     @property
@@ -140,7 +142,8 @@ class WorkerPool:
             self._poll.register(descriptor, select.POLLIN)
             self._by_fd[descriptor] = worker
         if self._method != "fork" and pickled is not None:
-            ours.send(pickled)
+            with contextlib.suppress(OSError):  # it is gone already; reading finds out how it ended
+                ours.send(pickled)
 
     def start(self, stream: int, state: State | None) -> None:
         """Starts a stream at a state, or at its beginning; a stream that already runs begins anew there."""
@@ -262,7 +265,8 @@ class WorkerPool:
     def interrupt(self) -> None:
         """Makes a thread that waits for a block, or asks for the next, give up with a WorkerError."""
         self._interrupted = True
-        if self._end.alive:
+        # The counter is one with that of the process that a forked copy comes from: its wait would never be one again.
+        if self._end.alive and os.getpid() == self._owner:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:

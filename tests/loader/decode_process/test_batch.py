@@ -158,3 +158,12 @@ def test_each_byte_of_a_large_tensor_is_sent_once() -> None:
 def test_what_cannot_be_pickled_says_so() -> None:
     with pytest.raises(TypeError, match="generator"):
         pack_batch({"image": torch.ones(10_000), "odd": (number for number in range(3))})
+
+
+def test_attributes_of_a_tensor_travel_with_it() -> None:
+    tensor = torch.arange(3)
+    tensor.names_of_classes = ["cat", "dog"]  # type: ignore[attr-defined]
+    one, other = cross([tensor, tensor])
+    assert one is other
+    assert one.names_of_classes == ["cat", "dog"]
+    assert one.tolist() == [0, 1, 2]
