@@ -104,7 +104,6 @@ class DecodeProcess:
             Exception: Whatever ended the iteration there.
         """
         self._tell()
-        self._listen()
         while not self._waiting:
             if self._at_end:
                 raise self._died()
@@ -136,9 +135,9 @@ class DecodeProcess:
                 self._wanted.add(wanted)
 
     def _listen(self) -> None:
-        """Takes all messages that have come."""
+        """Takes a message if one has come. One: each look gives the interpreter lock away, a look in vain as well."""
         try:
-            while not self._at_end and (received := self._channel.receive(wait=False)) is not None:
+            if not self._at_end and (received := self._channel.receive(wait=False)) is not None:
                 self._note(*CODEC.decode(received[0]), received[1])
         except EOFError:
             self._at_end = True
