@@ -168,8 +168,8 @@ def _run(
 
     try:
         return attempt()
-    except DuplicateKeysError:
-        if not options.fix_duplicates or shards is None:
+    except DuplicateKeysError as error:
+        if not options.fix_duplicates or shards is None or error.in_one_shard:
             raise
     click.echo("Keys are not unique. Writing the shards anew, with the name of its shard before each key.")
     prefix_keys(root, shards, num_workers=workers)

@@ -151,6 +151,16 @@ def test_duplicates_are_fixed_where_that_is_wanted(tmp_path: Path) -> None:
     assert WebdatasetFolder(str(tmp_path)).num_samples == 2
 
 
+def test_keys_that_come_back_in_their_shard_are_not_fixed_by_its_name(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("k.jpg", jpeg(8, 8)), ("l.jpg", jpeg(8, 8)), ("k.txt", b"")])
+    before = (tmp_path / "a.tar").read_bytes()
+    refused = run("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--fix-duplicates")
+    assert refused.exit_code == 1
+    assert "follow one another" in refused.output
+    assert "--fix-duplicates" not in refused.output
+    assert (tmp_path / "a.tar").read_bytes() == before
+
+
 def test_media_tables(tmp_path: Path) -> None:
     captions(tmp_path)
     ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--media-metadata-by-glob", "*.jpg,*.png")

@@ -225,10 +225,18 @@ def _refuse(root: StoragePath, names: list[str], errors: list[str], duplicates: 
         shown = "\n".join(
             f"  - {key!r} in {names[first]} and {names[second]}" for key, first, second in duplicates[:10]
         )
+        in_one_shard = any(first == second for _, first, second in duplicates)
+        remedy = (
+            "The parts of a sample have to follow one another in its shard: write the shards anew in the order of the "
+            "names, as `tar --sort=name` does."
+            if in_one_shard
+            else "Run `energon-dali prepare` with --fix-duplicates: it writes the shards anew, with the name of its "
+            "shard before each key."
+        )
         raise DuplicateKeysError(
             f"Sample keys of {root} are not unique, among them:\n{shown}\nA key names a sample in the whole dataset. "
-            "Run `energon-dali "
-            "prepare` with --fix-duplicates: it writes the shards anew, with the name of its shard before each key."
+            f"{remedy}",
+            in_one_shard,
         )
 
 

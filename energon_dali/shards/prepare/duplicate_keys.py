@@ -15,7 +15,16 @@ from energon_dali.shards.storage import StoragePath
 
 
 class DuplicateKeysError(DatasetFormatError):
-    """Sample keys are not unique over the dataset."""
+    """Sample keys are not unique over the dataset.
+
+    Args:
+        message: What was given, what is allowed, what to do.
+        in_one_shard: Whether a key comes back inside its shard, where the shard's name before the keys does not help.
+    """
+
+    def __init__(self, message: str, in_one_shard: bool = False) -> None:
+        super().__init__(message)
+        self.in_one_shard = in_one_shard
 
 
 def prefix_keys(path: str | StoragePath, shards: Sequence[str], *, num_workers: int = 1) -> None:
