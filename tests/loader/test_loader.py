@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -231,33 +232,63 @@ def test_a_forgotten_loader_ends_everything() -> None:
                 os.kill(pid, 0)
 
 
+class _Release(logging.Handler):
+    """Lets the first element of `waiting` go on once the watchdog has warned."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reading, self.writing = os.pipe()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        os.write(self.writing, b".")
+
+    def waiting(self, stream: int, epoch: int, at: int) -> tuple[int, int, int]:
+        if at == 0:
+            os.read(self.reading, 1)
+        return stream, epoch, at
+
+
 @pytest.mark.parametrize(("workers", "rank_work"), [(0, False), (1, False), (1, True)])
 def test_the_watchdog_warns_once_with_the_stacks(
     workers: int, rank_work: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        caplog.at_level(logging.WARNING, "energon_dali.loader"),
-        loader(
-            place(workers, streams=1), lengths=[2], seconds=1.6, block_size=1, rank_work=rank_work,
-            watchdog_timeout_seconds=0.3,
-        ) as batches,
-    ):  # fmt: skip
-        next(iter(batches))
+    release = _Release()
+    logger = logging.getLogger("energon_dali.loader")
+    logger.addHandler(release)
+    try:
+        with (
+            caplog.at_level(logging.WARNING, "energon_dali.loader"),
+            loader(
+                place(workers, streams=1), lengths=[2], make=release.waiting, block_size=1, rank_work=rank_work,
+                watchdog_timeout_seconds=0.3,
+            ) as batches,
+        ):  # fmt: skip
+            assert next(iter(batches))[:3] == (0, 0, 0)
+    finally:
+        logger.removeHandler(release)
+        os.close(release.reading)
+        os.close(release.writing)
     assert len(caplog.records) == 1
     assert "No batch came for" in caplog.text
     assert "Thread MainThread" in caplog.text
 
 
+def endless_second(stream: int, epoch: int, at: int) -> tuple[int, int, int]:
+    while at:
+        time.sleep(0.01)  # an exception from elsewhere arrives between two lines
+    return stream, epoch, at
+
+
 @pytest.mark.parametrize(("workers", "rank_work"), [(0, False), (1, False), (1, True)])
 def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -> None:
     batches = loader(
-        place(workers, streams=1), lengths=[9], seconds=1.2, block_size=1, rank_work=rank_work,
-        watchdog_timeout_seconds=0.2, watchdog_initial_timeout_seconds=30, fail_on_timeout=True,
+        place(workers, streams=1), lengths=[9], make=endless_second, block_size=1, rank_work=rank_work,
+        watchdog_timeout_seconds=0.2, watchdog_initial_timeout_seconds=60, fail_on_timeout=True,
     )  # fmt: skip
     iterator = iter(batches)
     next(iterator)
     with pytest.raises(WatchdogTimeoutError, match="No batch came"):
-        list(iterator)
+        next(iterator)
     batches.close()
 
 

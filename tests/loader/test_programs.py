@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.running_time import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,10 +52,7 @@ def marker(tmp_path: Path) -> Iterator[str]:
     """A name that only the processes of one test have in their environment; none of them may be left."""
     name = f"{tmp_path}"
     yield name
-    deadline = time.monotonic() + 2.0
-    while alive(name) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(name), "processes are left"
+    assert wait_until(lambda: not alive(name), 2.0), "processes are left"
     assert {entry.name for entry in tmp_path.iterdir()} <= {"program.py"}
 
 
@@ -127,9 +125,9 @@ def test_ctrl_c(marker: str, rank_work: bool) -> None:
     body = (
         ENDLESS
         + """
-next(iter(loader))
-say("running")
 try:
+    next(iter(loader))
+    say("running")
     for batch in loader:
         pass
 except KeyboardInterrupt:
@@ -143,7 +141,6 @@ except KeyboardInterrupt:
     process = start(marker, script(marker, body, rank_work, "fork" if rank_work else "spawn"))
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
-    time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
     out, err = process.communicate(timeout=20)
     assert (out, err, process.returncode) == ("interrupted True\n1 True\n", "", 0)
@@ -166,13 +163,10 @@ def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
     process = start(marker, script(marker, body, True, "spawn" if end == signal.SIGKILL else "fork"))
     assert process.stdout is not None
     assert len(process.stdout.readline().split()) == 2
-    assert len(alive(marker)) == 3
+    assert wait_until(lambda: len(alive(marker)) == 3, 60)
     os.kill(process.pid, end)
     process.communicate(timeout=20)
-    deadline = time.monotonic() + 2.0
-    while alive(marker) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not alive(marker)
+    assert wait_until(lambda: not alive(marker), 2.0)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -182,7 +176,7 @@ loader = build(lengths=(9, 9), method="{method}", mishap=Mishap(1, 0, "hang"))
 next(iter(loader))
 pids = loader._delivery._pool.pids
 if os.fork() == 0:  # a child of the trainer that holds copies of its descriptors for a while
-    time.sleep(4)
+    time.sleep(1000)
     os._exit(0)
 say(*pids)
 next(iter(loader))
@@ -192,12 +186,9 @@ next(iter(loader))
     workers = [int(word) for word in process.stdout.readline().split()]
     assert len(workers) == 2
     os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 2.0
-    while set(alive(marker)) & set(workers) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not set(alive(marker)) & set(workers)
-    for pid in alive(marker):
-        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not set(alive(marker)) & set(workers), 2.0)
+    (holder,) = alive(marker)
+    os.kill(holder, signal.SIGKILL)
     process.communicate(timeout=20)
 
 
@@ -207,13 +198,14 @@ def test_a_worker_is_killed(marker: str) -> None:
         + """
 import signal
 next(iter(loader))
+from tests.running_time import RunningTime
 os.kill(loader._delivery._pool.pids[1], signal.SIGKILL)
-began = time.monotonic()
-try:
-    for batch in loader:
-        pass
-except Exception as error:
-    say(type(error).__name__, "SIGKILL" in str(error), time.monotonic() - began < 5)
+with RunningTime() as passed:
+    try:
+        for batch in loader:
+            pass
+    except Exception as error:
+        say(type(error).__name__, "SIGKILL" in str(error), passed.seconds < 5)
 """
     )
     process = start(marker, script(marker, body, rank_work=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -26,8 +27,10 @@ from energon_dali.loader import delivery_setup
 from energon_dali.loader.basic_loader import get_loader
 from energon_dali.loader.decode_process.process import check_fork
 from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.loader.workers import handle
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import LENGTHS, Mishap, tree
+from tests.running_time import wait_until
 
 LAYOUTS = [(0, False), (2, False), (4, True)]
 
@@ -59,7 +62,11 @@ def open_files() -> set[str]:
 
 
 def children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that ends just now
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,6 +173,12 @@ def test_batches_that_are_held_are_never_overwritten_and_outlive_the_process() -
     assert len(values) == 14
 
 
+def open_files_at_rest(batches: Any) -> int:
+    """Returns how many files are open while the thread that receives batches has none to receive."""
+    assert wait_until(lambda: batches._delivery.occupancy == 1.0, 60)
+    return len(os.listdir("/proc/self/fd"))
+
+
 def arenas_of(pid: int | str) -> int:
     return sum("energon-dali-block" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
@@ -178,10 +191,10 @@ def test_memory_returns_when_the_last_view_is_dropped() -> None:
         next(iterator)
     pid = batches._delivery.process.pid
     assert 1 <= arenas_of(pid) <= 5
-    files = len(os.listdir("/proc/self/fd"))
+    files = open_files_at_rest(batches)
     held = [next(iterator)["one"] for _ in range(50)]
     assert arenas_of(pid) >= 50
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert open_files_at_rest(batches) == files
     assert [int(tensor[7]) for tensor in held] == [at % 251 for at in range(60, 110)]
     del held
     for _ in range(20):
@@ -273,26 +286,41 @@ def test_prefetch_factor_is_how_far_it_runs_ahead() -> None:
         assert batches.stats().counts["decode_process.batches"] <= 1 + 1 + 3
 
 
-def slow_third(stream: int, epoch: int, at: int) -> tuple[int, int, int]:
-    if at == 2:
-        time.sleep(3)
-    return stream, epoch, at
-
-
 def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    begun, shown_all = tmp_path / "begun", tmp_path / "shown"
+    shown: list[str] = []
+
+    def slow_second(stream: int, epoch: int, at: int) -> tuple[int, int, int]:
+        if at == 1:
+            begun.touch()
+            while not shown_all.exists():
+                time.sleep(0.01)
+        return stream, epoch, at
+
+    def let_go() -> None:
+        """Lets the worker go on once it has shown its stack."""
+        wait_until(lambda: shown.append(capfd.readouterr().err) or "in slow_second" in "".join(shown), 60)
+        shown_all.touch()
+
+    # Whatever stands still for a while: of the batches that are waited for, the second alone may not come at once.
     options: dict[str, Any] = {"block_size": 1, "rank_work": True, "watchdog_initial_timeout_seconds": 60}
     with (
         caplog.at_level(logging.WARNING, "energon_dali.loader"),
-        loader(place(1, 1), lengths=[4], make=slow_third, watchdog_timeout_seconds=0.5, **options) as batches,
+        loader(place(1, 1), lengths=[4], make=slow_second, watchdog_timeout_seconds=0.5, **options) as batches,
     ):
-        assert len(list(islice(batches, 3))) == 3
+        iterator = iter(batches)
+        next(iterator)
+        assert wait_until(begun.exists, 60)
+        freeing = threading.Thread(target=let_go)
+        freeing.start()
+        assert next(iterator)[:3] == (0, 0, 1)
+        freeing.join()
     assert len(caplog.records) == 1
     assert "No batch came for" in caplog.text
-    shown = capfd.readouterr().err
-    assert "in _wait" in shown  # the decode process, which waits for its worker
-    assert "in slow_third" in shown  # the worker
+    assert "in slow_second" in "".join(shown)  # the worker
+    assert "decode_process/server.py" in "".join(shown)  # the decode process, which told it to
     failing = loader(
         place(1, 1), lengths=[9], mishap=Mishap(0, 2, "hang"), watchdog_timeout_seconds=0.5, fail_on_timeout=True,
         **options,
@@ -309,7 +337,7 @@ def test_a_forgotten_loader_ends_everything() -> None:
     assert children() > before
     del batches, _
     gc.collect()
-    assert children() == before
+    assert children() <= before
 
 
 def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +373,10 @@ def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_hooks_find_the_cache_and_its_files_go(workers: int, tmp_path: Path) -> None:
+def test_hooks_find_the_cache_and_its_files_go(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handle, "_GRACE_SECONDS", 60.0)  # a killed process takes no files along: let none be too slow
     pool = FileStoreCachePool(parent_cache_dir=tmp_path)
     with loader(place(workers), make=cached, rank_work=True, cache_pool=pool) as batches:
         assert {batch[3] for batch in islice(batches, 6)} == {"kept by FileStoreCachePool"}

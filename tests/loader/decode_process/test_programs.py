@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.loader.test_programs import ENDLESS, PROGRAM, TWO_EPOCHS, alive, marker, start
+from tests.running_time import wait_until
 
 __all__ = ["marker"]
 
@@ -23,10 +23,7 @@ def script(marker: str, body: str, method: str = "fork") -> str:
 
 
 def wait_until_nothing_is_left(marker: str, *but: int) -> None:
-    deadline = time.monotonic() + 10
-    while set(alive(marker)) - set(but) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not set(alive(marker)) - set(but)
+    assert wait_until(lambda: not set(alive(marker)) - set(but), 10)
 
 
 def test_a_script_without_a_main_guard_and_without_standard_output(marker: str) -> None:
@@ -68,7 +65,7 @@ loader = build(lengths=(9, 9), rank_work=True, method="{method}", make=lambda s,
 next(iter(loader))
 holder = os.fork()
 if holder == 0:  # a child of the trainer that holds copies of its descriptors for a while
-    time.sleep(60)
+    time.sleep(1000)
     os._exit(0)
 say(holder)
 for batch in loader:
@@ -77,7 +74,7 @@ for batch in loader:
     process = start(marker, script(marker, body))
     assert process.stdout is not None
     holder = int(process.stdout.readline())
-    assert len(alive(marker)) == 5  # the trainer, its child, the decode process, two workers
+    assert wait_until(lambda: len(alive(marker)) == 5, 60)  # the trainer, its child, the decode process, two workers
     os.kill(process.pid, signal.SIGKILL)
     wait_until_nothing_is_left(marker, holder)
     os.kill(holder, signal.SIGKILL)
@@ -115,6 +112,10 @@ def test_a_program_that_ends_in_the_middle(marker: str) -> None:
 
 AWKWARD = """
 import gc, multiprocessing, warnings
+from energon_dali.loader.decode_process import process
+from energon_dali.loader.workers import handle
+
+process._FAREWELL_SECONDS = handle._GRACE_SECONDS = 60.0  # a killed worker prints nothing more: let none be too slow
 
 def make(stream, epoch, place):
     helper = HELPERS.get("pool") or HELPERS.setdefault("pool", multiprocessing.get_context("fork").Pool(1))
