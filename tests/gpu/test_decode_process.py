@@ -50,6 +50,7 @@ def check(batch: dict[str, Any], at: int) -> None:
     assert batch["turned"].stride() == (1, 150, 3)
     assert batch["wide"].tolist() == torch.full((5000,), float(at), dtype=torch.bfloat16).tolist()
     assert (batch["mask"].tolist(), batch["none"].shape) == ([True] * 7, (0, 3))
+    assert batch["none"].device == batch["pixels"].device
     assert batch["host"].tolist() == [at] * 6000
 
 
@@ -90,6 +91,7 @@ def test_tensors_that_are_held_stay_over_100_batches_and_after_the_end() -> None
     del batch, iterator
     pid = batches._delivery.process.pid
     batches.close()
+    del batches  # whoever has the tensors has nothing else of the loader
     torch.cuda.synchronize()
     assert [int(part.max()) for part in held] == [0, 1, 2]
     assert [int(part.min()) for part in held] == [0, 1, 2]

@@ -152,7 +152,8 @@ class _Rebuilder:
 
         place = self._contents.places[number]
         if place.segment < 0:
-            tensor = torch.empty_strided(place.size, place.stride, dtype=place.dtype)
+            device = "cpu" if place.device < 0 else torch.device("cuda", place.device)
+            tensor = torch.empty_strided(place.size, place.stride, dtype=place.dtype, device=device)
         else:
             storage = self._storages.get(place.segment)
             if storage is None:

@@ -235,12 +235,25 @@ def _pickled(task: DecodeTask) -> bytes | None:
         ) from error
 
 
+_seen_after_end: set[DeviceViews] = set()
+"""Views of processes that end when their GPU memory is not seen any more: nobody else may hold these by then."""
+
+
 def _end(
     process: WorkerProcess, channel: Channel, device_views: DeviceViews, descriptors: list[int], owner: int
 ) -> None:
     """Ends a process; one whose GPU memory is still seen when that is over."""
+    todo = [True]
+    exiting = sys.is_finalizing
 
     def end() -> None:
+        if exiting():  # the tensors go with the interpreter: its end is the process's end
+            return
+        try:
+            todo.pop()
+        except IndexError:  # the last view went in another thread, which does it
+            return
+        _seen_after_end.discard(device_views)
         if os.getpid() == owner:  # else this is a forked copy of the trainer: it ends without ending the trainer's
             end_process(process, channel)
         channel.close()
@@ -248,6 +261,7 @@ def _end(
             os.close(descriptor)  # its lifeline among them: closed before, it would kill the process
 
     if os.getpid() == owner and device_views.seen:
+        _seen_after_end.add(device_views)
         device_views.on_nothing_seen = end
-    else:
+    if os.getpid() != owner or not device_views.seen:  # asked again: the last view may have gone meanwhile
         end()

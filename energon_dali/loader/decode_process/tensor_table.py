@@ -32,6 +32,8 @@ class TensorPlace:
     """Its strides in elements."""
     requires_grad: bool
     """Whether gradients are wanted for it."""
+    device: int
+    """Number of the GPU that it is on, -1 for the CPU; its segment says so too, where it has elements."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,16 +88,15 @@ class TensorTable:
             for number in group:
                 offset = (tensors[number].data_ptr() - first) // tensors[number].element_size()
                 places[number] = self._place(number, len(segments), offset)
-            device = tensors[group[0]].device
-            segments.append(
-                Segment(first, size, -1 if device.type == "cpu" else device.index, [tensors[n] for n in group])
-            )
+            device = places[group[0]].device
+            segments.append(Segment(first, size, device, [tensors[n] for n in group]))
         return [places.get(number) or self._place(number, -1, 0) for number in range(len(tensors))], segments
 
     def _place(self, number: int, segment: int, offset: int) -> TensorPlace:
         tensor = self._tensors[number]
         size, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return TensorPlace(segment, offset, tensor.dtype, size, stride, self._requires_grad[number])
+        device = -1 if tensor.device.type == "cpu" else tensor.device.index
+        return TensorPlace(segment, offset, tensor.dtype, size, stride, self._requires_grad[number], device)
 
 
 def _overlapping(tensors: list[torch.Tensor]) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali.loader.decode_process.batch import pack_batch, unpack_batch
+from energon_dali.loader.decode_process.batch import Contents, _Rebuilder, pack_batch, unpack_batch
+from energon_dali.loader.decode_process.tensor_table import TensorTable
 from energon_dali.loader.workers.transport import SMALL_BUFFER_BYTES
 
 DTYPES = (
@@ -147,6 +149,29 @@ def test_everything_else_arrives_too() -> None:
     assert torch.equal(cross(conjugated), conjugated)
     for plain in (None, "text", b"", [], {}, 7):
         assert cross(plain) == plain
+
+
+def test_a_tensor_without_elements_stays_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture without boxes among others that are joined with its tensor on the GPU, for which another stands in."""
+    table, none = TensorTable(), torch.empty(0, 4)
+    boxes: Any = Mock(wraps=none, dtype=none.dtype, shape=none.shape, device=torch.device("cuda", 3))
+    boxes.resolve_conj.return_value = boxes.resolve_neg.return_value = boxes.detach.return_value = boxes
+    boxes.layout, boxes.is_quantized, boxes.is_nested, boxes.requires_grad = torch.strided, False, False, False
+    assert (table.add(boxes), table.add(none)) == (0, 1)
+    places, segments = table.lay_out()
+    assert segments == []
+    contents = Contents(pickle.loads(pickle.dumps(places)), [], (0, 0), [], (0, 0))
+    rebuild = _Rebuilder(memoryview(b""), memoryview(b""), contents, [])
+    asked: list[Any] = []
+
+    def empty_strided(size: Any, stride: Any, *, device: Any = "cpu", **_: Any) -> torch.Tensor:
+        asked.append((size, stride, torch.device(device)))
+        return none
+
+    monkeypatch.setattr(torch, "empty_strided", empty_strided)
+    rebuild.tensor(0)
+    rebuild.tensor(1)
+    assert asked == [((0, 4), (4, 1), torch.device("cuda", 3)), ((0, 4), (4, 1), torch.device("cpu"))]
 
 
 def test_each_byte_of_a_large_tensor_is_sent_once() -> None:

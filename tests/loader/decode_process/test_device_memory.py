@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import pickle
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from energon_dali.loader.decode_process import cuda_ipc, device_memory
+from energon_dali.loader.decode_process import cuda_ipc, device_memory, process
 from energon_dali.loader.decode_process.device_memory import DeviceArenaStore, DeviceViews
 from energon_dali.loader.decode_process.tensor_table import Segment
 
@@ -139,3 +141,54 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     large = cross(segment(5, 3 << 20))  # the other is too small, and leaves
     assert large[0].sum() == 5 * (3 << 20)
     assert len(store.take_dropped()) == 1
+
+
+class _Holder:
+    """Stands for a DecodeProcess, its Channel, and its WorkerProcess."""
+
+    def close(self) -> None:
+        pass
+
+
+class _LeavingViews(DeviceViews):
+    """Loses its last view in another thread just after it was asked for it."""
+
+    roots: list[Any]
+
+    @property
+    def seen(self) -> bool:
+        seen = super().seen
+        self.roots.clear()
+        return seen
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten", "at the same time"])
+def test_a_process_ends_once_when_the_last_view_of_its_memory_is_gone(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(process, "end_process", lambda process, channel: ended.append(how))
+    views, owner = _LeavingViews() if how == "at the same time" else DeviceViews(), _Holder()
+    roots = [views._watch(0), views._watch(1)]
+    if isinstance(views, _LeavingViews):
+        views.roots = roots
+    theirs, lifeline = os.pipe()
+    os.set_blocking(theirs, False)
+    end = weakref.finalize(owner, process._end, _Holder(), _Holder(), views, [lifeline], os.getpid())  # type: ignore[arg-type]
+    if how == "forgotten":  # whoever held the loader holds its tensors alone
+        del owner, views
+    else:
+        end()
+    if how != "at the same time":
+        assert ended == []
+        with pytest.raises(BlockingIOError):  # the lifeline is open
+            os.read(theirs, 1)
+        roots.pop()
+        gc.collect()
+        assert ended == []
+        roots.clear()
+    gc.collect()
+    assert ended == [how]
+    assert os.read(theirs, 1) == b""
+    os.close(theirs)
+    assert not process._seen_after_end
