@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,13 +110,21 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
         failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=leaf.path,
         source_config={
-            "uuid": opened.uuid, "split_part": leaf.split_part, "training": setting.training,
+            "uuid": opened.uuid, "split_part": leaf.split_part, "ranges": _fingerprint(opened.ranges),
+            "training": setting.training,
             "seed": config.seed_offset, "order": order, "sample_type": opened.sample_type,
             **({} if leaf.subset is None else {"subset": [leaf.subset.share, leaf.subset.numbers]}),
             **({"leaf": number} if number else {}),
         },
         worker_config=config,
     )  # fmt: skip
+
+
+def _fingerprint(ranges: Slices) -> str:
+    """Returns the number of samples and a digest of their places: a split may change while the index does not."""
+    columns = ((ranges.shard, "<i4"), (ranges.first, "<i8"), (ranges.last, "<i8"))
+    digest = hashlib.blake2b(b"".join(column.astype(kind).tobytes() for column, kind in columns), digest_size=6)
+    return f"{ranges.num_samples}-{digest.hexdigest()}"
 
 
 def _check_slices(spec: OrderSpec) -> None:

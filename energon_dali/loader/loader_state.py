@@ -137,17 +137,26 @@ def check_format(state: Any) -> None:
     kinds = {"num_streams": int, "world_size": int, "config": str, "given": Mapping, "streams": Mapping}
     damaged = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     if not damaged:
-        damaged = [f"given[{rank}]" for rank, count in state["given"].items() if not isinstance(count, int)]
-        damaged += [f"streams[{number}]" for number, value in state["streams"].items() if not _is_stream(value)]
+        given, streams = state["given"].items(), state["streams"].items()
+        damaged = [f"given[{rank}]" for rank, count in given if not (_is_number(rank) and _is_count(count))]
+        damaged += [f"streams[{name}]" for name, value in streams if not (_is_number(name) and _is_stream(value))]
     if damaged:
         raise StateError(f"The state is damaged: {', '.join(damaged)} is missing or of no use. Restore another one.")
+
+
+def _is_number(name: Any) -> bool:
+    return isinstance(name, str) and name.isascii() and name.isdecimal()
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 def _is_stream(value: Any) -> bool:
     kinds: dict[str, Any] = {"count": int, "ended": bool, "state": (Mapping, type(None))}
     return isinstance(value, Mapping) and all(
         name in value and isinstance(value[name], kind) for name, kind in kinds.items()
-    )
+    ) and _is_count(value["count"])  # fmt: skip
 
 
 def _check_streams(state: State, config: WorkerConfig) -> None:
@@ -215,7 +224,11 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
                 for text in _differences(old, new, f"{place}[{i}]")]  # fmt: skip
     if saved == now:
         return []
-    hint = " (another dataset, or the same prepared anew)" if place.endswith("uuid") else ""
+    hints = {
+        "uuid": " (another dataset, or the same prepared anew)",
+        "ranges": " (other samples: the split, its exclusions or a join index changed)",
+    }
+    hint = hints.get(place.rpartition(".")[2], "")
     return [f"{place or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
 
 

@@ -157,6 +157,14 @@ def test_states_that_do_not_fit_are_refused_with_what_would() -> None:
         loader(place()).restore_state_rank({"dataset_state": 1})
     with pytest.raises(StateError, match="has version 7"):
         loader(place()).restore_state_rank({**state, "version": 7})
+    damages = [
+        ("streams", {**state["streams"], "a": state["streams"]["0"]}, r"streams\[a\]"),
+        ("streams", {**state["streams"], "1": {**state["streams"]["1"], "count": -5}}, r"streams\[1\]"),
+        ("given", {"0": -1}, r"given\[0\]"),
+    ]
+    for name, value, place_of_it in damages:
+        with pytest.raises(StateError, match=f"damaged: {place_of_it} is missing or of no use"):
+            loader(place(2)).restore_state_rank({**state, name: value})
     with pytest.raises(StateError, match=r"Streams \['1', '3'\] are in none"):
         merge_states([one])
     with pytest.raises(StateError, match="in more than one"):

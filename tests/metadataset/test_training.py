@@ -23,7 +23,7 @@ from energon_dali import (
     get_val_datasets,
     stateless,
 )
-from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
+from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
 from energon_dali.shards.index.jsonl_index import prepare_jsonl
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
@@ -97,6 +97,30 @@ def test_fractional_repetitions_are_exact_over_all_streams(repetitions: float, t
         assert {counts[f"b{number:03d}"] for number in range(7)} == {1}
         chosen.append(counts)
     assert chosen[0] != chosen[1]
+
+
+@pytest.mark.parametrize(
+    ("train", "exclude"),
+    [
+        (["shard_000.tar"], []),
+        (["shard_001.tar", "shard_000.tar"], []),
+        (["shard_000.tar", "shard_001.tar"], ["shard_001.tar/k008"]),
+    ],
+)
+def test_a_state_is_refused_where_the_split_changed_since(train: list[str], exclude: list[str], tmp_path: Path) -> None:
+    path = texts(tmp_path / "a", 12, shards=2)
+
+    def make() -> Any:
+        node = {"blend": [{"path": path}, {"path": path, "split_part": "val"}]}
+        return get_savable_loader(get_train_dataset(mix(node), worker_config=config(2)))
+
+    state = make().save_state_rank()
+    make().restore_state_rank(state)
+    (Path(path) / ".nv-meta" / "split.yaml").write_text(
+        json.dumps({"split_parts": {"train": train, "val": ["shard_000.tar", "shard_001.tar"]}, "exclude": exclude})
+    )
+    with pytest.raises(StateError, match=r"\.ranges was '12-\w+', is '\d+-\w+' \(other samples: the split"):
+        make().restore_state_rank(state)
 
 
 def test_one_path_named_twice_comes_in_two_orders(tmp_path: Path) -> None:
