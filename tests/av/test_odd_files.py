@@ -188,7 +188,7 @@ def test_the_first_video_stream_counts_and_a_cover_does_not(threads: int) -> Non
             decoder.get_video()
 
 
-@pytest.mark.parametrize("samples", [1, 480, 3000])
+@pytest.mark.parametrize("samples", [1, 480, 3000, 10_000])
 @pytest.mark.parametrize(
     ("codec", "container", "sample_format", "rate"),
     [("libopus", "ogg", "s16", 48000), ("libmp3lame", "mp3", "s16p", 44100), ("aac", "mp4", "fltp", 44100),

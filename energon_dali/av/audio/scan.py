@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.audio.index import AudioIndex, find_spans
-from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, select, start_over
+from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, select
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.video.scan import Damaged
@@ -153,9 +153,10 @@ def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[in
 
 
 def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -> AudioIndex:
-    context, packets = start_over(file, facts, tolerant=tolerant)
+    # The stream's own decoder: one made anew does not know the unit of time stamps, so cutting away does not move them.
+    context = select(file, file.rewind(), facts.position)
     seen = _Packets()
-    for number, packet in enumerate(packets):
+    for number, packet in enumerate(demux(file, facts.position, tolerant=tolerant)):
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
         packet.opaque = number
