@@ -102,19 +102,13 @@ class SavableDataLoader(BasicDataLoader[T]):
 
         Raises:
             StateError: There are several ranks, but torch.distributed is not initialised, or the data-parallel group of
-                this rank does not hold the destination.
+                this rank does not hold the destination or has not `world_size` ranks.
         """
         own = self.save_state_rank()
         if self.worker_config.world_size == 1:
             return merge_states([own])
-        dist = self._distributed("save_state_global gathers")
+        dist = self._distributed("save_state_global gathers", "global_dst_rank", global_dst_rank)
         group = self.worker_config.data_parallel_group
-        members = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
-        if global_dst_rank not in members:
-            raise StateError(
-                f"global_dst_rank={global_dst_rank} is not among the ranks {list(members)} of this rank's "
-                "data-parallel group. Give a global rank of the group; each group can save to a rank of its own."
-            )
         at_destination = dist.get_rank() == global_dst_rank
         gathered: list[Any] | None = [None] * self.worker_config.world_size if at_destination else None
         dist.gather_object(own, gathered, dst=global_dst_rank, group=group)
@@ -129,11 +123,12 @@ class SavableDataLoader(BasicDataLoader[T]):
 
         Raises:
             StateError: Iteration has begun, the state is of another dataset or incomplete, or torch.distributed is
-                needed and not initialised.
+                needed and not initialised, or the data-parallel group of this rank does not hold the source or has not
+                `world_size` ranks.
             LayoutError: The state does not fit this layout of ranks and workers.
         """
         if src_rank is not None and self.worker_config.world_size > 1:
-            dist = self._distributed("restore_state_global with src_rank broadcasts")
+            dist = self._distributed("restore_state_global with src_rank broadcasts", "src_rank", src_rank)
             box = [state]
             dist.broadcast_object_list(box, src=src_rank, group=self.worker_config.data_parallel_group)
             state = box[0]
@@ -161,14 +156,29 @@ class SavableDataLoader(BasicDataLoader[T]):
         warnings.warn("restore_state is deprecated: use restore_state_global.", DeprecationWarning, stacklevel=2)
         self.restore_state_global(state)
 
-    def _distributed(self, what: str) -> Any:
+    def _distributed(self, what: str, name: str, member: int) -> Any:
+        """Returns torch.distributed; `name` is the argument that has to be a member of this rank's group."""
         import torch.distributed as dist
 
+        config = self.worker_config
         if not (dist.is_available() and dist.is_initialized()):
             raise StateError(
-                f"{what} over {self.worker_config.world_size} ranks, and torch.distributed is not initialised. Call "
+                f"{what} over {config.world_size} ranks, and torch.distributed is not initialised. Call "
                 "torch.distributed.init_process_group first, or save each rank with save_state_rank and join them with "
                 "energon_dali.loader.loader_state.merge_states."
+            )
+        group = config.data_parallel_group
+        members = list(range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group))
+        if len(members) != config.world_size:
+            raise StateError(
+                f"{what} over the ranks {members} of this rank's data-parallel group, and WorkerConfig has world_size "
+                f"{config.world_size}. Pass the group of the ranks that read different data as data_parallel_group, "
+                "and its size as world_size; WorkerConfig.default_worker_config(data_parallel_group=...) does both."
+            )
+        if member not in members:
+            raise StateError(
+                f"{name}={member} is not among the ranks {members} of this rank's data-parallel group. Give a global "
+                "rank of the group; each group can have a rank of its own."
             )
         return dist
 

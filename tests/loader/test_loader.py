@@ -6,10 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
@@ -175,6 +177,24 @@ def test_states_that_do_not_fit_are_refused_with_what_would() -> None:
         started.restore_state_rank(state)
     with pytest.raises(StateError, match=r"torch\.distributed is not initialised"):
         loader(place(0, 0, 2)).save_state_global(0)
+
+
+def test_global_states_want_a_group_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    group: Any = object()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda asked: [2, 6] if asked is group else None)
+    two_of_eight = WorkerConfig(rank=0, world_size=2, num_workers=0, num_streams=4, data_parallel_group=group)
+    state = loader(place()).save_state_rank()
+    with pytest.raises(StateError, match=r"global_dst_rank=0 is not among the ranks \[2, 6\]"):
+        loader(two_of_eight).save_state_global(0)
+    with pytest.raises(StateError, match=r"src_rank=0 is not among the ranks \[2, 6\]"):
+        loader(two_of_eight).restore_state_global(state, src_rank=0)
+    for wrong in (place(0, 0, 2), replace(two_of_eight, world_size=4)):
+        with pytest.raises(StateError, match=r"over the ranks \[.*6.*\] .* has world_size \d"):
+            loader(wrong).save_state_global(0)
+        with pytest.raises(StateError, match=r"over the ranks \[.*6.*\] .* has world_size \d"):
+            loader(wrong).restore_state_global(state, src_rank=0)
 
 
 def test_the_state_is_small_and_loads_without_trust(tmp_path: Any) -> None:
