@@ -62,8 +62,11 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300) -> 
         CandidateError: It failed or took too long.
     """
     command = [str(python), "-m", "benchmarks.candidates", task.to_json()]
+    # Packages may lie on PYTHONPATH alone, as on a host that has no index; they are this Python's and no other's.
+    inherited = os.environ.get("PYTHONPATH", "") if python == python_of("own") else ""
+    path = os.pathsep.join([str(ROOT), *filter(None, [inherited])])
     # One thread per process for torch's own operations: candidates with worker processes are slower with more.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr, text=True, start_new_session=True

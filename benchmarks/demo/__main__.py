@@ -73,7 +73,8 @@ def _run(
         "media": media, "decoder": name, "dataset": dataset, "batches": options.batches, "workers": options.workers
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.demo.one_decoder", json.dumps({**told, "sheet": str(pictures)})]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     if done.returncode:
         return {"decoder": name, "error": f"ended with {done.returncode}, see above"}, None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import plot, run
-from benchmarks.candidates.task import Task
+from benchmarks import environments, plot, run
+from benchmarks.candidates.task import RESULT, Task
 from benchmarks.environments import CandidateError, python_of, run_candidate
 
 
@@ -58,6 +59,28 @@ def test_a_candidate_that_fails_says_why(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(CandidateError, match=r"ended with 1:(.|\n)*facts\.json"):
         run_candidate(task, python)
+
+
+def test_a_candidate_finds_what_lies_on_the_python_path_and_another_python_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host without an index everything but torch is carried there, and named by PYTHONPATH."""
+    program, carried, other = tmp_path / "benchmarks" / "candidates", tmp_path / "site", tmp_path / "python"
+    for folder in (program, carried):
+        folder.mkdir(parents=True)
+    (program / "__main__.py").write_text(
+        f'import carried_here\nprint("{RESULT}" + \'{{"numbers": {{"found": 1.0}}, "versions": {{}}}}\')\n'
+    )
+    (carried / "carried_here.py").touch()
+    other.symlink_to(sys.executable)
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(carried))
+    task = Task(program="any", action="time", dataset="", output="none", batch_size=1, warmup_samples=0, samples=0)
+    python = python_of("own")
+    assert python is not None
+    assert run_candidate(task, python).numbers == {"found": 1.0}
+    with pytest.raises(CandidateError, match="No module named 'carried_here'"):
+        run_candidate(task, other)
 
 
 def test_without_its_environment_energon_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
