@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -51,6 +52,11 @@ def own_size(sample: dict[str, Any]) -> tuple[int, int | None]:
     return sample["number"] % 3, 2 + sample["number"] % 3
 
 
+@stateless(restore_seeds=True)
+def by_lot(sample: dict[str, Any]) -> tuple[int, int | None]:
+    return random.randrange(3), None
+
+
 def pairs(samples: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     ordered = sorted(samples, key=lambda sample: -sample["number"])
     return [ordered[start : start + 2] for start in range(0, len(ordered) - 1, 2)]
@@ -80,6 +86,7 @@ TREES = {
     "handed over, batched": lambda s: BatchDataset(handed_over(MapDataset(s, as_many_as_number_mod_3)), 3, as_batch),
     "group": lambda s: GroupBatchDataset(s, 3, by_parity, as_batch),
     "group, own sizes": lambda s: GroupBatchDataset(s, None, own_size, as_batch),
+    "group, by lot": lambda s: GroupBatchDataset(s, 3, by_lot, as_batch),
     "group, last dropped": lambda s: GroupBatchDataset(s, 3, by_parity, as_batch, drop_last=True),
     "group, generator batcher": lambda s: GroupBatchDataset(s, 4, by_parity, in_halves),
     "packing": lambda s: PackingDataset(s, 6, pairs, as_batch),
@@ -215,8 +222,6 @@ def test_a_skip_in_the_group_criterion_drops_that_sample() -> None:
 
 
 def test_restored_seeds_give_the_same_numbers_when_made_again() -> None:
-    import random
-
     @stateless(restore_seeds=True)
     def draw(sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "drawn": random.random()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -78,6 +79,19 @@ class GroupBatchDataset(GatheringDataset):
         return _GroupIterator(self, context)
 
 
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Samples that wait for others of their kind."""
+
+    key: Hashable
+    size: int
+    """How many of them make a batch."""
+    samples: list[Any] = field(default_factory=list)
+    sample_keys: list[Key] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    """Which sample of the stream each one was: asked again with it, a criterion draws the same random numbers."""
+
+
 class _GroupIterator(StreamIterator[Any]):
     def __init__(self, dataset: GroupBatchDataset, context: StreamContext) -> None:
         self._dataset = dataset
@@ -88,7 +102,7 @@ class _GroupIterator(StreamIterator[Any]):
         self._num_streams = dataset.worker_config.layout.num_streams
         self._seen = 0
         self._ended = False
-        self._groups: dict[Hashable, tuple[list[Any], list[Key], int]] = {}
+        self._groups: dict[Hashable, _Group] = {}
         self._current: list[Key] = []
         self._saved: State | None = None
 
@@ -107,10 +121,10 @@ class _GroupIterator(StreamIterator[Any]):
             if batch is not NOTHING:
                 return batch
 
-    def _criterion(self, sample: Any) -> tuple[Hashable, int] | None:
-        """Returns (group, size) of a sample; None if it is dropped."""
+    def _join(self, sample: Any, sample_key: Key, number: int) -> _Group | None:
+        """Puts a sample, number `number` of the stream, into its group and returns that; None if it is dropped."""
         try:
-            with sample_context(self._seen * self._num_streams + self._stream, self._dataset.place_seed):
+            with sample_context(number * self._num_streams + self._stream, self._dataset.place_seed):
                 group, size = self._dataset.sample_group_key(sample)
             hash(group)  # raises here, where the sample is known, for a list or a dict
             fixed = self._dataset.fixed_batch_size
@@ -126,10 +140,13 @@ class _GroupIterator(StreamIterator[Any]):
         except Exception as error:
             self._guard.failed(error, sample)
             return None
-        finally:
-            self._seen += 1
         self._guard.succeeded()
-        return group, int(wanted)
+        joined = self._groups.setdefault(group, _Group(group, 0))
+        joined.size = int(wanted)
+        joined.samples.append(sample)
+        joined.sample_keys.append(sample_key)
+        joined.seen.append(number)
+        return joined
 
     def _collect(self) -> tuple[list[Any], list[Key]]:
         """Returns the next full group, or at the end of an epoch the oldest that is left."""
@@ -139,27 +156,18 @@ class _GroupIterator(StreamIterator[Any]):
             except StopIteration:
                 self._ended = True
                 break
-            key = self._inner.last_key(sample)
-            place = self._criterion(sample)
-            if place is not None:
-                self._put(sample, key, *place)
-                samples, keys, size = self._groups[place[0]]
-                if len(samples) >= size:
-                    del self._groups[place[0]]
-                    return samples, keys
+            self._seen += 1
+            group = self._join(sample, self._inner.last_key(sample), self._seen - 1)
+            if group is not None and len(group.samples) >= group.size:
+                del self._groups[group.key]
+                return group.samples, group.sample_keys
         if self._dataset.drop_last:
             self._groups.clear()
         if not self._groups:
             self._ended = False
             raise StopIteration
-        samples, keys, _ = self._groups.pop(next(iter(self._groups)))
-        return samples, keys
-
-    def _put(self, sample: Any, key: Key, group: Hashable, size: int) -> None:
-        samples, keys, _ = self._groups.get(group, ([], [], size))
-        samples.append(sample)
-        keys.append(key)
-        self._groups[group] = (samples, keys, size)
+        oldest = self._groups.pop(next(iter(self._groups)))
+        return oldest.samples, oldest.sample_keys
 
     def last_key(self, element: Any) -> Key:
         return self._runner.key
@@ -173,7 +181,11 @@ class _GroupIterator(StreamIterator[Any]):
             "seen": self._seen,
             "ended": self._ended,
             "current": freeze_key(self._current),
-            "groups": [freeze_key(keys) for _, keys, _ in self._groups.values()],
+            "waiting": [
+                [number, *freeze_key(key)]
+                for group in self._groups.values()
+                for number, key in zip(group.seen, group.sample_keys, strict=True)
+            ],
             "inner": self._inner.state_dict(),
         }
 
@@ -185,11 +197,9 @@ class _GroupIterator(StreamIterator[Any]):
     def _refill(self, state: State) -> None:
         restore = self._dataset.dataset.restore_sample
         handler = self._dataset.worker_config.restore_error_handler
-        for group in state["groups"]:
-            for key, sample in restored(restore, map(thaw_key, group), handler):
-                place = self._criterion(sample)
-                if place is not None:
-                    self._put(sample, key, *place)
+        for number, *saved in state["waiting"]:
+            for key, sample in restored(restore, [thaw_key(saved)], handler):
+                self._join(sample, key, number)
         if state["current"]:
             pairs = list(restored(restore, map(thaw_key, state["current"]), handler))
             self._current = [key for key, _ in pairs]
