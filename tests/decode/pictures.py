@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageCms
-from skimage import data as photographs
-from sklearn.datasets import load_sample_image
 
 DATA = Path(__file__).parent / "data"
 SIZE = (157, 118)
@@ -32,6 +30,10 @@ def photograph(name: str = "china", size: tuple[int, int] = SIZE) -> Image.Image
         name: "china", "flower", "astronaut", "coffee" or "chelsea".
         size: (width, height) in pixels.
     """
+    # Imported here: workers import this module, and these libraries take longer than all else they import.
+    from skimage import data as photographs
+    from sklearn.datasets import load_sample_image
+
     of_sklearn = name in ("china", "flower")
     array = load_sample_image(f"{name}.jpg") if of_sklearn else getattr(photographs, name)()
     return Image.fromarray(np.ascontiguousarray(array)).convert("RGB").resize(size, Image.Resampling.LANCZOS)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
-import webdataset
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from energon_dali.shards import prepare_dataset
 
 FIELD_MAP = {"image": "jpg,png,webp", "caption": "txt"}
 
 
+@cache
+def photographs() -> list[Image.Image]:
+    """Returns the two photographs of scikit-learn."""
+    # Imported here: most tests' workers import this module, and scikit-learn takes longer than all else they import.
+    from sklearn.datasets import load_sample_images
+
+    return [Image.fromarray(pixels) for pixels in load_sample_images().images]
+
+
 def picture(number: int, kind: str = "jpg", size: tuple[int, int] = (64, 48)) -> bytes:
     """Returns a crop of a photograph, encoded; another one for each number."""
-    photograph = Image.fromarray(load_sample_images().images[number % 2])
+    photograph = photographs()[number % 2]
     left, top = (37 * number) % (photograph.width - 130), (23 * number) % (photograph.height - 110)
     crop = photograph.crop((left, top, left + 120, top + 100)).resize(size)
     file = io.BytesIO()
@@ -38,6 +46,8 @@ def captioning_sample(number: int) -> dict[str, bytes]:
 
 def write_shards(folder: Path, samples: Mapping[str, Mapping[str, bytes]], shards: int = 3) -> Path:
     """Writes samples (key to parts) to `shards` tar files of nearly equal length, in order."""
+    import webdataset  # here, as above
+
     folder.mkdir(parents=True, exist_ok=True)
     keys = list(samples)
     for shard in range(shards):

@@ -42,20 +42,24 @@ def flipped_header() -> bytes:
     return bytes(data)
 
 
-BAD = {
-    20: picture(5)[:700],  # cut in the middle of its pixels
-    21: b"this is no picture, whatever its name says",  # at the front of a batch, where DALI would crash
-    150: b"",
-    151: flipped_header(),
-    152: header_of(65_500, 65_500),
-}
+BAD = (20, 21, 150, 151, 152)
 """1 % of the samples, several of them in one batch."""
+
+
+def bad_files() -> list[bytes]:
+    return [
+        picture(5)[:700],  # cut in the middle of its pixels
+        b"this is no picture, whatever its name says",  # at the front of a batch, where DALI would crash
+        b"",
+        flipped_header(),
+        header_of(65_500, 65_500),
+    ]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = {f"k{n:04d}": captioning_sample(n) for n in range(COUNT)}
-    for number, content in BAD.items():
+    for number, content in zip(BAD, bad_files(), strict=True):
         samples[f"k{number:04d}"] = {"jpg": content, "txt": b"bad", "json": b"{}"}
     return prepare(write_shards(tmp_path_factory.mktemp("bad"), samples))
 
