@@ -81,7 +81,10 @@ def describe(value: Any, depth: int = 0) -> str:
         names = [name for name in value.__dataclass_fields__ if hasattr(value, name) and name != "__sources__"]
         inner = [f"{name}={describe(getattr(value, name), depth + 1)}" for name in _first(names)]
         return _items(f"{type(value).__name__}(", inner, len(names), ")")
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # of the user's class, such as a dataclass whose fields are not all set
+        text = f"{type(value).__name__}(repr failed: {type(error).__name__})"
     return text if len(text) <= 2 * _MAX_TEXT else f"{text[: 2 * _MAX_TEXT]}..."
 
 

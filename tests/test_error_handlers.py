@@ -73,3 +73,11 @@ def test_what_has_no_short_form_is_cut() -> None:
             return "y" * 5000
 
     assert len(describe(Long())) < 200
+
+
+def test_what_cannot_be_described_says_so() -> None:
+    class Mute:
+        def __repr__(self) -> str:
+            raise AttributeError("not set yet")
+
+    assert describe([Mute()]) == "[Mute(repr failed: AttributeError)]"

@@ -66,7 +66,8 @@ class HookGuard:
             epoch: Pass over the data, if the stage knows it.
 
         Raises:
-            FatalSampleError: The error cannot heal, or too many came in a row.
+            FatalSampleError: The error cannot heal, too many came in a row, or the user's error handler raised
+                StopIteration.
             Exception: A device error, as it came; or whatever the user's error handler raises.
         """
         if isinstance(error, SkipSample):
@@ -77,9 +78,8 @@ class HookGuard:
             raise error
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(
-                f"{self.stage} raised {type(error).__name__}: {error}. This kind of error does not go away with the "
-                f"next sample, "
-                "so the run ends here instead of dropping every sample; fix the cause named below."
+                f"{self.stage} raised {text_of(error)}. This kind of error does not go away with the next sample, so "
+                "the run ends here instead of dropping every sample; fix the cause named below."
             ) from error
         self._consecutive += 1
         sources = sources_of(sample)
@@ -88,16 +88,22 @@ class HookGuard:
         self._context.recorder.fail(
             FailureRecord(
                 stage=self.stage,
-                reason=f"{error}" if isinstance(error, DecodeError) else f"{type(error).__name__}: {error}",
+                reason=f"{error}" if isinstance(error, DecodeError) else text_of(error),
                 dataset=str(first.dataset_path) if first else "",
                 shard=first.shard_name if first else "",
                 key=key,
                 epoch=epoch,
             )
         )
-        self._handler(error, sample, list(sources) if sources else None)
+        try:
+            self._handler(error, sample, list(sources) if sources else None)
+        except StopIteration as end:  # as it is, it would end the epoch in silence
+            raise FatalSampleError(
+                f"global_error_handler raised StopIteration for the sample {key!r}, on which {self.stage} had failed. "
+                "Catch it inside the handler; any other exception that the handler raises ends the run as it came."
+            ) from end
         if self.tolerance and self._consecutive >= self.tolerance:
-            what = f"{type(error).__name__}: {error}".rstrip(".")
+            what = text_of(error).rstrip(".")
             cure = (
                 "Correct the data, or the dataset's settings."
                 if self.stage in ("read", "load", "decode")
@@ -108,6 +114,14 @@ class HookGuard:
                 f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
                 f"sample was {key!r}: {what}. {cure}"
             ) from error
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the type and the text of an exception, whose own code for the text may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as failure:
+        return f"{type(error).__name__}: (its text cannot be shown: {type(failure).__name__})"
 
 
 def key_of(sample: Any) -> str:

@@ -26,6 +26,9 @@ class PartLayout:
         extents: Its extents.
         part_filter: Says which parts are wanted, by name; None takes all.
         gap_bytes: Unwanted bytes up to which parts are read in one request.
+
+    Raises:
+        RuntimeError: The filter raised StopIteration; any other exception of it is raised as it is.
     """
 
     __slots__ = ("_all", "_gap", "extents", "names", "shard", "wanted")
@@ -36,7 +39,10 @@ class PartLayout:
         self.shard = shard
         self.extents = extents
         self.names = extents.part_names
-        self.wanted = [part_filter is None or bool(part_filter(name)) for name in extents.part_names]
+        try:
+            self.wanted = [part_filter is None or bool(part_filter(name)) for name in extents.part_names]
+        except StopIteration as end:  # as it is, it would end the epoch in silence
+            raise RuntimeError(f"part_filter raised StopIteration for a part of {shard}.") from end
         self._all = all(self.wanted)
         self._gap = gap_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +29,22 @@ DEVICE_ERRORS = [
 ]
 
 
-def guard_of(failures: list[Any], tolerance: int = 3) -> HookGuard:
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("what the text is made of")
+
+
+def ignore(*_: Any) -> None:
+    return None
+
+
+def take_from_nothing(*_: Any) -> None:
+    next(iter(()))
+
+
+def guard_of(failures: list[Any], tolerance: int = 3, handler: Callable[..., None] = ignore) -> HookGuard:
     recorder = SimpleNamespace(count=lambda name: None, fail=failures.append)
-    config: Any = SimpleNamespace(global_error_handler=lambda *_: None)
+    config: Any = SimpleNamespace(global_error_handler=handler)
     context: Any = SimpleNamespace(recorder=recorder)
     return HookGuard("encode_sample", tolerance, context, config)
 
@@ -45,7 +59,9 @@ def test_a_device_error_is_raised_as_it_came_and_blames_no_sample(error: Excepti
     assert not failures
 
 
-@pytest.mark.parametrize("error", [ValueError("CUDA error"), RuntimeError("shape mismatch"), DecodeError("truncated")])
+@pytest.mark.parametrize(
+    "error", [ValueError("CUDA error"), RuntimeError("shape mismatch"), DecodeError("truncated"), WithoutTextError()]
+)
 def test_a_samples_errors_are_counted_until_they_are_too_many(error: Exception) -> None:
     failures: list[Any] = []
     guard = guard_of(failures)
@@ -58,3 +74,8 @@ def test_a_samples_errors_are_counted_until_they_are_too_many(error: Exception) 
     with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
         guard.failed(error, {"__key__": "e"})
     assert [failure.key for failure in failures] == ["a", "b", "c", "d", "e"]
+
+
+def test_a_handler_that_raises_stop_iteration_does_not_end_the_epoch_in_silence() -> None:
+    with pytest.raises(FatalSampleError, match="global_error_handler raised StopIteration for the sample 'a'"):
+        guard_of([], handler=take_from_nothing).failed(ValueError("bad"), {"__key__": "a"})

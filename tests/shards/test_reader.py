@@ -67,6 +67,12 @@ def test_only_wanted_parts_come(wanted: set[str], dataset: tuple[Path, dict[str,
     reader.close()
 
 
+def test_a_filter_that_raises_stop_iteration_ends_no_epoch(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    reader = ShardReader(WebdatasetFolder(str(dataset[0])), lambda name: next(iter(())))
+    with pytest.raises(RuntimeError, match=r"part_filter raised StopIteration for a part of shard_0\.tar"):
+        reader.read([0], [0])
+
+
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_unusual_names_and_gaps(form: int, tmp_path: Path) -> None:
     """Long names, other letters, large parts that are not wanted, and files between the parts of a sample."""
