@@ -145,7 +145,7 @@ class MediaFile:
             other.discard = av.stream.Discard.default if other.index == stream.index else av.stream.Discard.all
         context = stream.codec_context
         if context is not None and not context.is_open:
-            threads = count_threads(self.threads)
+            threads = 1 if self.streams[stream.index].is_interlaced_mpeg4 else count_threads(self.threads)
             context.thread_type = "AUTO" if threads > 1 else "NONE"
             context.thread_count = threads
             context.copy_opaque = True

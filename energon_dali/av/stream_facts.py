@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.av.mpeg4_header import is_interlaced_mpeg4
+
 if TYPE_CHECKING:
     from av.stream import Stream
 
@@ -46,6 +48,8 @@ class StreamFacts:
     """AVColorSpace of the stream; 2 where it is not tagged."""
     colour_range: int = 0
     """AVColorRange of the stream: 0 not tagged, 1 limited, 2 full."""
+    is_interlaced_mpeg4: bool = False
+    """Whether it is MPEG-4 (part 2) with interlaced pictures, some of which refer forward: see `mpeg4_header`."""
     sample_rate: int = 0
     """Samples per second."""
     channels: int = 0
@@ -75,6 +79,9 @@ def find_facts(stream: Stream) -> StreamFacts:
             "average_rate": stream.average_rate,
             "colour_matrix": int(context.colorspace),
             "colour_range": int(context.color_range),
+            "is_interlaced_mpeg4": _codec_name(context) == "mpeg4"
+            and bool(context.has_b_frames)
+            and is_interlaced_mpeg4(context.extradata),
         }
     elif stream.type == "audio" and context is not None:
         facts = {

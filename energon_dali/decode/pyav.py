@@ -214,7 +214,7 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     handle.frame_count = len(index)
     handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)
     alone = sum(stream.kind == "video" for stream in file.streams) == 1
-    handle.packets_are_frames = alone and has_plain_packets(index)
+    handle.packets_are_frames = alone and not video.is_interlaced_mpeg4 and has_plain_packets(index)
 
 
 def _choose_sound(handle: ClipsHandle, file: MediaFile) -> None:

@@ -130,7 +130,8 @@ def test_packed_b_frames_are_found_alone_as_in_a_full_decode() -> None:
         ("wmv2", "asf", "yuv420p", [(64, 48)]), ("flv", "flv", "yuv420p", [(64, 48)]),
         ("libx264", "mp4", "yuv420p", [(2, 2)]), ("libvpx-vp9", "webm", "yuv420p", [(1, 1)]),
         ("mjpeg", "avi", "yuvj420p", [(1, 1)]), ("libvpx", "webm", "yuv420p", [(64, 48), (96, 32)]),
-        ("libvpx", "ivf", "yuv420p", [(64, 48)]), ("mjpeg", "mov", "yuvj444p", [(64, 48), (32, 80)]),
+        ("libvpx", "ivf", "yuv420p", [(64, 48)]), ("h261", "avi", "yuv420p", [(176, 144)]),
+        ("mjpeg", "mov", "yuvj444p", [(64, 48), (32, 80)]),
     ],
     ids=lambda value: value if isinstance(value, str) else str(len(value)),
 )  # fmt: skip

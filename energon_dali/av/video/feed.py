@@ -50,9 +50,11 @@ class PacketFeed:
         self._stream: Any = None
         self._packet_at: dict[Any, int] | None = None
         if facts.codec in RESTAMPED:
-            self._packet_at = dict(zip(index.pts.tolist(), index.positions.tolist(), strict=True))
+            times = index.packets.pts[index.positions]
+            self._packet_at = dict(zip(times.tolist(), index.positions.tolist(), strict=True))
         # Where B-pictures come packed behind others (MPEG-4 in AVI), the decoder would throw away the wrong ones.
-        self._skips = facts.codec in _SKIPS_NONREF and not (facts.codec == "mpeg4" and index.proven)
+        packed = facts.codec == "mpeg4" and index.proven
+        self._skips = facts.codec in _SKIPS_NONREF and not packed and not facts.is_interlaced_mpeg4
 
     def decode(self, wanted: Int64s, starts: Int64s) -> Iterator[tuple[int, VideoFrame]]:
         """Yields (number, frame) of the wanted frames that come, each once.

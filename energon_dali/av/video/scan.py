@@ -22,8 +22,13 @@ _TIMED_CONTAINERS = ("mov", "matroska", "flv")
 """Containers whose packets carry presentation times of their own. AVI has none: FFmpeg guesses them."""
 _TOLD_BY_PACKETS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4"))
 """Codecs with one shown frame per packet, apart from what `key_packets.is_hidden` and the rules below find."""
+_FIELD_PACKETS = frozenset(("mpeg1video", "mpeg2video"))
+"""Codecs whose key pictures may be marked as coming from their second field. Those of further codecs are believed where
+container and decoder agree: AVI marks every picture of H.261."""
 _UNORDERED = frozenset(("vp8", "vp9", "av1"))
 """Those of them that show packets in the order of the file, so that no container can mix up their times."""
+_MOST_HELD_FRAMES = 16
+"""Pictures that a decoder holds back at most to put them in order, in any codec."""
 _PROGRESSIVE = (0, 1)
 """AVFieldOrder of streams without fields, each of which could be a packet."""
 
@@ -112,6 +117,8 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
     codec = stream.codec_context.codec
     timed = format.startswith(_TIMED_CONTAINERS)
     trusted = codec.intra_only or (facts.codec in _TOLD_BY_PACKETS if timed else facts.codec in _UNORDERED)
+    if facts.is_interlaced_mpeg4:
+        table.is_key[1:] = False
     shown = np.flatnonzero(~table.is_hidden)
     pts = table.pts[shown]
     order = np.argsort(pts, kind="stable")
@@ -126,6 +133,9 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
         or ordered[0] < table.pts[0] <= ordered[-1]
         or getattr(stream.codec_context, "field_order", 0) not in _PROGRESSIVE
         or (not timed and (np.diff(pts) <= 0).any())
+        # No picture is shown out of the order of the file, though the codec says so: a raw stream or an AVI was put
+        # into another container without times, and the times it got contradict the decoder's order.
+        or (facts.codec not in _UNORDERED and stream.codec_context.has_b_frames and (np.diff(pts) > 0).all())
     ):
         return None
     if facts.codec == "mpeg4" and _smallest_packet(table) <= EMPTY_PICTURE_BYTES:
@@ -151,11 +161,15 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     from av.error import FFmpegError
 
     shown: list[tuple[int, int | None]] = []
+    keys: set[int] = set()
 
     def decode(number: int, packet: Any) -> None:
         packet.opaque = Mark(number)
         try:
-            shown.extend((read_mark(frame), frame.pts) for frame in packet.decode())
+            for frame in packet.decode():
+                shown.append((read_mark(frame), frame.pts))
+                if frame.key_frame:
+                    keys.add(shown[-1][0])
         except (FFmpegError, EOFError):
             if damaged == "error":
                 raise
@@ -170,6 +184,10 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     ranks = np.arange(len(positions))
     packet_ranks = np.full(len(table), len(positions), np.int64)
     packet_ranks[positions] = ranks
+    if facts.is_interlaced_mpeg4:
+        table.is_key[1:] = False
+    if facts.codec not in _TOLD_BY_PACKETS | _FIELD_PACKETS:
+        table.is_key[[number not in keys for number in range(len(table))]] = False
     context: Any = file.container.streams[facts.position].codec_context
     starts = positions if context.codec.intra_only else find_starts(positions, ranks, table, packet_ranks)
     return FrameIndex(
@@ -181,7 +199,8 @@ def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) ->
     """Returns presentation times that never fall, for frames in the order in which they are shown.
 
     The decoder's order is right; times that contradict it come from containers without presentation times (B-frames
-    in AVI), where FFmpeg guesses them: the same times in rising order are the right ones.
+    in AVI), where FFmpeg guesses them: the same times in rising order are the right ones. Times that fall further start
+    over, as in MPEG-TS files put one behind the other: they go on from where they were.
     """
     if not given:
         return np.zeros(0, np.int64)
@@ -190,7 +209,14 @@ def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) ->
         step = max(1, int(np.median(table.durations[positions])))
         first = int(dts.min()) if (dts != NO_TIME).all() else 0
         return first + step * np.arange(len(given), dtype=np.int64)
-    return np.sort(np.array(given, np.int64))
+    times = np.array(given, np.int64)
+    step = max(1, int(np.median(np.abs(np.diff(times))))) if len(times) > 1 else 1
+    parts = np.split(times, np.flatnonzero(np.diff(times) < -_MOST_HELD_FRAMES * step) + 1)
+    for before, part in zip([None, *parts], parts, strict=False):
+        part.sort()
+        if before is not None:
+            part += before[-1] + step - part[0]
+    return np.concatenate(parts)
 
 
 def _smallest_packet(table: PacketTable) -> int:

@@ -1,0 +1,102 @@
+"""Files whose times or headers mislead a reader, and which a plain decode from the start shows rightly."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from energon_dali.av import AVDecoder, MediaFile, VideoReader
+from energon_dali.av.mpeg4_header import is_interlaced_mpeg4
+from energon_dali.decode.clips import VideoClips
+from energon_dali.decode.pyav import decode_clips, stage_clips
+from tests.av.corpus import VideoRecipe, encode_video, video_file
+from tests.av.full_decode import FullDecode, decode_fully
+
+
+@cache
+def without_times(name: str, container: str) -> bytes:
+    """Returns a video of the corpus in a container, shown in the order of the file, as raw streams are put there."""
+    stream = io.BytesIO()
+    with av.open(io.BytesIO(video_file(name))) as source, av.open(stream, "w", format=container) as target:
+        template = source.streams.video[0]
+        copy = target.add_stream_from_template(template)
+        for number, packet in enumerate(packet for packet in source.demux(template) if packet.size):
+            packet.stream = copy
+            packet.pts = packet.dts = round(number / 25 / packet.time_base)
+            target.mux(packet)
+    return stream.getvalue()
+
+
+def check_frames(data: bytes, whole: FullDecode, threads: int = 1) -> None:
+    """Asserts that frames are those of a full decode: all of them, each alone, and those of clips."""
+    with AVDecoder(data, threads=threads) as decoder:
+        (clip,) = decoder.get_video().video_clips
+    np.testing.assert_array_equal(clip.permute(0, 2, 3, 1).numpy(), whole.pictures)
+    for number in range(len(whole.pictures) - 1, -1, -3):
+        with MediaFile(data, threads=threads) as file:
+            reader = VideoReader(file)
+            for one in (number, number // 2):
+                np.testing.assert_array_equal(reader.read([one])[0], whole.pictures[one], err_msg=f"{one = }")
+    handle, file = stage_clips("mp4", data, VideoClips(2, 3, stride=4))
+    frames: Any = decode_clips(handle, file).frames
+    np.testing.assert_array_equal(frames.permute(0, 1, 3, 4, 2).numpy(), whole.pictures[handle.frame_indices])
+
+
+@pytest.mark.parametrize(
+    ("name", "container"),
+    [("h264-b-mp4", "mp4"), ("h264-b-mp4", "matroska"), ("hevc-b-mkv", "mp4"), ("mpeg4-b-mp4", "matroska")],
+)
+def test_times_that_contradict_the_decoder_are_put_in_its_order(name: str, container: str) -> None:
+    data = without_times(name, container)
+    whole = decode_fully(data)
+    assert whole.pts != sorted(whole.pts), "the test's own file"
+    check_frames(data, whole)
+    with AVDecoder(data) as decoder:
+        assert decoder.video.index.pts.tolist() == sorted(whole.pts)
+    handle, file = stage_clips("mp4", data, VideoClips(1, 3))
+    file.close()
+    assert not handle.packets_are_frames, "who counts packets would show others"
+
+
+def test_times_that_start_over_go_on() -> None:
+    part = encode_video(VideoRecipe(container="mpegts", b_frames=2, audio="mp2"))
+    one, whole = decode_fully(part), decode_fully(part + part)
+    count = len(one.pictures)
+    assert (len(whole.pts), whole.pts[count]) == (2 * count, whole.pts[0]), "the test's own file"
+    check_frames(part + part, whole)
+    with AVDecoder(part + part) as decoder:
+        index = decoder.video.index
+        start = float(one.pts[0] * one.time_base)
+        np.testing.assert_allclose(index.times, start + np.arange(2 * count) / 25, atol=1e-4)
+        (clip,), _ = decoder.get_video_clips([(start + count / 25 + 0.01, start + count / 25 + 0.13)])
+        np.testing.assert_array_equal(clip.permute(0, 2, 3, 1).numpy(), whole.pictures[count : count + 4])
+        assert abs(decoder.audio.index.end_seconds - index.end_seconds) < 0.1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("container", ["mp4", "avi"])
+def test_interlaced_mpeg4_is_that_of_a_full_decode(container: str, threads: int) -> None:
+    flags = (("flags", "+ildct+ilme"),)
+    data = encode_video(VideoRecipe("mpeg4", container, b_frames=2, encoder_options=flags))
+    check_frames(data, decode_fully(data), threads)
+
+
+@pytest.mark.parametrize(
+    ("header", "interlaced"),
+    [
+        ("000001b0f1000001b5a913000001000000012008d48d0800cd05040f1c103f", True),
+        ("000001b0f1000001b5a913000001000000012008d48d0800cd05040f14103f", False),
+        ("000001b0f5000001b509000001000000012008bc04068400670c14103c518f", False),
+        ("0000012008d48d", False),
+        ("0000012008d48d0800cd05040f", False),
+        ("000001", False),
+    ],
+)
+def test_headers_of_mpeg4_tell_whether_it_is_interlaced(header: str, interlaced: bool) -> None:
+    assert is_interlaced_mpeg4(bytes.fromhex(header)) is interlaced
+    assert not is_interlaced_mpeg4(None)
