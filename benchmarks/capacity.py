@@ -117,7 +117,8 @@ def _title(work: dict[str, Any]) -> str:
 
 def _reports(results: Path, device: str) -> list[dict[str, Any]]:
     paths = [results / f"{device}-{name}.json" for name in FILES]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return [report for report in reports if not report.get("quick")]  # a quick run measures nothing
 
 
 def _sources(results: Path) -> str:

@@ -79,14 +79,19 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def caution(report: dict[str, Any]) -> str:
+    """Returns what a chart says first of a report that measured nothing; "" of any other."""
+    return "A quick run: these figures mean nothing. " if report.get("quick") else ""
+
+
 def _caption(report: dict[str, Any]) -> str:
     machine = report["machine"]
     own = report["versions"].get("own", {})
     versions = ", ".join(f"{name} {own[name]}" for name in _VERSIONS if name in own)
     gpus = machine.get("gpus", []) if report.get("device") == "gpu" else []
     return (
-        f"{'; '.join([*gpus, machine['processor']])}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
-        f"{versions}; {report['started'][:10]}, commit {report['commit']}. "
+        f"{caution(report)}{'; '.join([*gpus, machine['processor']])}, {machine['cores']} cores, "
+        f"{machine['memory_gib']} GiB; {versions}; {report['started'][:10]}, commit {report['commit']}. "
         "Bars: median; lines: lowest to highest repetition."
     )
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.plot_gpu RESULTS_DIR OUT.png`: one chart of the GPU's figures, for the README.
 
-It takes gpu-images.json and gpu-video.json, as `benchmarks/gpu.sh` leaves them. Of dry runs and of nothing it draws
-nothing.
+It takes gpu-images.json and gpu-video.json, as `benchmarks/gpu.sh` leaves them. Of dry runs, quick ones and nothing
+it draws nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def merged(folder: Path) -> dict[str, Any]:
         folder: Where they lie; one of them may be missing.
 
     Raises:
-        ValueError: There is none, one is of a dry run, or they are of different GPUs.
+        ValueError: There is none, one is of a dry or of a quick run, or they are of different GPUs.
     """
     reports = [json.loads((folder / name).read_text()) for name in NAMES if (folder / name).is_file()]
     if not reports:
@@ -42,6 +42,8 @@ def merged(folder: Path) -> dict[str, Any]:
     hosts = {(report["device"], *report["machine"]["gpus"], report["machine"]["processor"]) for report in reports}
     if len(hosts) > 1 or not next(iter(hosts))[0] == "gpu":
         raise ValueError(f"The results are of {sorted(hosts)}: all must be of one host with a GPU, and of no dry run.")
+    if any(report.get("quick") for report in reports):
+        raise ValueError(f"{folder} holds the results of a quick run, which mean nothing. Run gpu.sh without --quick.")
     return {**reports[0], "workloads": [workload for report in reports for workload in report["workloads"]]}
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plot import INK, OTHERS, OURS
+from benchmarks.plot import INK, OTHERS, OURS, caution
 
 _COLOURS = {"energon_dali DALI": OURS, "energon_dali SampleDecoder": "#d08a2f"}
 
@@ -64,9 +64,10 @@ def plot(report: dict[str, Any], path: Path) -> None:
     for axis in list(axes.flat)[len(panels) :]:
         axis.axis("off")
     machine = report["machine"]
-    gpus = ", ".join(str(gpu) for gpu in machine.get("gpus", []))
+    gpus = ", ".join(str(gpu) for gpu in machine.get("gpus", [])) if report["device"] == "gpu" else ""
+    place = gpus or machine["processor"]
     figure.supxlabel(
-        f"on the {report['device'].upper()}: {gpus or machine['processor']}, {machine['cores']} cores; "
+        f"{caution(report)}on the {report['device'].upper()}: {place}, {machine['cores']} cores; "
         f"{report['started'][:10]}, commit {report['commit']}. Points: median; bars: lowest to highest repetition.",
         fontsize=7, color=INK,
     )  # fmt: skip

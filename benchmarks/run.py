@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     report: dict[str, Any] = {
         "suite": options.suite,
         "device": options.device,
+        "quick": options.quick,
         "command": shlex.join(["python", "-m", "benchmarks.run", *(sys.argv[1:] if arguments is None else arguments)]),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(ROOT),
@@ -64,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.json is not None:  # after each workload, so that an interrupted run leaves what it has
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.quick:
+        print("A quick run, with small files and batches: these figures mean nothing.")
     return int(failed)
 
 

@@ -155,9 +155,10 @@ def as_text(rows: list[dict[str, Any]]) -> str:
 
 
 def renew_page(page: Path = PAGE, results: Path = RESULTS) -> str:
-    """Returns the page with its tables made anew from the results that there are."""
+    """Returns the page with its tables made anew from the results that there are; quick ones measured nothing."""
     paths = {kind: results / f"tuning-{kind}.json" for kind in ("cpu", "gpu")}
     reports = {kind: json.loads(path.read_text()) for kind, path in paths.items() if path.exists()}
+    reports = {kind: report for kind, report in reports.items() if not report["quick"]}
     head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{as_markdown(reports)}\n{END}{tail}"

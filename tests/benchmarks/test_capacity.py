@@ -46,6 +46,8 @@ def test_a_gpu_that_was_measured_fills_them(tmp_path: Path) -> None:
     tables = capacity.make_tables(tmp_path)
     assert "P, 2 cores, G, load 0.5" in tables
     assert "| Files, to pixels | 10,000 | 8.0 / 64.0 / 1,024.0 | 8 |" in tables
+    (tmp_path / "gpu-images.json").write_text(json.dumps({**report(0.1, 10_000, gpus=["G"]), "quick": True}))
+    assert "- GPU: not measured yet" in capacity.make_tables(tmp_path)
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:

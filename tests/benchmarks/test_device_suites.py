@@ -98,7 +98,9 @@ def test_h264_comes_through_our_loader_on_the_cpu_too(cache: Path) -> None:
     assert measure(SMALL["gpu-video/short-frames224"], BLOCK, cache)["samples_checked"] >= 2
 
 
-def test_a_run_ends_in_a_report_and_a_chart(tmp_path: Path, cache: Path) -> None:
+def test_a_run_ends_in_a_report_and_a_chart_that_say_what_they_are(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "out.json"
     code = run.main([
         "gpu-images", "--quick", "--device", "cpu", "--repetitions", "1", "--only", "imagenet-uint8",
@@ -106,7 +108,9 @@ def test_a_run_ends_in_a_report_and_a_chart(tmp_path: Path, cache: Path) -> None
     ])  # fmt: skip
     assert code == 0
     report = json.loads(path.read_text())
-    assert report["device"] == "cpu"
+    assert (report["device"], report["quick"]) == ("cpu", True)
+    assert plot.caution(report)
+    assert "these figures mean nothing" in capsys.readouterr().out
     (work,) = report["workloads"]
     assert work["bytes_per_sample"] > 50_000
     for one in work["candidates"]:

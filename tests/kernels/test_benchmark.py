@@ -92,3 +92,6 @@ def test_the_chart_of_a_gpu_is_drawn_from_results_of_one_and_from_nothing_else(t
         (tmp_path / "gpu-video.json").write_text(json.dumps({**report, **other}))
         with pytest.raises(ValueError, match="all must be of one host with a GPU"):
             plot_gpu.merged(tmp_path)
+    (tmp_path / "gpu-video.json").write_text(json.dumps({**report, "quick": True}))
+    with pytest.raises(ValueError, match="results of a quick run"):
+        plot_gpu.merged(tmp_path)
