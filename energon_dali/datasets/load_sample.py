@@ -200,7 +200,7 @@ class SampleLoader:
                 wanted = ", ".join(access.part for access in alternatives)
                 raise DatasetFormatError(
                     f"sample {raw.key!r} has no part {wanted!r} for the field {field_name!r}; it has "
-                    f"{sorted(raw.parts)}. Add the missing "
+                    f"{sorted(raw.parts)} of the parts that are read. Add the missing "
                     "alternative to field_map in dataset.yaml, or the part to the sample."
                 )
         return values

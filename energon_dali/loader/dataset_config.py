@@ -11,7 +11,7 @@ from energon_dali import samples
 from energon_dali.errors import DatasetFormatError
 from energon_dali.samples import CrudeSample
 from energon_dali.samples.base import BASE_FIELDS
-from energon_dali.shards import WebdatasetFolder, is_crude, resolve_sample_loader
+from energon_dali.shards import WebdatasetFolder, is_crude, resolve_part_filter, resolve_sample_loader
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SampleRecipe:
     sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """Makes the fields of the decoded parts."""
     part_filter: Callable[[str], bool] | None = None
-    """Which parts the sample loader wants; None leaves it to the field map."""
+    """Which parts the sample loader or the cooker wants; None leaves it to the field map, or takes all."""
     subflavors: dict[str, Any] = field(default_factory=dict)
     """Put into every sample."""
 
@@ -50,7 +50,7 @@ def read_recipe(
     config = folder.dataset_config
     subflavors = dict(config.get("subflavors") or {})
     if is_crude(config) and sample_type is None:
-        return SampleRecipe(CrudeSample, subflavors=subflavors)
+        return SampleRecipe(CrudeSample, part_filter=resolve_part_filter(folder), subflavors=subflavors)
     chosen = sample_type or _sample_class(config, folder)
     if field_map is not None or "field_map" in config:
         if field_map is None:

@@ -5,7 +5,7 @@ Two programs read and write this format, Megatron Energon and this package; what
 
 from __future__ import annotations
 
-from energon_dali.shards.folder import PartList, WebdatasetFolder, resolve_sample_loader
+from energon_dali.shards.folder import PartList, WebdatasetFolder, resolve_part_filter, resolve_sample_loader
 from energon_dali.shards.index.extent_index import ExtentIndex
 from energon_dali.shards.index.extents import PartFacts, ShardExtents
 from energon_dali.shards.index.jsonl_index import JsonlResult, prepare_jsonl
@@ -34,6 +34,7 @@ __all__ = [
     "prepare_dataset",
     "prepare_jsonl",
     "read_dataset_config",
+    "resolve_part_filter",
     "resolve_sample_loader",
     "sample_type_name",
 ]

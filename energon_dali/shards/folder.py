@@ -12,6 +12,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.plan import Slices
 from energon_dali.shards.index.extent_index import ExtentIndex, read_uuid
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME, read_dataset_config
+from energon_dali.shards.meta.document import META, parse_document
 from energon_dali.shards.meta.info import read_shard_counts
 from energon_dali.shards.meta.sample_loader import load_function
 from energon_dali.shards.meta.splits import SplitConfig, read_split
@@ -26,8 +27,8 @@ class WebdatasetFolder:
     Args:
         path: Folder that holds the shards and `.nv-meta`; a local path or a URL.
         dataset_config: Name of dataset.yaml.
-        split_config: Name of the split file; None takes split.yaml, or else split.json. `dataset.yaml` may name
-        another.
+        split_config: Name of the split file; None takes split.yaml, or else split.json. Where `dataset.yaml` names
+            one, that one is taken, as in Energon.
         trust_dataset_code: Let the dataset's own Python code run.
 
     Raises:
@@ -110,8 +111,18 @@ class WebdatasetFolder:
             StorageError: It cannot be read.
         """
         if self._split is None:
-            self._split = read_split(self.root, self._split_config_name)
+            self._split = read_split(self.root, self._split_name())
         return self._split
+
+    def _split_name(self) -> str | None:
+        """Returns the name of the split file; dataset.yaml may be missing where nothing else of it is needed."""
+        config = self._dataset_config
+        if config is None:
+            path = self.root / META / self._dataset_config_name
+            content = path.read_if_there()
+            config = {} if content is None else parse_document(content, path, self.root)
+        name = config.get("split_config")
+        return name if isinstance(name, str) else self._split_config_name
 
     @property
     def split_parts(self) -> tuple[str, ...]:
@@ -202,16 +213,30 @@ def resolve_sample_loader(folder: WebdatasetFolder) -> tuple[Callable[..., Any],
         DatasetFormatError: They are missing or do not run.
         StorageError: They cannot be read.
     """
-    config = folder.dataset_config
-    reference = config.get("sample_loader")
+    reference = folder.dataset_config.get("sample_loader")
     if reference is None:
         return None
-    parts = config["part_filter"]
     loader = load_function(folder.root, reference, trust_dataset_code=folder.trust_dataset_code)
+    parts = resolve_part_filter(folder)
+    assert parts is not None, "a sample_loader without part_filter is refused"
+    return loader, parts
+
+
+def resolve_part_filter(folder: WebdatasetFolder) -> Callable[[str], bool] | None:
+    """Returns the part filter that `dataset.yaml` names, a function or a list of part names; None if it names none.
+
+    Raises:
+        UntrustedCodeError: It is code of the dataset, and the folder was opened without trust_dataset_code=True.
+        DatasetFormatError: It is missing or does not run.
+        StorageError: It cannot be read.
+    """
+    parts = folder.dataset_config.get("part_filter")
+    if parts is None:
+        return None
     if isinstance(parts, str):
-        return loader, load_function(folder.root, parts, trust_dataset_code=folder.trust_dataset_code)
+        return load_function(folder.root, parts, trust_dataset_code=folder.trust_dataset_code)
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
-        return loader, PartList(frozenset(parts))
+        return PartList(frozenset(parts))
     raise DatasetFormatError(
         f"{folder.path} has part_filter={parts!r} in its dataset.yaml. Write sample_loader.py:part_filter, or a list "
         "of part names."

@@ -16,10 +16,13 @@ import pytest
 
 from energon_dali import (
     BlendDataset,
+    Cooker,
     MapDataset,
     SampleDecoder,
     TaskEncoder,
+    TextSample,
     WorkerConfig,
+    basic_sample_keys,
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
@@ -104,6 +107,17 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
 
 def test_a_part_filter_may_be_a_list(folder: Path) -> None:
     assert next(iter(train(folder, part_filter=["txt"], batch_size=None))).text == b"text"
+
+
+def test_a_crude_dataset_names_the_parts_that_cookers_get(folder: Path) -> None:
+    class Cooked(Bytes):
+        cookers = (Cooker(lambda sample: TextSample(**basic_sample_keys(sample), text=",".join(sample))),)
+
+    (folder / ".nv-meta" / "crude.yaml").write_text("__class__: CrudeWebdataset\npart_filter: [json]\n")
+    sample = next(iter(val(folder, dataset_config="crude.yaml", batch_size=None, task_encoder=Cooked())))
+    assert "json" in sample.text
+    assert "txt" not in sample.text
+    assert sample.__sources__[0].file_names == ("k0.json",)
 
 
 @pytest.mark.parametrize("make", [train, val])

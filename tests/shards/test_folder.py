@@ -116,6 +116,7 @@ def test_missing_files_say_what_to_do(root: Path, tmp_path: Path) -> None:
 # --- dataset.yaml ----------------------------------------------------------------------------------------------------
 
 CAPTIONING = {"__module__": "megatron.energon", "__class__": "CaptioningSample"}
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
 
 def config_of(root: Path, content: object, **options: Any) -> dict[str, Any]:
@@ -138,6 +139,16 @@ def test_crude_with_subflavors(root: Path) -> None:
     assert config["subflavors"] == {"kind": "web"}
 
 
+def test_the_split_that_dataset_yaml_names_is_taken_and_wins_as_in_energon(root: Path) -> None:
+    names = WebdatasetFolder(str(root)).shard_names
+    write_meta(root, "other.yaml", {"split_parts": {"train": names[-1:]}})
+    for options in ({}, {"split_config": "split.yaml"}):
+        write_meta(root, "dataset.yaml", {**CRUDE, "split_config": "other.yaml"})
+        assert WebdatasetFolder(str(root), **options).split.split_parts == {"train": tuple(names[-1:])}
+        write_meta(root, "dataset.yaml", CRUDE)
+        assert WebdatasetFolder(str(root), **options).split.split_parts != {"train": tuple(names[-1:])}
+
+
 def test_older_factory_stands_for_its_sample_type(root: Path) -> None:
     content = {"__module__": "megatron.energon", "__class__": "VQAWebdataset", "field_map": {"image": "jpg"}}
     assert sample_type_name(config_of(root, content)) == "VQASample"
@@ -151,7 +162,11 @@ def test_older_factory_stands_for_its_sample_type(root: Path) -> None:
         ({"sample_type": CAPTIONING, "field_map": {}, "sample_loader": "a.py:b"}, "either a field_map"),
         ({"sample_type": CAPTIONING, "field_map": ["jpg"]}, "no mapping of field to part"),
         ({"sample_type": CAPTIONING, "sample_loader": "a.py:b"}, "no part_filter"),
+        ({"sample_type": CAPTIONING, "sample_loader": "a.py:b", "part_filter": None}, "no part_filter"),
         ({"sample_type": CAPTIONING, "field_map": {"image": "jpg"}, "subflavors": "x"}, "should be a mapping"),
+        ({"sample_type": CAPTIONING, "field_map": {"image": "jpg"}, "subflavor": "x"}, "has subflavor; allowed are"),
+        ({**CRUDE, "sample_loader": "a.py:b"}, "has sample_loader; allowed are"),
+        ({**CRUDE, "split_config": 2}, "Write the name of a file"),
     ],
 )
 def test_wrong_dataset_config_is_named(root: Path, content: object, message: str) -> None:

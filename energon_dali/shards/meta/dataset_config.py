@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
-from energon_dali.shards.meta.document import META, parse_document
+from energon_dali.shards.meta.document import META, check_keys, parse_document
 from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "dataset.yaml"
@@ -38,6 +38,9 @@ TYPED_FACTORIES = {
 FACTORIES = frozenset(
     (STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES)
 )
+
+_KEYS = frozenset(("__module__", "__class__", "part_filter", "split_config", "subflavors"))
+_STANDARD_KEYS = _KEYS | {"field_map", "sample_loader", "sample_type"}
 
 
 def read_dataset_config(
@@ -72,8 +75,15 @@ def read_dataset_config(
         config.pop("__module__", None)
         config["sample_type"] = {"__module__": FOREIGN_MODULES[0], "__class__": TYPED_FACTORIES[factory]}
         factory = STANDARD
+    if factory in FACTORIES:  # a factory that only the dataset knows takes what it wants
+        check_keys(config, _KEYS if factory == CRUDE else _STANDARD_KEYS, path)
     if factory == STANDARD:
         _check_standard(config, path, trust_dataset_code)
+    if not isinstance(config.get("split_config"), (str, type(None))):
+        raise DatasetFormatError(
+            f"{path} has split_config={config['split_config']!r}. Write the name of a file in {META}, such as "
+            "split_config: split2.yaml."
+        )
     if not isinstance(config.get("subflavors", {}), dict):
         raise DatasetFormatError(
             f"{path} has subflavors={config['subflavors']!r}, and they should be a mapping. Write `name: value` lines."
@@ -117,7 +127,7 @@ def _check_standard(config: dict[str, Any], path: StoragePath, trusted: bool) ->
             raise DatasetFormatError(
                 f"{path} has sample_loader={config['sample_loader']!r}. Write it as sample_loader.py:function."
             )
-        if "part_filter" not in config:
+        if config.get("part_filter") is None:
             raise DatasetFormatError(
                 f"{path} has a sample_loader but no part_filter. Write `part_filter: sample_loader.py:part_filter`, "
                 "or a list of parts."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import yaml
@@ -48,7 +48,7 @@ if hasattr(yaml, "CSafeLoader"):
     _Loader = yaml.CSafeLoader  # type: ignore[misc, assignment]
 
 
-def check_keys(document: Mapping[str, Any], allowed: set[str], path: StoragePath) -> None:
+def check_keys(document: Mapping[str, Any], allowed: Set[str], path: StoragePath) -> None:
     """Refuses keys that nobody would read.
 
     Raises:
