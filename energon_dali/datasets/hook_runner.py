@@ -138,7 +138,7 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
     """
     name = type(owner).__name__
     is_generator = inspect.isgeneratorfunction(function)
-    expect_name(key, name, 2 if is_generator else 1)
+    key = expect_name(key, name, 2 if is_generator else 1)
     index, rest = key[1], key[2:]
     if not is_generator:
         argument = remake(rest)

@@ -40,8 +40,17 @@ def freeze_key(key: Any) -> list[Any]:
     return [freeze_key(part) if isinstance(part, (list, tuple)) else part for part in key]
 
 
-def expect_name(key: Key, name: str, numbers: int = 1) -> None:
-    """Raises StateError unless a key was made by the dataset called `name`, with `numbers` numbers behind its name."""
+def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
+    """Returns a key, which may have been to JSON, with tuples in it.
+
+    Args:
+        key: What a user gave.
+        name: Of the dataset that has to have made it.
+        numbers: How many numbers stand behind the name.
+
+    Raises:
+        StateError: Another dataset made it, or it is no key.
+    """
     own = isinstance(key, (tuple, list)) and len(key) > numbers and key[0] == name
     if not own or not all(isinstance(part, int) for part in key[1 : 1 + numbers]):
         raise StateError(
@@ -49,6 +58,7 @@ def expect_name(key: Key, name: str, numbers: int = 1) -> None:
             f"dataset; keys "
             "of another dataset, or of one built with other hooks, cannot be restored here."
         )
+    return thaw_key(key)
 
 
 def restored(

@@ -110,7 +110,7 @@ class SourceDataset(SavableDataset[Any]):
             StateError: The key is not of this dataset.
             DatasetError: The sample cannot be read.
         """
-        expect_name(restore_key, NAME, 2)
+        restore_key = expect_name(restore_key, NAME, 2)
         index, epoch = restore_key[1:3]
         shard, inside = self.reader.locate(index)
         (raw,) = self.reader.read([shard], [inside])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_every_element_of_a_stateless_tree_can_be_made_again() -> None:
     batches = take(tree, 100)
     assert len(batches) > 5
     for batch in batches:
-        assert tree.restore_sample(batch["__restore_key__"]) == batch
+        assert tree.restore_sample(json.loads(json.dumps(batch["__restore_key__"]))) == batch
 
 
 def test_a_pack_can_be_made_again() -> None:
@@ -144,7 +145,7 @@ def test_a_pack_can_be_made_again() -> None:
         source(1), 5, pairs, as_batch, sample_encoder=double, final_packer_stateless=True, sample_encoder_stateless=True
     )
     for pack in take(tree, 100):
-        assert tree.restore_sample(pack["__restore_key__"]) == pack
+        assert tree.restore_sample(json.loads(json.dumps(pack["__restore_key__"]))) == pack
 
 
 def test_a_key_of_another_dataset_is_refused() -> None:

@@ -73,14 +73,14 @@ class CombinedDataset(SavableDataset[Any]):
             StateError: The key is not of this dataset.
         """
         name = type(self).__name__
-        expect_name(restore_key, name)
+        restore_key = expect_name(restore_key, name)
         number = restore_key[1]
         if not 0 <= number < len(self.datasets):
             raise StateError(
                 f"The restore key {restore_key!r} names member {number}, and this {name} has {len(self.datasets)}. "
                 "Build it as it was built when the key was made."
             )
-        return set_restore_key(self.datasets[number].restore_sample(tuple(restore_key[2:])), restore_key)
+        return set_restore_key(self.datasets[number].restore_sample(restore_key[2:]), restore_key)
 
 
 class CombinedIterator(StreamIterator[Any]):

@@ -78,14 +78,14 @@ class LeavesDataset(SavableDataset[Any]):
         Raises:
             StateError: The key is not of this dataset.
         """
-        expect_name(restore_key, self.key_name)
+        restore_key = expect_name(restore_key, self.key_name)
         leaf = restore_key[1]
         if not 0 <= leaf < len(self.leaves):
             raise StateError(
                 f"The restore key {restore_key!r} is of dataset {leaf}, and there are {len(self.leaves)} here. Give a "
                 "key of this very list of datasets."
             )
-        return set_restore_key(self.leaves[leaf].restore_sample(tuple(restore_key[2:])), restore_key)
+        return set_restore_key(self.leaves[leaf].restore_sample(restore_key[2:]), restore_key)
 
 
 class LeavesIterator(StreamIterator[Any]):

@@ -89,9 +89,9 @@ class IterMapDataset(WrapperDataset[Any]):
         Raises:
             StateError: The key is not of this dataset, or the function gives no such element any more.
         """
-        expect_name(restore_key, "IterMapDataset", 2)
+        restore_key = expect_name(restore_key, "IterMapDataset", 2)
         index, offset, *keys = restore_key[1:]
-        elements = iter([self.dataset.restore_sample(tuple(key)) for key in keys])
+        elements = iter([self.dataset.restore_sample(key) for key in keys])
         with sample_context(index, self.place_seed):
             for number, output in enumerate(self.iter_map_fn(elements)):
                 if number == offset:
