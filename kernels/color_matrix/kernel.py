@@ -56,7 +56,7 @@ def _convert(  # type: ignore[no-untyped-def]
         value = _level(red, green, blue, rows + 4 * channel, BITS)
         if not TO_BYTES:
             value = tl.load(values + value, mask=mask, other=0)
-        offsets = first + channel * pixels + pixel if CHANNELS_FIRST else first + 3 * pixel + channel
+        offsets = first + pixel + tl.cast(pixels, tl.int64) * channel if CHANNELS_FIRST else first + 3 * pixel + channel
         tl.store(result + offsets, value.to(result.dtype.element_ty), mask=mask)
 
 

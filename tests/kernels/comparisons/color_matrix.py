@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from energon_dali.kernels.color_matrix import IDENTITY, ColorMatrix
+from energon_dali.kernels.color_matrix.matrix import FRACTION_BITS
 from energon_dali.kernels.color_matrix.reference import convert_colors_reference
 from energon_dali.kernels.normalization import Normalization, values_of_levels
 
@@ -44,4 +45,23 @@ def compare(device: str) -> int:
                     convert_colors_triton(frames, coefficients, values, result, channels_first)
                     assert torch.equal(result, wanted), (shape, dtype, channels_first)
                     count += 1
-    return count
+    return count + _compare_a_wide_frame(device)
+
+
+def _compare_a_wide_frame(device: str) -> int:
+    """Runs the first block of a frame whose planes begin beyond 2**31; of its memory nothing else is touched."""
+    from energon_dali.kernels.color_matrix.kernel import _convert
+
+    pixels, block = 2**30, 64
+    data = np.random.default_rng(1).integers(0, 256, (1, 1, 1, block, 3), dtype=np.uint8)
+    frames = torch.from_numpy(data).to(device)
+    coefficients = torch.tensor([MATRICES[0].rows], dtype=torch.int32, device=device)
+    result = torch.empty(2 * pixels + block, dtype=torch.uint8, device=device)
+    _convert[(1,)](
+        frames, coefficients, coefficients, result, 1, pixels, pixels // block, CHANNELS_FIRST=True, TO_BYTES=True,
+        BITS=FRACTION_BITS, BLOCK=block,
+    )  # fmt: skip
+    wanted = convert_colors_reference(frames, coefficients, torch.uint8, True).view(3, block)
+    got = torch.stack([result[plane * pixels : plane * pixels + block] for plane in range(3)])
+    assert torch.equal(got, wanted), "planes beyond 2**31"
+    return 1
