@@ -34,7 +34,7 @@ def read_all(path: Path) -> list[RawSample | DatasetError]:
     return JsonlReader(file).read([0] * file.num_samples, list(range(file.num_samples)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     lines=st.lists(st.tuples(LINES, ENDS), min_size=1, max_size=25), whole=st.booleans(),
     scan=st.sampled_from([7, 64, 8 << 20]), run=st.sampled_from([20, 1 << 20]),
