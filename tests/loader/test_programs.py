@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys, time
 from dataclasses import dataclass
-from energon_dali import WorkerConfig
+from typing import NamedTuple
+from energon_dali import Batch, WorkerConfig, edataclass
 from energon_dali.loader.savable_loader import get_savable_loader
 from tests.loader.numbers_dataset import Mishap, tree
 
@@ -30,9 +31,34 @@ class Mine:
     def total(self):
         return self.stream + self.place
 
-BASE = 1000
+@edataclass
+class Slotted(Batch):
+    stream: int
+    place: int
 
-def build(lengths=(6, 6), rank_work=False, method="spawn", make=lambda s, e, p: Mine(s, p + BASE), **options):
+    def total(self):
+        return self.stream + self.place
+
+@edataclass
+class Derived(Slotted):
+    pass
+
+class Named(NamedTuple):
+    stream: int
+    place: int
+
+    def total(self):
+        return self.stream + self.place
+
+BASE = 1000
+KINDS = Mine, Slotted, Derived, Named
+
+def one(stream, epoch, place):
+    kind = KINDS[place % len(KINDS)]
+    fields = dict(__key__=["a"], __restore_key__=()) if issubclass(kind, Batch) else {}
+    return kind(stream=stream, place=place + BASE, **fields)
+
+def build(lengths=(6, 6), rank_work=False, method="spawn", make=one, **options):
     config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=len(lengths))
     return get_savable_loader(
         tree(config, lengths=list(lengths), rank_work=rank_work, make=make, **options), start_method=method
@@ -93,14 +119,16 @@ TWO_EPOCHS = """
 loader = build()
 for epoch in range(2):
     batches = list(loader)
-    assert [type(b) for b in batches] == [Mine] * 12, batches
+    assert [type(b) for b in batches] == [KINDS[p % len(KINDS)] for p in range(6) for s in range(2)], batches
+    assert [hasattr(b, "__dict__") for b in batches[:8:2]] == [True, False, False, False], batches
     assert [b.total() for b in batches] == [1000 + p + s for p in range(6) for s in range(2)], batches
 say("all well")
 """
 
 
 def test_a_script_without_a_main_guard(marker: str) -> None:
-    process = start(marker, script(marker, TWO_EPOCHS))
+    body = "from pathlib import Path\nsys.path.append(Path('imports do not look here'))\n" + TWO_EPOCHS
+    process = start(marker, "-W", "error::ResourceWarning", script(marker, body))
     out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("all well\n", "", 0)
 
@@ -155,6 +183,32 @@ def test_ctrl_c_that_nobody_catches(marker: str) -> None:
     assert err.strip().splitlines()[-1] == "KeyboardInterrupt"
     assert err.count("Traceback") == 1
     assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_sigterm_that_the_trainer_handles(marker: str, method: str) -> None:
+    body = f"""
+import multiprocessing, signal
+signal.signal(signal.SIGTERM, lambda *_: say("heard"))
+
+def make(stream, epoch, place):
+    if place < 20:
+        return place
+    # Made behind the signal; what hooks start ends by it as ever.
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    child.start()
+    child.terminate()
+    child.join()
+    return child.exitcode
+
+loader = build(lengths=(21, 21), make=make, method="{method}")
+got = [next(iter(loader))]
+os.killpg(0, signal.SIGTERM)  # as torchrun and schedulers do: to the workers as well
+got += loader
+say(len(got), got[-2:])
+"""
+    out, err = start(marker, script(marker, body)).communicate(timeout=100)
+    assert (out, err) == ("heard\n42 [-15, -15]\n", "")
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

@@ -24,7 +24,23 @@ def pickle_task(task: object) -> bytes:
     return file.getvalue()
 
 
-class _TaskPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class ClassPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Keeps the slots of classes that travel by value.
+
+    cloudpickle 3 makes them anew without: instances then have a `__dict__` on one side only, and cannot come back.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        made_by = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and reduced[0] is made_by:
+            # Slots of a tuple are always empty, and what makes a NamedTuple refuses to be told of them.
+            if "__slots__" in vars(obj) and not issubclass(obj, tuple):
+                reduced[1][3].setdefault("__slots__", vars(obj)["__slots__"])
+        return reduced
+
+
+class _TaskPickler(ClassPickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) or type(obj) is FunctionType:
             module = sys.modules.get(getattr(obj, "__module__", None) or "")
