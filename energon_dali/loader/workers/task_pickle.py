@@ -33,10 +33,10 @@ class ClassPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         made_by = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
-        if isinstance(obj, type) and isinstance(reduced, tuple) and reduced[0] is made_by:
-            # Slots of a tuple are always empty, and what makes a NamedTuple refuses to be told of them.
-            if "__slots__" in vars(obj) and not issubclass(obj, tuple):
-                reduced[1][3].setdefault("__slots__", vars(obj)["__slots__"])
+        dynamic = isinstance(obj, type) and isinstance(reduced, tuple) and reduced[0] is made_by
+        # Slots of a tuple are always empty, and what makes a NamedTuple refuses to be told of them.
+        if dynamic and "__slots__" in vars(obj) and not issubclass(obj, tuple):
+            reduced[1][3].setdefault("__slots__", vars(obj)["__slots__"])
         return reduced
 
 
