@@ -107,7 +107,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
         """Returns (group, batch size of the group) of a sample: only samples of one group share a batch.
 
-        The size is None where `batch_size` of the dataset holds.
+        The size is None where the dataset has a `batch_size`, and a number where that is None.
 
         Raises:
             ConfigError: It is not overridden.

@@ -15,7 +15,7 @@ from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
-from energon_dali.errors import FatalSampleError, LayoutError, SkipSample, StateError
+from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
 from energon_dali.task_encoder import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
@@ -220,6 +220,12 @@ def test_a_skip_in_the_group_criterion_drops_that_sample() -> None:
     batches = take(GroupBatchDataset(source(1, total=9), 3, by_parity, as_batch), 10)
     numbers = sorted(number for batch in batches for number in batch["numbers"])
     assert numbers == [0, 1, 2, 3, 4, 5, 7, 8]
+
+
+@pytest.mark.parametrize(("batch_size", "criterion"), [(3, own_size), (None, by_parity)])
+def test_either_the_dataset_or_the_criterion_says_how_large_groups_are(batch_size: int | None, criterion: Any) -> None:
+    with pytest.raises(ConfigError, match="gave the batch size"):
+        take(GroupBatchDataset(source(1), batch_size, criterion, as_batch), 1)
 
 
 def test_restored_seeds_give_the_same_numbers_when_made_again() -> None:

@@ -209,7 +209,7 @@ ENDLESS: dict[str, Build] = {
     "packing by length": lambda folder, config: train(
         folder / "join.yaml", config, ByLength, packing_buffer_size=7, batch_size=None
     ),
-    "grouping": lambda folder, config: train(folder / "fractional repetitions.yaml", config, Grouping),
+    "grouping": lambda folder, config: train(folder / "fractional repetitions.yaml", config, Grouping, batch_size=None),
     "blends of packs and mixes in virtual epochs": wrapped,
 }
 
@@ -218,10 +218,13 @@ def limited(folder: Path, config: WorkerConfig) -> SavableDataset[Any]:
     def val(name: str, encoder: Any, **options: Any) -> SavableDataset[Any]:
         return get_val_dataset(
             folder / name, split_part="train", worker_config=config, task_encoder=encoder(), trust_dataset_code=True,
-            batch_size=2, **options,
+            **{"batch_size": 2, **options},
         )  # fmt: skip
 
-    parts = val("join.yaml", Grouping), val("a", Packing, packing_buffer_size=4, limit=7), val("aux.yaml", Cooking)
+    parts = (
+        val("join.yaml", Grouping, batch_size=None), val("a", Packing, packing_buffer_size=4, limit=7),
+        val("aux.yaml", Cooking),
+    )  # fmt: skip
     return LimitDataset(ConcatDataset(*parts), 20)
 
 

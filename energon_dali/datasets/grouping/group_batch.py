@@ -27,7 +27,7 @@ class GroupBatchDataset(GatheringDataset):
 
     Args:
         dataset: The dataset below.
-        fixed_batch_size: Elements per batch; None takes the size that the criterion gives.
+        fixed_batch_size: Elements per batch; None takes the size that the criterion gives, which else has to be None.
         sample_group_key: Gives (group key, batch size or None) of an element.
         batcher: Makes a batch of a list; a generator function may give none or several.
         batcher_stateless: Whether its result depends on its argument (and its seeds) alone.
@@ -127,14 +127,7 @@ class _GroupIterator(StreamIterator[Any]):
             with sample_context(number * self._num_streams + self._stream, self._dataset.place_seed):
                 group, size = self._dataset.sample_group_key(sample)
             hash(group)  # raises here, where the sample is known, for a list or a dict
-            fixed = self._dataset.fixed_batch_size
-            wanted: Any = fixed if fixed is not None else size
-            if not isinstance(wanted, Integral) or wanted < 1:
-                raise ConfigError(
-                    f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and no batch_size is "
-                    f"set. Return a size of at "
-                    "least 1 with the key, or set batch_size."
-                )
+            wanted = self._size(group, size)
         except ConfigError:
             raise
         except Exception as error:
@@ -142,11 +135,27 @@ class _GroupIterator(StreamIterator[Any]):
             return None
         self._guard.succeeded()
         joined = self._groups.setdefault(group, _Group(group, 0))
-        joined.size = int(wanted)
+        joined.size = wanted
         joined.samples.append(sample)
         joined.sample_keys.append(sample_key)
         joined.seen.append(number)
         return joined
+
+    def _size(self, group: Hashable, size: Any) -> int:
+        """Returns how many samples make a batch of a group, where the criterion gave `size`."""
+        fixed = self._dataset.fixed_batch_size
+        given = f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and"
+        if fixed is not None and size is not None:
+            raise ConfigError(
+                f"{given} batch_size={fixed} is set. Return None with the key where batch_size is to hold, or leave "
+                "batch_size out (None), so that each group has its own."
+            )
+        wanted: Any = size if fixed is None else fixed
+        if not isinstance(wanted, Integral) or wanted < 1:
+            raise ConfigError(
+                f"{given} no batch_size is set. Return a size of at least 1 with the key, or set batch_size."
+            )
+        return int(wanted)
 
     def _collect(self) -> tuple[list[Any], list[Key]]:
         """Returns the next full group, or at the end of an epoch the oldest that is left."""
