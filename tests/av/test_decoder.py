@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import gc
 import io
 import math
 import os
@@ -235,6 +236,7 @@ def test_the_file_is_opened_once_and_closed(tmp_path: Path, monkeypatch: pytest.
     opened: list[Any] = []
     plain = av.open
     monkeypatch.setattr(av, "open", lambda *given, **named: opened.append(given) or plain(*given, **named))
+    gc.collect()  # what other tests left open must not close in between
     before = set(os.listdir("/proc/self/fd"))
     decoder = AVDecoder(path)
     assert (opened, set(os.listdir("/proc/self/fd"))) == ([], before)
