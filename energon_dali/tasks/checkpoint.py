@@ -1,10 +1,11 @@
-"""A trained task out of a checkpoint, with nothing but the file."""
+"""The checkpoints of the train command: read as data, with messages for what is none; and a task out of one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 import torch
 
@@ -13,6 +14,8 @@ from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
 
 if TYPE_CHECKING:
     from energon_dali.tasks.core.task import TaskTransformer
+
+_WHERE = "They lie in the folder checkpoints of a run's output"
 
 
 def load_task(
@@ -32,17 +35,48 @@ def load_task(
         ConfigError: There is no such file, it is no checkpoint of the train command, or a part cannot be made.
     """
     instantiator = instantiator or HydraInstantiator()
-    if not Path(checkpoint).is_file():
-        raise ConfigError(f"There is no checkpoint {checkpoint}. They lie in the folder checkpoints of a run's output.")
+    content = read_checkpoint(checkpoint, device=device)
     try:
-        content = torch.load(checkpoint, map_location=device, weights_only=True)
-        config, data = content["hyper_parameters"]["config"], content["hyper_parameters"]["data"]
-    except (KeyError, TypeError, UnpicklingError, RuntimeError) as error:
-        raise ConfigError(
-            f"{checkpoint} is no checkpoint of energon_dali.tasks.train: {error!r}. Give a .ckpt file that it wrote."
-        ) from error
-    backbone = instantiator.backbone(config["backbone"], **data)
+        known = content["hyper_parameters"]
+        config, data = known["config"], known["data"]
+    except (KeyError, TypeError) as error:
+        raise _none(checkpoint, repr(error)) from error
+    backbone = instantiator.backbone({**config["backbone"], **known.get("backbone", {})}, **data)
     parts = {"optimizer": config["optimizer"], "scheduler": config["scheduler"], "instantiator": instantiator}
     task = instantiator.task(config["task"], backbone=backbone, **parts, **data)
     task.load_state_dict(content["state_dict"])
     return task.to(device).eval()
+
+
+def read_checkpoint(path: str | Path, *, device: str | torch.device = "cpu", map_file: bool = False) -> dict[str, Any]:
+    """Returns what a checkpoint of a Lightning trainer holds. It is read as data: nothing in it is run.
+
+    Args:
+        path: Of the file.
+        device: Where tensors go.
+        map_file: Read tensors of the file when they are looked at, not now; device is "cpu".
+
+    Raises:
+        ConfigError: There is no such file, or it is no such checkpoint.
+    """
+    if not Path(path).is_file():
+        found = "is a folder, and no file" if Path(path).is_dir() else "does not exist"
+        raise ConfigError(f"There is no checkpoint {path}: it {found}. {_WHERE}, as last.ckpt and others.")
+    if not is_zipfile(path):
+        raise _none(path, "it is no file of torch.save, or one that was cut off")
+    try:
+        content = torch.load(path, map_location=device, weights_only=True, mmap=map_file or None)
+    except UnpicklingError as error:
+        raise _none(path, "it holds objects, which could run code, and not only values and tensors") from error
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise _none(path, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    if not isinstance(content, dict) or not {"state_dict", "pytorch-lightning_version"} <= content.keys():
+        held = sorted(map(str, content))[:9] if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise _none(path, f"it holds {held}")
+    return content
+
+
+def _none(path: str | Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is no checkpoint of energon_dali.tasks.train ({why}). Give a .ckpt file that it wrote. {_WHERE}."
+    )

@@ -6,7 +6,7 @@ import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.composition.compose import options_of
@@ -44,12 +44,17 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
         instantiator: Makes the parts; None is HydraInstantiator().
 
     Raises:
-        ConfigError: A part is missing or cannot be made, or the checkpoint is not there.
+        ConfigError: A part is missing or cannot be made, or the checkpoint is none, or not of such a task.
         DatasetError: The dataset is not prepared, or its files are damaged.
+        StateError: The checkpoint is of another dataset.
     """
     cfg = _completed(cfg)
     instantiator = instantiator or HydraInstantiator()
-    import lightning  # takes seconds, which a message for a wrong command should not wait for
+    # These take seconds, which a message for a wrong command should not wait for.
+    from energon_dali.tasks.continuation import explained, read_to_continue
+
+    saved = {} if cfg.ckpt_path is None else read_to_continue(cfg.ckpt_path)
+    import lightning
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -61,17 +66,22 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     data_module.prepare_data()
     data_module.setup("fit")
     model_data_kwargs = dict(getattr(data_module, "model_data_kwargs", {}))
+    backbone = instantiator.backbone(cfg.backbone, **model_data_kwargs)
     task = instantiator.task(
         cfg.task,
-        backbone=instantiator.backbone(cfg.backbone, **model_data_kwargs),
+        backbone=backbone,
         optimizer=cfg.optimizer,
         scheduler=cfg.get("scheduler"),
         instantiator=instantiator,
         **model_data_kwargs,
     )
-    task.save_hyperparameters({"config": OmegaConf.to_container(cfg, resolve=True), "data": model_data_kwargs})
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    # A backbone that began with the weights of a folder says how to make it without: a checkpoint has them itself.
+    alone = getattr(backbone, "checkpoint_arguments", dict[str, Any])()
+    task.save_hyperparameters({"config": config, "data": model_data_kwargs, "backbone": alone})
     trainer = instantiator.trainer(cfg.trainer)
-    trainer.fit(task, datamodule=data_module, ckpt_path=cfg.ckpt_path)
+    with explained(cfg.ckpt_path, saved, config):
+        trainer.fit(task, datamodule=data_module, ckpt_path=cfg.ckpt_path)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if cfg.get("test_after_fit"):
         (tested,) = trainer.test(task, datamodule=data_module, verbose=False) or [{}]
@@ -80,43 +90,51 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
 
 
 _TOP_LEVEL = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "trainer")
+_NEEDED = {"task": "+", "dataset": "+", "backbone": "", "optimizer": "", "trainer": ""}
+"""Groups that every run has, and what the command line writes before them."""
 
 
 def _completed(cfg: DictConfig) -> DictConfig:
     """Returns a copy of a config with the output folder, and `trainer.gpus` read as `trainer.devices`.
 
     Raises:
-        ConfigError: A group that every run needs is missing, or the checkpoint is not there.
+        ConfigError: A group that every run needs is missing, or the seed is none.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig, open_dict
 
     cfg = cfg.copy()
-    for group in ("task", "dataset", "backbone"):
+    for group, plus in _NEEDED.items():
         if not isinstance(cfg.get(group), DictConfig):
             given = [str(name) for name in cfg if name not in _TOP_LEVEL and nearest_names(group, [str(name)])]
             meant = f" You gave {given[0]}." if given else ""
             raise ConfigError(
-                f"The run has no {group}.{meant} Add {'' if group == 'backbone' else '+'}{group}=NAME to the command; "
+                f"The run has no {group}.{meant} Add {plus}{group}=NAME to the command; "
                 f"there are: {', '.join(options_of(group))}."
             )
+    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 1 << 32:
+        raise ConfigError(f"seed={cfg.seed} cannot be: give a whole number from 0 to {(1 << 32) - 1}.")
     with open_dict(cfg):
         if cfg.get("output_dir") is None:
             cfg.output_dir = HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else "outputs"
         gpus = cfg.trainer.pop("gpus", None)
         if gpus is not None:
+            newer = _newer_names(gpus, cfg.trainer)
+            said = " ".join(f"trainer.{name}={value}" for name, value in newer.items())
             warnings.warn(
-                f"trainer.gpus={gpus} is the older name of trainer.devices={gpus}; write that.",
-                DeprecationWarning,
-                stacklevel=3,
+                f"trainer.gpus={gpus} is the older name of {said}; write that.", DeprecationWarning, stacklevel=3
             )
-            cfg.trainer.devices = gpus
-    if cfg.get("ckpt_path") is not None and not Path(cfg.ckpt_path).exists():
-        raise ConfigError(
-            f"ckpt_path={cfg.ckpt_path} does not exist. Give a checkpoint of an earlier run; they lie in the folder "
-            "checkpoints of its output folder."
-        )
+            cfg.trainer.update(newer)
     return cfg
+
+
+def _newer_names(gpus: Any, trainer: DictConfig) -> dict[str, Any]:
+    """Returns what `trainer.gpus` meant: 0 was the CPU, -1 all GPUs, a list or "0,1" those of these numbers."""
+    if gpus in (0, "0") or gpus == []:
+        return {"accelerator": "cpu", "devices": 1}
+    counted = gpus == "auto" or (isinstance(gpus, int) and gpus > 0)
+    unsaid = trainer.get("accelerator", "auto") == "auto"
+    return {**({"accelerator": "gpu"} if unsaid and not counted else {}), "devices": gpus}
 
 
 if __name__ == "__main__":

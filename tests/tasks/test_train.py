@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,11 +18,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks import TrainResult, compose, load_task, run
 from energon_dali.tasks import command as command_module
 from energon_dali.tasks.command import _quiet_rank
+from energon_dali.tasks.continuation import explained
 from energon_dali.tasks.core.position.run_checkpoint import RunCheckpoint
+from energon_dali.tasks.train import _completed
 
 CONF = Path(__file__).parent / "tiny_conf"
 ROOT = CONF.parent.parent.parent
@@ -65,9 +70,61 @@ def test_a_checkpoint_is_data_and_gives_the_task_back(tmp_path: Path) -> None:
 def test_loading_says_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no checkpoint"):
         load_task(tmp_path / "none.ckpt")
-    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ConfigError, match="is no checkpoint of energon_dali"):
-        load_task(tmp_path / "other.ckpt")
+    for name, content in no_checkpoints(tmp_path).items():
+        path = tmp_path / f"{name}.ckpt"
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"{name}\.ckpt is no checkpoint of energon_dali"):
+            load_task(path)
+        if name != "weights":
+            with pytest.raises(ConfigError, match=rf"cannot be continued from: .*{name}\.ckpt is no checkpoint"):
+                train(tmp_path / "run", f"ckpt_path={path}")
+    with pytest.raises(ConfigError, match=r"it is a folder, and no file.*as last\.ckpt"):
+        train(tmp_path / "run", f"ckpt_path={tmp_path}")
+    with pytest.raises(ConfigError, match="it holds weights alone"):
+        train(tmp_path / "run", f"ckpt_path={tmp_path / 'weights.ckpt'}")
+    assert not (tmp_path / "ran").exists()
+
+
+class Runs:
+    """Runs a command where it is unpickled by the usual reader."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+def no_checkpoints(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of files that no run can be continued from."""
+    contents = {
+        "other": {"state_dict": {}}, "list": [1], "code": {"state_dict": Runs(folder / "ran")},
+        "weights": {"state_dict": {}, "pytorch-lightning_version": "2.6"},
+    }  # fmt: skip
+    files = {"empty": b"", "text": b"hello", "pickle": pickle.dumps({"a": 1})}
+    for name, content in contents.items():
+        torch.save(content, buffer := io.BytesIO())
+        files[name] = buffer.getvalue()
+    return {**files, "cut": files["weights"][:-100]}
+
+
+def test_a_run_that_does_not_fit_its_checkpoint_says_what_differs_and_saves_nothing(tmp_path: Path) -> None:
+    train(tmp_path / "first", "trainer.max_epochs=1")
+    checkpoint = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    for overrides, says in (
+        (["backbone.width=6"], r"does not fit\. What this run sets otherwise: backbone\.width was 4, is 6\. Give what"),
+        (["optimizer=sgd", "optimizer.weight_decay=0"], r"not fit\. .*: optimizer was torch\.optim\.AdamW, is t"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            train(tmp_path / "second", f"ckpt_path={checkpoint}", "trainer.max_epochs=2", *overrides)
+        assert not (tmp_path / "second" / "checkpoints").exists()
+    saved, now = {"dataset": {"cfg": {"batch_size": 6}}, "seed": 1}, {"dataset": {"cfg": {"batch_size": 3}}, "seed": 1}
+    said = r"^Another\. What this run sets otherwise: dataset\.cfg\.batch_size was 6, is 3\.$"
+    with pytest.raises(StateError, match=said), explained(checkpoint, saved, now):
+        raise StateError("Another.")
+    for path, known in ((None, saved), (checkpoint, {}), (checkpoint, now)):
+        with pytest.raises(StateError, match=r"^Another\.$"), explained(path, known, now):
+            raise StateError("Another.")
 
 
 def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
@@ -109,6 +166,8 @@ def test_one_rank_that_fails_does_not_wait_for_the_others() -> None:
     trainer: Any = SimpleNamespace(
         world_size=2, fast_dev_run=False, sanity_checking=False, global_step=3, current_epoch=0, callback_metrics={}
     )
+    checkpoint.on_exception(trainer, None, SIGTERMException())  # type: ignore[arg-type]
+    checkpoint.on_train_start(trainer, None)  # type: ignore[arg-type]
     checkpoint.on_exception(trainer, None, RuntimeError())  # type: ignore[arg-type]
     assert not saved
     checkpoint.on_exception(trainer, None, SIGTERMException())  # type: ignore[arg-type]
@@ -157,6 +216,24 @@ def test_the_older_name_of_devices_is_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpus", "newer"),
+    [
+        ("0", {"accelerator": "cpu", "devices": 1}),
+        ("2", {"accelerator": "auto", "devices": 2}),
+        ("-1", {"accelerator": "gpu", "devices": -1}),
+        ("[0,1]", {"accelerator": "gpu", "devices": [0, 1]}),
+        ("'0,1'", {"accelerator": "gpu", "devices": "0,1"}),
+    ],
+)
+def test_every_older_way_to_name_gpus_is_understood(gpus: str, newer: dict[str, Any], tmp_path: Path) -> None:
+    cfg = compose(["+task=tiny", "+dataset=tiny", f"trainer.gpus={gpus}", f"output_dir={tmp_path}"], CONF)
+    with pytest.warns(DeprecationWarning, match=r"trainer\.gpus=.* is the older name of trainer\."):
+        completed = _completed(cfg)
+    assert {name: completed.trainer[name] for name in newer} == newer
+    assert "gpus" not in completed.trainer
+
+
+@pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (["trainer.devces=1"], r"Could not override 'trainer.devces'[^?]*Did you mean trainer.devices\?"),
@@ -194,6 +271,9 @@ def test_what_the_command_line_leaves_out_is_named() -> None:
         (["+optimizer.momentun=1"], r"optimizer\.momentun is no argument of AdamW\."),
         (["dataset.cfg.batches=???"], r"dataset\.cfg\.batches has no value.*Add dataset\.cfg\.batches=\.\.\. to"),
         (["ckpt_path=none.ckpt"], r"ckpt_path=none\.ckpt does not exist\. Give a checkpoint"),
+        (["seed=abc"], r"seed=abc cannot be: give a whole number from 0"),
+        (["seed=-1"], r"seed=-1 cannot be"),
+        (["~optimizer"], r"The run has no optimizer\. Add optimizer=NAME to the command; there are: adam, adamw"),
         (["task._target_=tests.tasks.tiny.TinyTusk"], r"task cannot be made: (.|\n)*TinyTusk"),
         (["trainer.strategy=foo"], r"trainer cannot make Trainer: ValueError: .*strategy='foo'"),
         (["optimizer.lr=abc"], r"optimizer cannot make AdamW: TypeError: "),

@@ -117,7 +117,7 @@ class TaskTransformer(LightningModule):
         """Returns the optimizer of the trained parameters, and the scheduler if there is one.
 
         Raises:
-            ConfigError: A config cannot be made into an object, or the steps of the run have no end.
+            ConfigError: A config cannot be made into an object, or the run has no steps, or no end of them.
         """
         optimizer = self.instantiator.optimizer(self, self.optimizer_cfg)
         if self.scheduler_cfg is None or not has_target(self.scheduler_cfg):
@@ -136,13 +136,14 @@ class TaskTransformer(LightningModule):
         """Returns the optimizer steps of the whole run.
 
         Raises:
-            ConfigError: The run has no end.
+            ConfigError: The run has no end, or no step.
         """
         steps = self.trainer.estimated_stepping_batches
         if math.isinf(steps) or steps < 1:
             raise ConfigError(
-                "The scheduler needs the number of optimizer steps, and the run has no end. Set trainer.max_steps, or "
-                "scheduler.num_training_steps, or choose scheduler=none."
+                "The scheduler needs the number of optimizer steps, and the run has "
+                f"{'none' if steps == 0 else 'no end'}. Set trainer.max_steps, or scheduler.num_training_steps, or "
+                "choose scheduler=none."
             )
         return int(steps)
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class GenerativePixelsTransformer(TaskTransformer):
     """Trains a model to guess each pixel from those before it; draws pictures with it after each validation.
 
-    Logs `loss` and `generative_loss` (nats per pixel), and with classify `class_loss` and `accuracy`, each as
-    `train_...`, `val_...` or `test_...`.
+    Logs `loss` (nats per pixel), and with classify, where it is a sum, `generative_loss`, `class_loss` and `accuracy`,
+    each as `train_...`, `val_...` or `test_...`.
 
     Args:
         backbone: Gives logits float[B, T, num_vocab] of tokens int64[B, T], each from those before it; with classify

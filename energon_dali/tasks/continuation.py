@@ -1,0 +1,104 @@
+"""The checkpoint that a run continues from: whether it is one, and what the run does otherwise than it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from energon_dali.errors import ConfigError, LayoutError, StateError
+from energon_dali.tasks.checkpoint import read_checkpoint
+
+_COMPARED = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "seed")
+"""What of two configs matters where one continues the other."""
+_MOST_DIFFERENCES = 8
+_OF_OTHER_SHAPE = ("Error(s) in loading state_dict", "loaded state dict")
+"""What torch says where weights, or what an optimizer keeps of them, do not fit."""
+
+
+def read_to_continue(path: str | Path) -> Mapping[str, Any]:
+    """Returns the config of the run that wrote a checkpoint, empty if it has none, once it can be continued from.
+
+    Folders of checkpoints in several files, as FSDP and DeepSpeed write them, are left to Lightning.
+
+    Raises:
+        ConfigError: It does not exist, is no checkpoint, or holds weights alone.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(
+            f"ckpt_path={path} does not exist. Give a checkpoint of an earlier run; they lie in the folder "
+            "checkpoints of its output folder."
+        )
+    if any((path / name).exists() for name in (".metadata", "meta.pt", "checkpoint")):
+        return {}
+    try:
+        content = read_checkpoint(path, map_file=True)
+    except ConfigError as error:
+        raise ConfigError(f"ckpt_path cannot be continued from: {error}") from error
+    if "loops" not in content or "optimizer_states" not in content:
+        raise ConfigError(
+            f"ckpt_path={path} cannot be continued from: it holds weights alone, as save_weights_only=true writes "
+            "them. Give a checkpoint that was written without it."
+        )
+    config = (content.get("hyper_parameters") or {}).get("config")
+    return config if isinstance(config, Mapping) else {}
+
+
+@contextmanager
+def explained(path: str | Path | None, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[None]:
+    """Adds to errors of a checkpoint that does not fit what the run does otherwise than the one that wrote it.
+
+    Args:
+        path: The checkpoint; None does nothing.
+        saved: The config of the run that wrote it, as plain values; empty where it is not known.
+        now: The config of this run, as plain values.
+
+    Raises:
+        ConfigError: The weights or the optimizer do not fit.
+        LayoutError: Ranks and workers do not fit.
+        StateError: The data is another.
+    """
+    try:
+        yield
+    except (LayoutError, StateError) as error:
+        different = describe_differences(saved, now) if path is not None else ""
+        if not different:
+            raise
+        raise type(error)(f"{error} {different}") from error
+    except (RuntimeError, ValueError) as error:
+        if path is None or not any(text in str(error) for text in _OF_OTHER_SHAPE):
+            raise
+        different = describe_differences(saved, now) or str(error)
+        raise ConfigError(
+            f"ckpt_path={path} is of a run with another model or optimizer and does not fit. {different} "
+            "Give what the run that wrote it was given, or begin anew without ckpt_path."
+        ) from error
+
+
+def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns a sentence on where a run's config differs from that of the checkpoint it continues; "" if nowhere.
+
+    Args:
+        saved: Of the checkpoint, as plain values; empty where it has none.
+        now: Of the run, as plain values.
+    """
+    if not saved:
+        return ""
+    found = [each for name in _COMPARED for each in _differences(name, saved.get(name), now.get(name))]
+    more = [f"and {len(found) - _MOST_DIFFERENCES} more"] if len(found) > _MOST_DIFFERENCES else []
+    shown = "; ".join([*found[:_MOST_DIFFERENCES], *more])
+    return f"What this run sets otherwise: {shown}." if found else ""
+
+
+def _differences(name: str, saved: Any, now: Any) -> Iterator[str]:
+    if isinstance(saved, Mapping) and isinstance(now, Mapping) and saved.get("_target_") == now.get("_target_"):
+        for key in sorted({*saved, *now}, key=str):
+            yield from _differences(f"{name}.{key}", saved.get(key), now.get(key))
+    elif saved != now:
+        yield f"{name} was {_shown(saved)}, is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    return str(value.get("_target_", value)) if isinstance(value, Mapping) else repr(value)
