@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ from typing import Any
 from energon_dali.cache.cache_entry import CacheEntry, Progress
 from energon_dali.samples import SourceInfo
 
+_LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 """A waiting thread looks up this often, for references that were dropped while nobody could be told."""
 _JOIN_SECONDS = 5.0
@@ -47,6 +49,8 @@ class Fetcher:
         self._dropped: deque[CacheEntry] = deque()
         self._threads: list[threading.Thread] = []
         self._fetching = 0
+        self._told = False
+        """Whether the log has it that the disk fails."""
         self._names = itertools.count()
 
     # --- what the pool asks ----------------------------------------------------------------------------------------
@@ -186,9 +190,16 @@ class Fetcher:
             entry.path = self._folder() / str(next(self._names))
             with entry.path.open("xb") as file:
                 file.write(packed)
-        except Exception:  # a full disk: whoever wants the file reads it from its store
+        except Exception as error:  # a full disk: whoever wants the file reads it from its store
             with self._change:
                 self._release(entry)
+                told, self._told = self._told or self.closed, True
+            if not told:
+                _LOG.warning(
+                    "A file fetched ahead could not be kept on disk (%s): such files are read a second time when they "
+                    "are wanted. Give FileStoreCachePool a parent_cache_dir that can be written to and has room for "
+                    "max_cache_size_gbytes.", error,
+                )  # fmt: skip
             return False
         return True
 

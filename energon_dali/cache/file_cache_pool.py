@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import weakref
@@ -56,10 +57,10 @@ class FileStoreCachePool(CachePool):
     ) -> None:
         if method not in get_args(Method):
             raise ConfigError(f"method={method!r} is unknown: give one of {', '.join(map(repr, get_args(Method)))}.")
-        if num_workers < 1 or max_cache_size_gbytes < 0 or max_cache_count < 0:
+        if num_workers < 1 or max_cache_count < 0 or not 0 <= max_cache_size_gbytes < math.inf:
             raise ConfigError(
                 f"FileStoreCachePool({num_workers=}, {max_cache_size_gbytes=}, {max_cache_count=}) cannot work: give "
-                "at least 1 worker, and limits that are not negative."
+                "at least 1 worker, and finite limits that are not negative."
             )
         self.parent_cache_dir = Path(parent_cache_dir or tempfile.gettempdir())
         self.num_workers = num_workers

@@ -200,6 +200,23 @@ def test_a_disk_that_fails_costs_a_second_read_and_no_sample(folder: Path) -> No
     assert later.get() == b"4" * 100, "a closed pool reads from the store"
 
 
+def test_a_folder_that_cannot_be_written_to_is_told_once(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path_factory.mktemp("occupied") / "file"
+    file.touch()
+    store = Numbers()
+    pool = FileStoreCachePool(parent_cache_dir=file, num_workers=1)
+    references = [pool.get_lazy(store, name) for name in "12"]
+    wait_until(lambda: len(store.reads) == 2 and not pool._open()._fetching)
+    assert [reference.get() for reference in references] == [b"1" * 100, b"2" * 100]
+    pool.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "could not be kept on disk" in told[0]
+    assert str(file) in told[0]
+
+
 def test_names_of_the_current_sample_are_told_apart(folder: Path) -> None:
     (folder / "files").mkdir()
     for key in "ab":
@@ -330,7 +347,15 @@ def test_media_in_references_are_decoded_in_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"method": "zip"}, {"num_workers": 0}, {"max_cache_count": -1}, {"max_cache_size_gbytes": -1}]
+    "options",
+    [
+        {"method": "zip"},
+        {"num_workers": 0},
+        {"max_cache_count": -1},
+        {"max_cache_size_gbytes": -1},
+        {"max_cache_size_gbytes": float("nan")},
+        {"max_cache_size_gbytes": float("inf")},
+    ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"method|cannot work"):
