@@ -18,6 +18,7 @@ from energon_dali.decode import (
     RandomResizedCrop,
     SampleDecoder,
 )
+from energon_dali.decode.dali import DaliTuning
 from energon_dali.decode.dali.tolerance import GPU, explain_difference
 from tests.decode.pictures import broken_pictures, pictures
 from tests.gpu.where import Where, values_of
@@ -61,7 +62,8 @@ def test_fused_training_batch_is_near_the_cpu(where: Where) -> None:
 
 
 def test_a_truncated_file_among_64(where: Where) -> None:
-    decoder = where.decoder(image_decode="torchrgb8")
+    # One JPEG decoder for all: the engine and the cores of a GPU may round differently, and share a block.
+    decoder = where.decoder(image_decode="torchrgb8", tuning=DaliTuning(hw_decoder_load=0.0))
     handles = [decoder.stage("jpg", pictures()["jpeg-420"]) for _ in range(64)]
     handles[9] = decoder.stage("jpg", broken_pictures()["jpeg-half"])
     outcomes = decoder.decode_block(handles)

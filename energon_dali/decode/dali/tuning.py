@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from energon_dali.errors import ConfigError
 
+_MOST = 2**31 - 1
+"""DALI counts in 32 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaliTuning:
@@ -20,7 +23,8 @@ class DaliTuning:
 
     hw_decoder_load: float = 0.65
     """Share of the JPEGs of a run that the GPU's JPEG engine decodes, where there is one (A100, H100, H200); 0 to 1.
-    Its cores decode the rest. Progressive files never go to the engine."""
+    Its cores decode the rest. Progressive files never go to the engine. Engine and cores round differently, and who gets
+    a file depends on its block: 0 or 1 give a file the same pixels in every block."""
     preallocate_width_hint: int = 0
     """Width in pixels of the largest image, for which the JPEG engine takes memory once; 0 lets it grow."""
     preallocate_height_hint: int = 0
@@ -48,9 +52,9 @@ class DaliTuning:
             ("host_memory_padding", 0), ("hybrid_huffman_threshold", 0), ("runs_in_flight", 1),
         ):  # fmt: skip
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
                 raise ConfigError(
-                    f"{name}={value!r} cannot work. It is a whole number of at least {least}. Leave it out for the "
+                    f"{name}={value!r} cannot work. It is a whole number from {least} to {_MOST}. Leave it out for the "
                     "default."
                 )
         if self.runs_in_flight > 8:

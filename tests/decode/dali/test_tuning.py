@@ -24,6 +24,7 @@ from tests.decode.pictures import pictures
         ({"hw_decoder_load": "all"}, "hw_decoder_load='all' is no share"),
         ({"preallocate_width_hint": -1}, "preallocate_width_hint=-1 cannot work"),
         ({"device_memory_padding": 2.5}, "device_memory_padding=2.5 cannot work"),
+        ({"device_memory_padding": 4 << 30}, "a whole number from 0 to 2147483647"),
         ({"runs_in_flight": 0}, "runs_in_flight=0 cannot work"),
         ({"runs_in_flight": 9}, "more than 8"),
     ],
