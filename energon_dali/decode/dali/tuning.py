@@ -23,8 +23,8 @@ class DaliTuning:
 
     hw_decoder_load: float = 0.65
     """Share of the JPEGs of a run that the GPU's JPEG engine decodes, where there is one (A100, H100, H200); 0 to 1.
-    Its cores decode the rest. Progressive files never go to the engine. Engine and cores round differently, and who gets
-    a file depends on its block: 0 or 1 give a file the same pixels in every block."""
+    Its cores decode the rest. Progressive files never go to the engine. Engine and cores round differently, and who
+    gets a file depends on its block: 0 or 1 give a file the same pixels in every block."""
     preallocate_width_hint: int = 0
     """Width in pixels of the largest image, for which the JPEG engine takes memory once; 0 lets it grow."""
     preallocate_height_hint: int = 0
