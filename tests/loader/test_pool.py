@@ -5,6 +5,7 @@ import gc
 import mmap
 import multiprocessing.forkserver
 import os
+import resource
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ import torch
 from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
+from energon_dali.loader.workers.channel import INLINE_BYTES, Channel
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import Mishap, NumbersDataset
@@ -294,3 +296,18 @@ def test_many_blocks_held_need_no_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(held) == 100
     pool.close()
+
+
+@pytest.mark.parametrize("size", [1, INLINE_BYTES + 1])
+def test_a_message_whose_descriptors_cannot_be_taken_is_an_error_that_names_the_limit(size: int) -> None:
+    ours, theirs = Channel.pair()
+    theirs.send(bytes(size), [ours.fileno()])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(WorkerError, match=r"as many files open as it may.*ulimit -n"):
+            ours.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    ours.close()
+    theirs.close()

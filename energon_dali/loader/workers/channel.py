@@ -8,6 +8,8 @@ import os
 import socket
 from collections.abc import Sequence
 
+from energon_dali.errors import WorkerError
+
 INLINE_BYTES = 32 * 1024
 """Messages up to this size travel in the socket; larger ones in anonymous memory whose descriptor travels."""
 
@@ -73,10 +75,11 @@ class Channel:
 
         Raises:
             EOFError: The other end is gone and everything it sent was received.
+            WorkerError: This process has as many files open as it may, so that descriptors of the message are lost.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(INLINE_BYTES + 1, socket.CMSG_SPACE(4 * _MAX_FDS), flags)
+            data, ancillary, got, _ = self._socket.recvmsg(INLINE_BYTES + 1, socket.CMSG_SPACE(4 * _MAX_FDS), flags)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -88,6 +91,13 @@ class Channel:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
         descriptors = fds.tolist()
+        if got & socket.MSG_CTRUNC:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise WorkerError(
+                "Memory that another process of the loader sent could not be taken: this process has as many files "
+                "open as it may. Close files that are not needed, or raise the limit (ulimit -n)."
+            )
         if data[:1] == _INLINE:
             return data[1:], descriptors
         memory = descriptors.pop()
