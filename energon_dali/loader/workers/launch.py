@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_dali.errors import ConfigError
 from energon_dali.loader.workers.channel import Channel
+from energon_dali.loader.workers.lifeline import leave_termination
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -156,8 +157,11 @@ def launch(
         program: What kind of task it is.
     """
     # A Ctrl-C while the interpreter of the worker starts must not kill it with a traceback, and the watchdog's SIGUSR1
-    # must not kill it either: it begins with both blocked, and unblocks them when it is ready for them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    # and a SIGTERM that the trainer handles must not kill it either: it begins with them blocked, and unblocks them
+    # when it is ready for them. A fork server would pass the block on to processes that others start by it; those end
+    # by SIGTERM, and so do workers that it starts: multiprocessing ends them so.
+    blocked = {signal.SIGINT, signal.SIGUSR1} | ({signal.SIGTERM} if method != "forkserver" else set())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         if method == "spawn":
             return _spawn(channel, lifeline, program)
@@ -169,8 +173,9 @@ def launch(
 
 
 def _spawn(channel: Channel, lifeline: int, program: Program) -> WorkerProcess:
-    # At a prompt and with `python -c`, sys.path begins with "" for the current folder, which may change later.
-    path = [entry or os.getcwd() for entry in sys.path]
+    # At a prompt and with `python -c`, sys.path begins with "" for the current folder, which may change later. What is
+    # no text, such as a Path, is not looked at by imports, and would be no literal in the code below.
+    path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
     code = (
         f"import sys; sys.path[:] = {path!r}; from energon_dali.loader.workers.launch import spawned_main; "
         f"spawned_main({channel.fileno()}, {lifeline}, {os.getpid()}, {program!r})"
@@ -191,6 +196,7 @@ def _fork(channel: Channel, lifeline: int, task: Task, foreign: list[int], progr
         return _Forked(pid)
     code = 1
     try:
+        leave_termination()
         for descriptor in foreign:
             os.close(descriptor)
         code = _run(program, channel, lifeline, rank_pid, task)
@@ -225,8 +231,10 @@ def _serve(channel: Channel, lifeline: int, program: Program) -> WorkerProcess:
 def spawned_main(channel: int, lifeline: int, rank_pid: int, program: Program) -> None:
     """Is what a spawned interpreter runs."""
     code = 1
+    leave_termination()
+    connection = Channel(socket.socket(fileno=channel))
     try:
-        code = _run(program, Channel(socket.socket(fileno=channel)), lifeline, rank_pid)
+        code = _run(program, connection, lifeline, rank_pid)
     finally:
         _flush()
         if code == 0:

@@ -1,4 +1,4 @@
-"""How a process that was started here lives beside its parent: it ends with it, leaves Ctrl-C to it, and has seeds."""
+"""How a process that was started here lives beside its parent: it ends with it, leaves signals to it, and has seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from functools import cache
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,6 +46,42 @@ def die_with(lifeline: int, parent_pid: int) -> None:
         pass
 
 
+def leave_termination() -> None:
+    """Leaves SIGTERM to the parent, with which this process ends: a trainer may want to save, or to end its step.
+
+    It reaches whole groups of processes where torchrun or a scheduler sends it. Processes that hooks start end by it as
+    ever.
+    """
+    # Not SIG_IGN: programs that hooks start would ignore it too.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    _let_copies_hear_termination()
+
+
+_forking = threading.local()
+
+
+@cache
+def _let_copies_hear_termination() -> None:
+    """Is called once: a forked copy has what was registered here."""
+    os.register_at_fork(
+        before=_hold_termination, after_in_parent=_release_termination, after_in_child=_hear_termination
+    )
+
+
+def _hold_termination() -> None:
+    # Else one that is sent to the new process before it hears it would be lost.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_termination() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _hear_termination() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_termination()
+
+
 def calm_down(*, on_stacks: Callable[[], None] | None = None) -> None:
     """Leaves Ctrl-C to the parent, SIGUSR1 to the watchdog, and the cores to the other processes.
 
@@ -56,8 +94,8 @@ def calm_down(*, on_stacks: Callable[[], None] | None = None) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stderr without a descriptor
             faulthandler.register(signal.SIGUSR1, all_threads=True, chain=on_stacks is not None)
-    # Both were blocked when this process was started, so that neither could end it before.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})
+    # They were blocked when this process was started, so that none could end it before.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM})
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"  # read by libraries that are imported later
     torch = sys.modules.get("torch")
