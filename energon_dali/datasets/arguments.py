@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any
 
@@ -29,16 +30,22 @@ def check_count(name: str, value: Any, advice: str, *, least: int = 1) -> int:
     return number
 
 
-def check_function(name: str, value: Any, what: str) -> None:
+def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) -> None:
     """Refuses what cannot be called.
 
     Args:
         name: Of the argument, for the message.
         value: What was given.
         what: What the function gets and returns.
+        may_yield: Whether it may be a generator function.
 
     Raises:
-        ConfigError: It cannot be called.
+        ConfigError: It cannot be called, or yields where it must not.
     """
     if not callable(value):
         raise ConfigError(f"{name}={value!r} cannot be called: give a function, {what}.")
+    if not may_yield and inspect.isgeneratorfunction(value):
+        raise ConfigError(
+            f"{name}={value!r} is a generator function, and exactly one result is wanted here: give a function, "
+            f"{what}, that returns it."
+        )

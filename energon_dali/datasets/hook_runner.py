@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, StreamContext
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
-from energon_dali.errors import StateError
+from energon_dali.errors import FatalSampleError, StateError
 from energon_dali.task_encoder.context import sample_context
 
 NOTHING = object()
@@ -100,6 +101,11 @@ class HookRunner:
             self._recorder.spend(self._stage, time.perf_counter() - start)
         index = self.global_index
         if self._outputs is None:
+            if isinstance(result, GeneratorType):
+                raise FatalSampleError(
+                    f"{self._stage} returned a generator and is no generator function itself, so that its results "
+                    "would not be taken one by one. Write `yield from` in it instead of `return`."
+                )
             keys = self._keys
             self._guard.succeeded()
             self._finish()

@@ -179,6 +179,11 @@ def test_arguments_that_cannot_work_are_named(options: dict[str, Any], words: st
         SequencePacker(**{"max_length": 10, "length": len, **options})
 
 
+def test_a_sample_of_a_pack_is_encoded_to_one() -> None:
+    with pytest.raises(ConfigError, match=r"sample_encoder=.* is a generator function"):
+        PackingDataset(Counting(5, config(1)), 4, keep_odd, numbers, sample_encoder=twice)
+
+
 def fail(samples: Any) -> Any:
     raise ValueError("cannot")
 

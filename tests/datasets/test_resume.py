@@ -208,6 +208,11 @@ def test_an_error_that_never_heals_ends_the_run_at_once() -> None:
         take(MapDataset(source(1), broken), 5)
 
 
+def test_a_hook_that_hides_that_it_is_a_generator_is_told_so() -> None:
+    with pytest.raises(FatalSampleError, match=r"hidden returned a generator.*yield from"):
+        take(MapDataset(source(1), lambda sample: as_many_as_number_mod_3(sample), stage="hidden"), 1)
+
+
 def test_a_device_error_is_never_counted_as_a_bad_sample() -> None:
     def out_of_memory(sample: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

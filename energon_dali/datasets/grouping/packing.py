@@ -76,7 +76,7 @@ class PackingDataset(GatheringDataset):
         )  # fmt: skip
         check_function("pre_packer", pre_packer, "from the list of samples in the buffer to lists of them")
         if sample_encoder is not None:
-            check_function("sample_encoder", sample_encoder, "from a sample to a sample, or None")
+            check_function("sample_encoder", sample_encoder, "from a sample to a sample", may_yield=False)
         self.first, self.buffer_size = first, check_count("packing_buffer_size", buffer_size, "leave it out for none")
         advice = f"give a number up to packing_buffer_size={buffer_size}, or None for the full buffer"
         if first is not None and check_count("packing_first_buffer_size", first, advice) > buffer_size:
