@@ -273,6 +273,24 @@ def test_preparing_again_keeps_what_is_valid_and_removes_the_rest(pair: Path) ->
     assert len(samples(file)) == 12
 
 
+def test_preparing_again_replaces_a_damaged_index(pair: Path) -> None:
+    file = join(pair, "{path: right, nonmatch: skip}")
+    paths = [Path(path) for path in prepare_metadataset(file)]
+    whole = [path.read_bytes() for path in paths]
+    for damage in (b"", whole[0][:50], b"x" * len(whole[0])):
+        for path in paths:
+            path.write_bytes(damage)
+        prepare_metadataset(file)
+        assert [path.read_bytes() for path in paths] == whole
+
+
+def test_a_damaged_table_of_keys_is_named(pair: Path) -> None:
+    file = join(pair, "{path: right, nonmatch: skip}")
+    (pair / "right" / ".nv-meta" / "index.sqlite").write_bytes(b"no database" * 400)
+    with pytest.raises(DatasetFormatError, match=r"join.yaml:5 .*an index.sqlite of .*right is damaged or too old"):
+        prepare_metadataset(file)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -49,10 +49,10 @@ def build_join_index(columns: Sequence[ColumnFolder], paths: Sequence[StoragePat
     """
     with tempfile.TemporaryDirectory(prefix="energon-dali-join-") as folder, ExitStack() as stack:
         local = [_local_sqlite(column, Path(folder), number) for number, column in enumerate(columns)]
-        databases = [stack.enter_context(closing(_connect(local[0], None)))]
-        databases += [stack.enter_context(closing(_connect(local[0], other))) for other in local[1:]]
         built = Path(folder) / "index.bin"
         try:
+            databases = [stack.enter_context(closing(_connect(local[0], None)))]
+            databases += [stack.enter_context(closing(_connect(local[0], other))) for other in local[1:]]
             rows = write_join_index(built, len(columns), _blocks(columns, local, databases, place))
         except (sqlite3.Error, IndexError, OverflowError, ValueError) as error:
             raise DatasetFormatError(

@@ -87,6 +87,23 @@ class JoinIndexFile:
         table: Int64Array = content[_HEADER_BYTES:].view("<i8").reshape(-1, columns, FIELDS)
         return table
 
+    def is_whole(self) -> bool:
+        """Returns whether the file is there and has the form of a join index; its rows are not read.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        try:
+            reader = self.path.open()
+        except FileNotFoundError:
+            return False
+        try:
+            header, row_bytes = reader.read_at(0, _HEADER_BYTES), 8 * FIELDS * self.num_columns
+            is_of_these = header == MAGIC + np.array([self.num_columns], "<i8").tobytes()
+            return is_of_these and (reader.size - _HEADER_BYTES) % row_bytes == 0
+        finally:
+            reader.close()
+
     def close(self) -> None:
         """Lets go of the file; it is opened anew when needed."""
         self._table = None

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from energon_dali.metadataset.document import Document
 from energon_dali.metadataset.join.build import build_join_index
 from energon_dali.metadataset.join.columns import energon_names, open_columns, own_name
+from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.reference import LeafReference
 from energon_dali.shards import StoragePath
 
 
 def prepare_joins(leaves: Sequence[LeafReference], document: Document, clean: bool) -> list[str]:
-    """Builds the indices of joins that have none of their present state, and returns the paths of all.
+    """Builds the indices of joins that have no whole one of their present state, and returns the paths of all.
 
     An index is written under this package's name, and under Energon's too where no other join of the same folder has
     that name: Energon's names do not tell split parts apart.
@@ -41,7 +42,7 @@ def prepare_joins(leaves: Sequence[LeafReference], document: Document, clean: bo
     for own, (leaf, columns) in wanted.items():
         names = [own, foreign[own]] if claims[foreign[own]] == 1 else [own]
         used += names
-        if not all(name.is_file() for name in names):
+        if not all(JoinIndexFile(name, len(columns)).is_whole() for name in names):
             build_join_index(columns, names, leaf.place)
     if clean and document.file != "dict":
         folder = StoragePath(f"{document.file}.cache")
