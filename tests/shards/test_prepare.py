@@ -198,6 +198,13 @@ def test_compressed_shards_are_refused(tmp_path: Path, name: str) -> None:
         prepare_dataset(tmp_path)
 
 
+def test_a_shard_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    captions(tmp_path)
+    os.rename(tmp_path / "shard_0.tar", os.fsencode(tmp_path) + b"/\xfc.tar")
+    with pytest.raises(DatasetFormatError, match=r"'\\udcfc.tar', whose name is not valid UTF-8"):
+        prepare_dataset(tmp_path)
+
+
 def test_duplicate_keys_are_named_and_can_be_made_unique(tmp_path: Path) -> None:
     for name in ("a/s.tar", "b/s.tar"):
         write_tar(tmp_path / name, {"k.jpg": name.encode(), f"{name[0]}.jpg": b"", "__meta__/x.y": b"kept"})

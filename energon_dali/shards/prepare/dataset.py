@@ -61,7 +61,7 @@ def find_shards(path: str | StoragePath, exclude: str | None = None) -> list[str
 
     Raises:
         ConfigError: `exclude` is no regular expression.
-        DatasetFormatError: There is no tar file, or one is compressed.
+        DatasetFormatError: There is no tar file, or one is compressed, or its name is not valid UTF-8.
         StorageError: The folder cannot be listed.
     """
     root = StoragePath.of(path)
@@ -80,6 +80,12 @@ def find_shards(path: str | StoragePath, exclude: str | None = None) -> list[str
             "a compressed tar does not allow: unpack them (gunzip) to .tar, or leave them out with --exclude; media "
             "in them are compressed already."
         )
+    for name in shards:
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DatasetFormatError(
+                f"{root} holds the shard {name!r}, whose name is not valid UTF-8, which .info.json needs. Rename it, "
+                "or leave it out with --exclude."
+            )
     if not shards:
         raise DatasetFormatError(f"{root} holds no .tar file. Give the folder that holds the shards.")
     return shards
