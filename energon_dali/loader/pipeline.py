@@ -123,19 +123,13 @@ def _check_hooks(encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> No
             f"encode_sample alone, or "
             "split it into preencode_sample (before decoding, in the workers) and postencode_sample (on tensors)."
         )
-    packs = overridden(encoder, "select_samples_to_pack") or overridden(encoder, "pack_selected_samples")
+    # Hooks that pack are not used without packing_buffer_size, as in Energon: one encoder trains packed or not.
     if stages.packing_buffer_size is not None and not (
         overridden(encoder, "select_samples_to_pack") and overridden(encoder, "pack_selected_samples")
     ):
         raise ConfigError(
             f"packing_buffer_size={stages.packing_buffer_size} asks for packing, but {name} does not override both "
-            f"select_samples_to_pack "
-            "and pack_selected_samples. Override both, or leave packing_buffer_size out."
-        )
-    if packs and stages.packing_buffer_size is None:
-        raise ConfigError(
-            f"{name} packs samples, but packing_buffer_size is not set. Give the number of samples to choose from, "
-            f"such as 100."
+            "select_samples_to_pack and pack_selected_samples. Override both, or leave packing_buffer_size out."
         )
     if stages.packing_first_buffer_size is not None and stages.packing_buffer_size is None:
         raise ConfigError(

@@ -49,6 +49,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(write_shards(tmp_path_factory.mktemp("arguments"), samples), {"text": "txt"}, "TextSample")
 
 
+class Packing(Bytes):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return [sample.__key__ for sample in samples]
+
+    def batch(self, samples: list[Any]) -> Any:
+        return [sample if isinstance(sample, list) else sample.__key__ for sample in samples]
+
+
 def config(**options: Any) -> WorkerConfig:
     return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, "num_streams": 2, **options})
 
@@ -97,6 +108,13 @@ def test_other_arguments_say_what_they_want(options: dict[str, Any], message: st
     for make in (train, val):
         with pytest.raises(ConfigError, match=message):
             make(folder, **options)
+
+
+def test_one_encoder_packs_where_a_buffer_is_given_and_else_does_not(folder: Path) -> None:
+    stages = {"split_part": "train", "task_encoder": Packing(), "worker_config": config(num_streams=1), "batch_size": 12}
+    assert list(val(folder, **stages)) == [[f"k{number}" for number in range(12)]]
+    packed = list(val(folder, **stages, packing_buffer_size=6))
+    assert packed == [[[f"k{number}" for number in range(first, first + 6)] for first in (0, 6)]]
 
 
 @pytest.mark.parametrize("path", ["", None, 3, b"/tmp"])
