@@ -23,9 +23,9 @@ class PackSelection(Generic[T]):
     keep: list[T | list[T]] = field(default_factory=list)
     """Samples, or groups of them, that stand at the beginning of the next buffer. At the end of an epoch, when no
     buffer follows, a kept group is packed as it stands, and a kept sample alone."""
-    refused: list[tuple[T, str]] = field(default_factory=list)
-    """Samples that cannot be packed at all, each with the reason: they are dropped, counted and given to the error
-    handler."""
+    refused: list[tuple[T, str | Exception]] = field(default_factory=list)
+    """Samples that cannot be packed at all, each with the reason in words or as an error: they are dropped, counted and
+    given to the error handler; with SkipSample silently."""
 
 
 class PackingBuffer(list[T]):
@@ -56,7 +56,7 @@ class SequencePacker:
 
     Args:
         max_length: Length of a pack.
-        length: Gives the length of a sample, in the same unit.
+        length: Gives the length of a sample, in the same unit. May raise SkipSample.
         strategy: "best_fit" puts each sample, longest first, where the least room is left behind it;
             "first_fit_decreasing" into the first pack that has room.
         max_padding: Largest share of a pack that may stay empty, 0 to 1. A pack is given out in spite of it when one of
@@ -109,7 +109,7 @@ class SequencePacker:
 
         """
         rounds = samples.rounds if isinstance(samples, PackingBuffer) else [0] * len(samples)
-        refused: list[tuple[T, str]] = []
+        refused: list[tuple[T, str | Exception]] = []
         lengths = [self._measure(sample, refused) for sample in samples]
         fitting = [place for place, length in enumerate(lengths) if 0 <= length <= self.max_length]
         long = [place for place, length in enumerate(lengths) if length > self.max_length]
@@ -130,7 +130,7 @@ class SequencePacker:
             ]
         return PackSelection(packs, [[samples[place] for place in sorted(group)] for group in kept], refused)
 
-    def _measure(self, sample: T, refused: list[tuple[T, str]]) -> int:
+    def _measure(self, sample: T, refused: list[tuple[T, str | Exception]]) -> int:
         """Returns the length of a sample; -1 if it has none, which is noted in `refused`."""
         try:
             length = self.length(sample)
@@ -139,6 +139,8 @@ class SequencePacker:
             refused.append((sample, f"The length function returned {length!r}; return a number from 0 on."))
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             refused.append((sample, f"The length function raised {type(error).__name__}: {error}."))
+        except Exception as error:  # damaged media, SkipSample, a device's: who is given it tells them apart
+            refused.append((sample, error))
         return -1
 
     def _divide(

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.map import MapDataset
-from energon_dali.errors import ConfigError, FatalSampleError
+from energon_dali.errors import ConfigError, DecodeError, FatalSampleError, SkipSample
 from energon_dali.task_encoder import PackingBuffer, PackSelection, SequencePacker
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
@@ -138,6 +139,24 @@ def test_a_sample_that_cannot_be_packed_is_counted_and_named() -> None:
     assert [number for _, number in named] == [1, 5, 9, 10]
     assert "A sample of length 11 does not fit into a pack of 10" in named[0][0]
     assert "-3" in named[1][0]
+
+
+def test_a_sample_whose_length_cannot_be_known_does_not_take_its_neighbours_along() -> None:
+    errors = {2: DecodeError("no header"), 5: SkipSample(), 6: RuntimeError("six"), 7: FatalSampleError("seven")}
+
+    def length(sample: dict[str, Any]) -> int:
+        if sample["number"] in errors:
+            raise errors[sample["number"]]
+        return 5
+
+    named: list[Exception] = []
+    options = config(1, global_error_handler=lambda error, sample, sources: named.append(error))
+    live = RankIterator(PackingDataset(Counting(12, options), 7, SequencePacker(10, length=length), numbers))
+    assert [next(live)["numbers"] for _ in range(2)] == [[0, 1], [3, 4]]
+    assert named == [errors[2], errors[6]]
+    assert live.recorder.snapshot()["counts"]["samples.skipped"] == 1
+    with pytest.raises(FatalSampleError, match="seven"):
+        next(live)
 
 
 def test_the_first_pack_needs_only_the_first_buffer() -> None:

@@ -205,7 +205,7 @@ class _PackingIterator(StreamIterator[Any]):
             return
         self._select_guard.succeeded()
         for (_, sample), reason in chosen.refused:
-            self._refuse_guard.failed(DatasetError(reason), sample)
+            self._refuse_guard.failed(DatasetError(reason) if isinstance(reason, str) else reason, sample)
         self._packs.extend(chosen.packs)
         self._keep(chosen, buffer, buffer_keys)
         self._empty_rounds = 0 if self._packs else self._empty_rounds + 1
