@@ -111,7 +111,12 @@ def test_other_arguments_say_what_they_want(options: dict[str, Any], message: st
 
 
 def test_one_encoder_packs_where_a_buffer_is_given_and_else_does_not(folder: Path) -> None:
-    stages = {"split_part": "train", "task_encoder": Packing(), "worker_config": config(num_streams=1), "batch_size": 12}
+    stages = {
+        "split_part": "train",
+        "task_encoder": Packing(),
+        "worker_config": config(num_streams=1),
+        "batch_size": 12,
+    }
     assert list(val(folder, **stages)) == [[f"k{number}" for number in range(12)]]
     packed = list(val(folder, **stages, packing_buffer_size=6))
     assert packed == [[[f"k{number}" for number in range(first, first + 6)] for first in (0, 6)]]
