@@ -111,7 +111,7 @@ class TransformerDataModule(LightningDataModule):
         """Returns the loader of validation; nothing if cfg.val is None.
 
         Raises:
-            ConfigError: An option cannot work.
+            ConfigError: An option cannot work, or a rank would have no batch.
             LayoutError: The streams cannot be divided over these ranks and workers.
         """
         if self.cfg.val is None:
@@ -124,7 +124,7 @@ class TransformerDataModule(LightningDataModule):
         """Returns the loader of the test; nothing if cfg.test is None.
 
         Raises:
-            ConfigError: An option cannot work.
+            ConfigError: An option cannot work, or a rank would have no batch.
             LayoutError: The streams cannot be divided over these ranks and workers.
         """
         return [] if self.cfg.test is None else self._open_eval("test", self.cfg.test, self.cfg.test_split)
@@ -183,6 +183,8 @@ class TransformerDataModule(LightningDataModule):
                 limit=cfg.limit_val_batches, parallel_shard_iters=cfg.parallel_shard_iters,
                 task_encoder=self.task_encoder(split), **cfg.dataset_options,
             )  # fmt: skip
+            if not self.allow_zero_length_dataloader_with_multiple_devices:
+                _check_ranks(dataset, split)
             self._evals[split] = EvalLoader(dataset, **self._loader_options())
         return self._evals[split]
 
@@ -267,3 +269,20 @@ class TransformerDataModule(LightningDataModule):
         if self._state_of is not None and self._state_of() is not self.trainer:
             return None
         return self._state
+
+
+def _check_ranks(dataset: SavableDataset[Any], split: Split) -> None:
+    """Raises an error, the same on all ranks, where some of them have no batch: means over ranks wait for each.
+
+    Raises:
+        ConfigError: A rank has no batch.
+    """
+    layout = dataset.worker_config.layout
+    batches = [sum(map(dataset.len_stream, layout.rank_streams(rank))) for rank in range(layout.world_size)]
+    without = [rank for rank, count in enumerate(batches) if not count]
+    if without and any(batches):
+        raise ConfigError(
+            f"The part {split!r} of the data is too small for {layout.world_size} ranks: it gives no batch to "
+            f"{len(without)} of them. Hold back more samples, train on fewer ranks, or do without it "
+            f"(trainer.limit_{split}_batches=0)."
+        )

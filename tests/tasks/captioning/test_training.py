@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from energon_dali import CaptioningSample
 from energon_dali.errors import ConfigError, DatasetError
-from energon_dali.tasks import TrainResult, compose, run
+from energon_dali.tasks import TrainResult, compose, load_task, run
 from energon_dali.tasks.multimodal.captioning import CaptioningDataConfig, CaptioningDataModule, TransformersGPT2
 from energon_dali.tasks.multimodal.captioning.mixture import blend_of
 from energon_dali.tasks.multimodal.captioning.pictures import show_captions
@@ -121,6 +122,13 @@ def test_weights_and_tokenizer_of_a_folder_take_their_places(folders: list[str],
             "optimizer.lr=0"]  # fmt: skip
     result = train(folders, tmp_path / "run", *told, steps=1)
     assert torch.equal(result.task.backbone.model.transformer.wte.weight, saved.model.transformer.wte.weight)
+    shutil.rmtree(tmp_path / "model")  # a checkpoint needs nothing but itself
+    loaded: Any = load_task(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert loaded.backbone.model.config.to_diff_dict() == saved.model.config.to_diff_dict()
+    for name, value in result.task.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    with pytest.raises(ConfigError, match=r"backbone\.pretrained=.*model cannot be read: (.|\n)*Give a folder"):
+        TransformersGPT2(10, 10, pretrained=str(tmp_path / "model"))
     encoder = result.data_module.task_encoder("train")
     sample = CaptioningSample(
         __key__="k", __restore_key__=(), image=torch.zeros(24, 24, 3, dtype=torch.uint8), caption="picture number 7"

@@ -57,6 +57,22 @@ def test_each_rank_counts_its_own_batches(folder: Path, monkeypatch: pytest.Monk
     module.close()
 
 
+def test_a_rank_without_a_batch_to_validate_is_told_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = numbers_dataset(tmp_path / "small", 4)
+    for rank in (0, 4):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "5")
+        module = NumbersDataModule(data_config(small, num_streams=None, test=str(small), test_split="val"))
+        with pytest.raises(ConfigError, match=r"'val' .* too small for 5 ranks: it gives no batch to 1 of them\. .*"):
+            module.val_dataloader()
+        with pytest.raises(ConfigError, match=r"do without it \(trainer\.limit_test_batches=0\)"):
+            module.test_dataloader()
+        assert len(module.train_dataloader()) == 1
+        module.close()
+
+
 def test_an_endless_loader_has_no_length(folder: Path) -> None:
     module = NumbersDataModule(data_config(folder, virtual_epoch_length=0))
     with pytest.raises(ConfigError, match=r"virtual_epoch_length=-1 cannot be: .* 0 for epochs that never end"):

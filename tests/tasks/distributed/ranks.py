@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from energon_dali.tasks.multimodal.captioning.rows import lay_rows
+from tests.tasks.captioning.captions import SIZES, encoded, task_with
 from tests.tasks.core.tiny_run import Run, Stop, train
 
 STEPS = 11
@@ -39,6 +41,29 @@ def report(folder: Path, name: str, run: Run) -> None:
     (folder / f"{name}-{rank()}.json").write_text(json.dumps({"seen": run.seen, "weights": weights}))
 
 
+def caption_gradients(number: int) -> dict[str, torch.Tensor]:
+    """Returns the gradients of a training step on one of two batches, whose captions have 2 and 20 tokens to predict.
+
+    Args:
+        number: 0 or 1; 2 is both in one batch.
+    """
+    image = torch.arange(24 * 24 * 3).view(24, 24, 3).to(torch.uint8)
+    samples = [encoded("a", image), encoded("a much longer text.", 255 - image)]
+    taken = samples if number == 2 else [samples[number]]
+    batch = lay_rows([taken], sum(sample.length for sample in taken), patch_size=SIZES["patch_size"], padding=0)
+    task = task_with().double()
+    task.training_step(batch).backward()  # type: ignore[no-untyped-call]
+    return {name: weight.grad for name, weight in task.named_parameters() if weight.grad is not None}
+
+
+def report_captions(folder: Path) -> None:
+    """Writes the gradients as DDP has them: their mean over the ranks."""
+    gradients = caption_gradients(rank())
+    for gradient in gradients.values():
+        torch.distributed.all_reduce(gradient)
+    torch.save({name: gradient / 2 for name, gradient in gradients.items()}, folder / f"captions-{rank()}.pt")
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -47,6 +72,7 @@ def main() -> None:
     report(folder, "whole", whole)
     report(folder, "resumed", run(folder, ckpt_path=folder / "whole" / "step=5.ckpt"))
     report(folder, "from_one", run(folder, ckpt_path=folder / "one" / "step=3.ckpt", dropout=0.0))
+    report_captions(folder)
     stop = Stop(KILLED_AT, how=signal.SIGKILL) if rank() == 1 else None
     run(folder, callbacks=[checkpoints(folder, "killed")], stop=stop, workers=1, dropout=0.0)
 

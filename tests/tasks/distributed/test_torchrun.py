@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from energon_dali.errors import LayoutError
 from tests.tasks.core.tiny_run import Run, numbers_dataset, train
-from tests.tasks.distributed.ranks import DATA, KILLED_AT, STEPS
+from tests.tasks.distributed.ranks import DATA, KILLED_AT, STEPS, caption_gradients
 
 pytestmark = pytest.mark.timeout(400)  # six interpreters with torch on what may be a busy machine
 ROOT = Path(__file__).parents[3]
@@ -106,6 +106,17 @@ def test_a_job_whose_rank_was_killed_continues_from_its_last_checkpoint(folder: 
     revived = on_one_rank(folder, ckpt_path=folder / "killed" / f"step={KILLED_AT}.ckpt")
     assert_same_end(one, revived.weights)
     assert [batch[0] for batch in revived.seen] == [batch[0] for batch in one.seen[2 * KILLED_AT :]]
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to .self.log:UserWarning")
+def test_captions_of_all_ranks_weigh_by_their_tokens(folder: Path, killed: str) -> None:
+    together = caption_gradients(2)
+    assert len(together) > 20
+    for rank in (0, 1):
+        found = torch.load(folder / f"captions-{rank}.pt")
+        assert found.keys() == together.keys()
+        for name, gradient in together.items():  # the share is a float32
+            torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-9)
 
 
 def test_a_layout_that_does_not_fit_is_refused_and_told_what_fits(folder: Path, killed: str) -> None:

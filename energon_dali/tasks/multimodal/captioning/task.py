@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
@@ -14,13 +15,14 @@ from energon_dali.tasks.multimodal.captioning.model.backbone import PatchPrefix,
 from energon_dali.tasks.multimodal.captioning.pictures import images_of, show_captions, write_captions
 from energon_dali.tasks.multimodal.captioning.rows import IGNORED
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
+from energon_dali.tasks.tokenizers import TextCodec
 
 
 class CaptioningTransformer(TaskTransformer):
     """Learns to write the caption behind the patches of an image.
 
     After each validation it writes captions for the first images, greedily, to samples/step*.png in the trainer's
-    folder, and to loggers that take text.
+    folder, and to loggers that take text, if the trainer's data module has a `codec` or a `tokenizer`.
 
     Args:
         backbone: A PrefixBackbone.
@@ -75,6 +77,23 @@ class CaptioningTransformer(TaskTransformer):
         self.log_metrics(prefix, batch, accuracy=hits)
         return functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
 
+    def training_step(self, batch: CaptioningBatch, batch_idx: int = 0) -> torch.Tensor:
+        """Returns the loss of a training batch and logs it, with several ranks by its share of their tokens.
+
+        DDP takes the mean of the gradients of all ranks, whose batches differ in tokens; by these shares it is that of
+        all tokens. A collective call with several ranks.
+
+        Args:
+            batch: A batch of the data module.
+            batch_idx: Its number in the epoch.
+        """
+        loss = super().training_step(batch, batch_idx)
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return loss
+        of_all = torch.tensor(float(batch.num_targets), device=loss.device)
+        dist.all_reduce(of_all)
+        return loss * (batch.num_targets * dist.get_world_size() / of_all)
+
     def batch_size_of(self, batch: CaptioningBatch) -> int:
         """Returns the number of tokens that are predicted, so that means over batches are means over tokens."""
         return batch.num_targets
@@ -111,7 +130,9 @@ class CaptioningTransformer(TaskTransformer):
         batches, self._shown = self._shown, []
         if not batches or self.trainer.sanity_checking or not self.trainer.is_global_zero:
             return
-        codec: Any = self.trainer.datamodule.codec  # type: ignore[attr-defined]
+        codec = self._codec()
+        if codec is None:
+            return
         images: list[torch.Tensor] = []
         written: list[str] = []
         for batch in batches:
@@ -122,6 +143,13 @@ class CaptioningTransformer(TaskTransformer):
         path = Path(self.trainer.default_root_dir) / "samples" / f"step{self.global_step}.png"
         write_captions(images, written, true, path)
         show_captions(self.loggers, written, true, path, self.global_step)
+
+    def _codec(self) -> TextCodec | None:
+        """Returns what makes texts of tokens: that of the data module, or its tokenizer; None without either."""
+        data_module = getattr(self.trainer, "datamodule", None)
+        codec: TextCodec | None = getattr(data_module, "codec", None)
+        tokenizer = getattr(data_module, "tokenizer", None)
+        return TextCodec(tokenizer) if codec is None and tokenizer is not None else codec
 
 
 def _without_captions(batch: CaptioningBatch, sizes: list[int], text_places: int, begin: int) -> CaptioningBatch:

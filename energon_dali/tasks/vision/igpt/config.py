@@ -59,6 +59,10 @@ class ImageGPTDataConfig(TransformerDataConfig):
                 f"data_dir was not given. It is the folder of {ARCHIVE_NAME}, which is downloaded if it is not there, "
                 "and of the shards that are made of it: dataset.cfg.data_dir=/path/of/a/folder."
             )
+        for name in ("image_size", "num_colors", "split_seed", "palette_seed"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is no whole number: give one.")
+        _ = self.recipe  # refuses a share that leaves nothing
         if not 2 <= self.image_size <= SIDE_PX:
             raise ConfigError(f"image_size={self.image_size} pixels: pictures of CIFAR can have 2 to {SIDE_PX}.")
         if not 2 <= self.num_colors <= 32768:

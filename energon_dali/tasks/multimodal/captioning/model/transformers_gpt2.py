@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,14 +23,17 @@ class TransformersGPT2(nn.Module):
         num_heads: Heads of attention.
         num_layers: Blocks.
         dropout: Share that is dropped in training.
+        config: What GPT2Config takes, in place of the sizes: a checkpoint has it, so that a model that began with the
+            weights of a folder can be made without the folder.
 
     Raises:
-        ConfigError: transformers is not installed, or the weights have fewer tokens or positions than the data.
+        ConfigError: transformers is not installed, there are no such weights, or they have fewer tokens or positions
+            than the data.
     """
 
     def __init__(
         self, num_vocab: int, num_positions: int, *, pretrained: str | None = None, embed_dim: int = 96,
-        num_heads: int = 4, num_layers: int = 4, dropout: float = 0.0,
+        num_heads: int = 4, num_layers: int = 4, dropout: float = 0.0, config: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         try:
             from transformers import GPT2Config, GPT2LMHeadModel
@@ -39,24 +43,35 @@ class TransformersGPT2(nn.Module):
                 'pip install "energon-dali[transformers]".'
             ) from error
         super().__init__()
+        self.model: Any
         if pretrained is None:
-            config = GPT2Config(
-                vocab_size=num_vocab, n_positions=num_positions, n_embd=embed_dim, n_head=num_heads,
-                n_layer=num_layers, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, use_cache=False,
-                bos_token_id=None, eos_token_id=None,
-            )  # fmt: skip
-            self.model: Any = GPT2LMHeadModel(config)
+            sizes = {
+                "vocab_size": num_vocab, "n_positions": num_positions, "n_embd": embed_dim, "n_head": num_heads,
+                "n_layer": num_layers, "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
+                "use_cache": False, "bos_token_id": None, "eos_token_id": None,
+            }  # fmt: skip
+            self.model = GPT2LMHeadModel(GPT2Config(**(sizes if config is None else config)))
         else:
-            self.model = GPT2LMHeadModel.from_pretrained(pretrained, local_files_only=True)
+            try:
+                self.model = GPT2LMHeadModel.from_pretrained(pretrained, local_files_only=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"backbone.pretrained={pretrained} cannot be read: {error} Give a folder that save_pretrained "
+                    "wrote a GPT-2 to."
+                ) from error
             self.model.train()  # loaded models are in eval mode, new ones in train mode
-        config = self.model.config
-        if config.vocab_size < num_vocab or config.n_positions < num_positions:
+        made = self.model.config
+        if made.vocab_size < num_vocab or made.n_positions < num_positions:
             raise ConfigError(
-                f"The weights in {pretrained} know {config.vocab_size} tokens and {config.n_positions} positions, the "
+                f"The weights in {pretrained} know {made.vocab_size} tokens and {made.n_positions} positions, the "
                 f"data has {num_vocab} and {num_positions}. Take their own tokenizer (tokenizer=autotokenizer), or a "
                 "smaller max_caption_tokens."
             )
-        self.num_vocab, self.embed_dim = config.vocab_size, config.n_embd
+        self.num_vocab, self.embed_dim = made.vocab_size, made.n_embd
+
+    def checkpoint_arguments(self) -> dict[str, Any]:
+        """Returns arguments that make such a model anew without a folder, as plain values; for checkpoints."""
+        return {"pretrained": None, "config": self.model.config.to_diff_dict()}
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Returns the vectors float[..., E] of tokens int64[...], without positions."""

@@ -43,7 +43,7 @@ class SplitRecipe:
     """Of the random split."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.val_fraction < 1:
+        if not isinstance(self.val_fraction, int | float) or not 0 < self.val_fraction < 1:
             raise ConfigError(
                 f"val_fraction={self.val_fraction} leaves nothing to train on or nothing to validate with. Give a "
                 "share between 0 and 1, such as 0.1."
