@@ -62,7 +62,7 @@ class FileStoreCachePool(CachePool):
                 f"FileStoreCachePool({num_workers=}, {max_cache_size_gbytes=}, {max_cache_count=}) cannot work: give "
                 "at least 1 worker, and finite limits that are not negative."
             )
-        self.parent_cache_dir = Path(parent_cache_dir or tempfile.gettempdir())
+        self.parent_cache_dir = Path(parent_cache_dir or tempfile.gettempdir()).absolute()
         self.num_workers = num_workers
         self.max_bytes = int(max_cache_size_gbytes * _GIGABYTE)
         self.max_count = max_cache_count

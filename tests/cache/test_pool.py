@@ -200,6 +200,17 @@ def test_a_disk_that_fails_costs_a_second_read_and_no_sample(folder: Path) -> No
     assert later.get() == b"4" * 100, "a closed pool reads from the store"
 
 
+def test_a_relative_folder_stays_where_it_was_meant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    pool = FileStoreCachePool(parent_cache_dir=".", num_workers=1)
+    monkeypatch.chdir("/")
+    reference = pool.get_lazy(Numbers(), "1")
+    wait_for_files(pool, 1)
+    assert len(files_below(folder)) == 1
+    assert reference.get() == b"1" * 100
+    pool.close()
+
+
 def test_a_folder_that_cannot_be_written_to_is_told_once(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
