@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.timeout(400)  # up to a dozen programs, each with a loader, on what may be a busy machine
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.stem)
 def test_blocks_run_and_print_what_they_say(page: Path, folder: Path) -> None:
     blocks = BLOCK.findall(page.read_text())

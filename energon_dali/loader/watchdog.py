@@ -124,11 +124,17 @@ class WaitMonitor:
 
     def _watch(self) -> None:
         stop = self._stop
+        told: tuple[float, int] | None = None
         while not stop.wait(min(1.0, (self._watchdog.limit_seconds or 4.0) / 4)):
-            since = self._since
-            if since is None:
+            since, limit = self._since, self._watchdog.limit_seconds
+            if since is None or since is told or limit is None:
                 continue
-            error = self._watchdog.judge(time.monotonic() - since[0])
+            waited = time.monotonic() - since[0]
+            # This thread may have stood still since it looked: a wait that is over was not that long.
+            if waited < limit or self._since is not since:
+                continue
+            told = since
+            error = self._watchdog.judge(waited)
             if error is not None and self._since == since:
                 # The only way into another thread: it is raised there at the next line of Python.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ import torch.distributed
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError
+from energon_dali.loader import watchdog
 from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from energon_dali.loader.watchdog import WaitMonitor, Watchdog
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import LENGTHS, Mishap, NumbersDataset, tree
 
@@ -318,6 +321,26 @@ def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -
     with pytest.raises(WatchdogTimeoutError, match="No batch came"):
         next(iterator)
     batches.close()
+
+
+def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_no_complaint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([False, False, True])
+    dog = Watchdog(0.5, None, fail_on_timeout=False)
+    monkeypatch.setattr(dog, "judge", lambda waited: pytest.fail(f"{waited} s"))
+    monitor = WaitMonitor(dog)
+    monitor._since = 0.0, threading.get_ident()
+    monitor._stop = SimpleNamespace(wait=lambda seconds: next(looks))  # type: ignore[assignment]
+
+    def much_later() -> float:
+        monitor.end()
+        dog.fed()
+        return 100.0
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=much_later))
+    monitor._watch()
+    assert not list(looks)
 
 
 def test_statistics_say_how_long_the_trainer_waited() -> None:

@@ -15,6 +15,7 @@ from energon_dali import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_dali.task_encoder import DefaultTaskEncoder
 from tests.loader.dataset_folder import captioning_dataset
 
+pytestmark = pytest.mark.timeout(400)  # a dozen interpreters with torch on what may be a busy machine
 STREAMS = 8
 ROOT = Path(__file__).parents[2]
 
