@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,8 @@ def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) ->
     return {"images_per_s": done / elapsed, "processor_us": cpu / done * 1e6}
 
 
-def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> list[dict[str, Any]]:
-    """Returns one row per set of pictures and point; each point is measured between two of the defaults."""
+def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yields one row per set of pictures and point; each point is measured between two of the defaults."""
     cores = len(os.sched_getaffinity(0))
     if quick:
         sets = [Pictures("small", jpegs(4, (160, 120), None, threads=cores), (160, 120))]
@@ -127,7 +128,6 @@ def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> list[dict[str,
             Pictures("500 x 375, 110 KB", jpegs(64, (500, 375), 110_000, threads=cores), (500, 375)),
             Pictures("1920 x 1080", jpegs(16, (1920, 1080), None, threads=cores), (1920, 1080)),
         ]
-    rows = []
     for pictures in sets:
         before = measure(kind, Setting(), pictures, seconds)
         for factor, points in settings(kind, pictures.size, quick=quick).items():
@@ -135,22 +135,26 @@ def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> list[dict[str,
                 found = measure(kind, setting, pictures, seconds)
                 after = measure(kind, Setting(), pictures, seconds)
                 beside = statistics.mean((before["images_per_s"], after["images_per_s"]))
-                rows.append({
+                yield {
                     "pictures": pictures.name, "factor": factor, "value": label, "default": setting == Setting(),
                     **{name: round(value, 1) for name, value in found.items()},
                     "ratio": round(found["images_per_s"] / beside, 3),
-                })  # fmt: skip
+                }  # fmt: skip
                 before = after
-                print(as_text(rows[-1:]), flush=True)
-    return rows
 
 
-def as_text(rows: list[dict[str, Any]]) -> str:
-    """Returns rows of the sweep of settings as lines."""
-    return "\n".join(
-        f"{row['pictures']:<18} {row['factor']:<25} {row['value']:<14} {row['images_per_s']:10,.0f} images/s "
-        f"{row['ratio']:6.2f} of the defaults{'  (the default)' if row['default'] else ''}"
-        for row in rows
+def as_text(row: dict[str, Any]) -> str:
+    """Returns a row of a sweep as a line."""
+    if "factor" in row:
+        return (
+            f"{row['pictures']:<18} {row['factor']:<25} {row['value']:<14} {row['images_per_s']:10,.0f} images/s "
+            f"{row['ratio']:6.2f} of the defaults{'  (the default)' if row['default'] else ''}"
+        )
+    frames = f", {row['frames']} frames" if "frames" in row else ""
+    return (
+        f"{row['format']} {row['width']} x {row['height']}{frames}: DALI {row['dali_us']:,.0f} us "
+        f"({row['dali_processor_us']:,.0f} of processor), PIL or PyAV {row['cpu_processor_us']:,.0f}; "
+        f"ratio {row['ratio']:.2f}"
     )
 
 
@@ -168,14 +172,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures, or makes tables of what was measured."""
     options = parse(arguments)
     if options.table is not None:
-        report = json.loads(options.table.read_text())
-        print(as_python(report["crossover"], report["device"]))
+        told = json.loads(options.table.read_text())
+        print(as_python(told["crossover"], told["device"]))
         return 0
     if options.docs:
         PAGE.write_text(renew_page(), encoding="utf-8")
         return 0
     given = sys.argv[1:] if arguments is None else arguments
-    report = {
+    report: dict[str, Any] = {
         "device": options.device, "command": shlex.join(["python", "-m", "benchmarks.tuning", *given]),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(ROOT), "machine": describe_machine(), "versions": describe_versions(),
@@ -183,18 +187,15 @@ def main(arguments: list[str] | None = None) -> int:
     }  # fmt: skip
     for part in options.only or PARTS:
         if part == "settings":
-            report["settings"] = sweep_settings(options.device, quick=options.quick, seconds=options.seconds)
+            rows = sweep_settings(options.device, quick=options.quick, seconds=options.seconds)
         else:
-            sweep = sweep_images if part == "images" else sweep_clips
-            for row in sweep(options.device, quick=options.quick):
-                report["crossover"].append(row)
-                frames = f", {row['frames']} frames" if "frames" in row else ""
-                print(f"{row['format']} {row['width']} x {row['height']}{frames}: DALI {row['dali_us']:,.0f} us "
-                      f"({row['dali_processor_us']:,.0f} of processor), PIL or PyAV {row['cpu_processor_us']:,.0f}; "
-                      f"ratio {row['ratio']:.2f}", flush=True)  # fmt: skip
-        if options.json is not None:  # after each part, so that an interrupted run leaves what it has
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=1) + "\n")
+            rows = (sweep_images if part == "images" else sweep_clips)(options.device, quick=options.quick)
+        for row in rows:
+            report["settings" if part == "settings" else "crossover"].append(row)
+            print(as_text(row), flush=True)
+            if options.json is not None:  # after each row, so that an interrupted run leaves what it has
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(as_python(report["crossover"], options.device))
     return 0
 

@@ -31,7 +31,7 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", "webm", {"deadline": "realtime", "cpu-used": "8"}),
     "vp8": ("libvpx", "webm", {"deadline": "realtime", "cpu-used": "8", "b": "2M"}),
     "mjpeg": ("mjpeg", "mp4", {}),
-    "mpeg4": ("mpeg4", "mp4", {"b": "4M"}),
+    "mpeg4": ("mpeg4", "matroska", {"b": "4M"}),  # in mp4 the container does not tell its size, and PyAV decodes it
 }
 """Encoder, container and the encoder's options by codec."""
 

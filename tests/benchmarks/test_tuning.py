@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import tuning
-from benchmarks.tuning_crossover import best_range, crossover_table
+from benchmarks.tuning_crossover import CLIP_CODECS, best_range, crossover_table
+from benchmarks.tuning_media import encode_video
+from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.crossover import CLIPS, IMAGES
+from energon_dali.decode.dali.video import suits_dali_video
+from energon_dali.decode.pyav import stage_clips
 
 MEASURED = [(kind, path) for kind in ("cpu", "gpu") if (path := tuning.RESULTS / f"tuning-{kind}.json").exists()]
 
@@ -64,6 +69,28 @@ def test_a_gpu_varies_every_setting_around_the_defaults() -> None:
         assert len(settings) >= 1
         if factor != "num_threads":
             assert tuning.Setting() in settings.values(), factor
+
+
+def test_a_sweep_that_is_interrupted_leaves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"what": "clips", "format": "h264", "width": 4, "height": 3, "dali_us": 1, "dali_processor_us": 1,
+           "cpu_processor_us": 1, "ratio": 1.0}  # fmt: skip
+
+    def sweep(kind: str, *, quick: bool) -> Iterator[dict[str, Any]]:
+        yield row
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "sweep_clips", sweep)
+    target = tmp_path / "tuning.json"
+    with pytest.raises(KeyboardInterrupt):
+        tuning.main(["--only", "clips", "--json", str(target)])
+    assert json.loads(target.read_text())["crossover"] == [row]
+
+
+@pytest.mark.parametrize("codec", CLIP_CODECS["gpu"])
+def test_a_gpu_decodes_the_videos_of_its_sweep(codec: str) -> None:
+    handle, file = stage_clips("video", encode_video(codec, (320, 240), 2), VideoClips(1, 2))
+    file.close()
+    assert suits_dali_video(handle, "gpu")
 
 
 def test_the_page_is_made_from_the_results() -> None:
