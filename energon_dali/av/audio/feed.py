@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.packets import decode_frames, demux, start_over
+from energon_dali.av.audio.packets import decode_frames, demux, read_channels, start_over
 from energon_dali.av.container import MediaFile
 from energon_dali.av.frame_index import NO_TIME
 from energon_dali.av.stream_facts import StreamFacts
@@ -22,6 +22,8 @@ Sound = npt.NDArray[Any]
 
 _STATELESS = ("pcm_", "flac", "alac")
 """Codecs whose packets need nothing of the packets before them."""
+_STATEFUL = ("pcm_dvd",)
+"""Those of them that do: blocks of samples go over the ends of packets."""
 _WARM_UP_SECONDS = 1.0
 """How long before a range its decoding begins. MP3 needs 0.15 s to be bit-exact, Opus 0.7 s."""
 
@@ -74,7 +76,7 @@ class AudioFeed:
         waiting = [part for part in parts if part.stop > part.start]
         if not waiting:
             return
-        stateless = self.facts.codec.startswith(_STATELESS)
+        stateless = self.facts.codec.startswith(_STATELESS) and self.facts.codec not in _STATEFUL
         warm_up = 0 if stateless else int(_WARM_UP_SECONDS * self.index.rate)
         # Twice the warm-up and twice the range, because two decodes must agree.
         effort = sum((1 if stateless else 2) * (part.stop - part.start) + 3 * warm_up for part in waiting)
@@ -173,7 +175,7 @@ class AudioFeed:
             if low >= high:
                 continue
             if samples is None:
-                samples = _as_channels(frame)
+                samples = read_channels(frame)
                 fits = samples.shape[0] == index.channels and samples.dtype == index.dtype
                 if not fits or self._next > self._starts[number + 1] or frame.sample_rate != index.rate:
                     raise IndexWrongError
@@ -187,9 +189,3 @@ def _number_of(packet: Any, index: AudioIndex, near: int) -> int:
         (index.pts == (NO_TIME if packet.pts is None else packet.pts)) & (index.sizes == packet.size)
     )
     return int(found[0]) if len(found) == 1 and found[0] <= near else -1
-
-
-def _as_channels(frame: AudioFrame) -> Sound:
-    """Returns the samples of a frame, [channels, samples], possibly a view."""
-    samples = frame.to_ndarray()
-    return samples if frame.format.is_planar else samples.reshape(frame.samples, -1).T

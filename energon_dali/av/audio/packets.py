@@ -10,6 +10,7 @@ from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from av.audio.frame import AudioFrame
     from av.packet import Packet
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _COPIED = ("aac", "mp3", "opus", "vorbis", "flac")
 """Codecs whose decoder needs nothing but the codec's own header to be made anew."""
+MOST_PLANES = 7
+"""Channels that frames may have one by one: with eight PyAV 18.1 takes what lies behind for further ones (SIGSEGV)."""
 HEAD = "audio_head"
 """Key of (pts, size, what to cut away) of the first packets in `MediaFile.cache`."""
 CUT: Literal["skip_samples"] = "skip_samples"
@@ -59,6 +62,24 @@ def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = 
             raise
         return []
     return frames
+
+
+def read_channels(frame: AudioFrame) -> npt.NDArray[Any]:
+    """Returns the samples of a frame, [channels, samples], possibly a view.
+
+    Raises:
+        DecodeError: They are of a type that numpy does not get from PyAV (64-bit integers).
+    """
+    samples: npt.NDArray[Any]
+    try:
+        if frame.format.is_planar and frame.layout.nb_channels > MOST_PLANES:
+            from av.audio.resampler import AudioResampler
+
+            (frame,) = AudioResampler(format=frame.format.packed.name).resample(frame)
+        samples = frame.to_ndarray()
+    except ValueError as error:
+        raise DecodeError(f"PyAV cannot give its samples: {error}", "", ROUTE) from error
+    return samples if frame.format.is_planar else samples.reshape(frame.samples, -1).T
 
 
 def start_over(file: MediaFile, facts: StreamFacts, *, tolerant: bool = False) -> tuple[Any, Iterator[Packet[Any]]]:

@@ -151,7 +151,12 @@ class AudioReader:
         try:
             return self._read_clips(ranges, unit)
         except IndexWrongError as error:
-            raise DecodeError("Decoding it twice gives two results. It is damaged", self.facts.codec, ROUTE) from error
+            raise DecodeError(
+                "Its rate, channels or type of samples change in the middle, or decoding it twice gives two results. "
+                "It is several files put one behind the other, or damaged. Encode it anew",
+                self.facts.codec,
+                ROUTE,
+            ) from error
 
     def _read_clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit) -> list[AudioClip | None]:
         index = self.index
@@ -170,8 +175,16 @@ class AudioReader:
         """Returns the clip of samples `span`, made of those of the stream."""
         samples = part.samples
         if self.wanted.changes(index):
-            with translated_errors(self.file.format):
-                samples = resample_part(samples, part.start, span, index, self.wanted)
+            try:
+                with translated_errors(self.file.format):
+                    samples = resample_part(samples, part.start, span, index, self.wanted)
+            except DecodeError as error:
+                raise DecodeError(
+                    f"FFmpeg cannot bring {index.channels} channels ({index.layout}) at {index.rate} Hz to "
+                    f"{self.channels} at {self.sample_rate} Hz. Leave the number of channels out and mix them",
+                    self.facts.codec,
+                    ROUTE,
+                ) from error
         scale = index.rate / self.sample_rate
         start = index.seconds(span[0] * scale)
         if len(index.span_starts) > 1:

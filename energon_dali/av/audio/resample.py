@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.av.audio.index import AudioIndex
+from energon_dali.av.audio.packets import MOST_PLANES
 from energon_dali.errors import ConfigError
 
 MAX_CHANNELS = 8
@@ -97,15 +98,18 @@ def _margin(step_in: int, step_out: int) -> int:
 def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: SoundFormat) -> list[npt.NDArray[Any]]:
     import av
 
-    planar = av.AudioFormat(index.sample_format).is_planar
+    kind = av.AudioFormat(index.sample_format)
+    if max(index.channels, wanted.channels or 0) > MOST_PLANES:
+        kind = kind.packed
+    planar = kind.is_planar
     layout = f"{index.channels}c" if index.layout.endswith(" channels") else index.layout
     resampler = av.AudioResampler(
-        format=index.sample_format,
+        format=kind.name,
         layout=layout if wanted.channels is None else f"{wanted.channels}c",
         rate=wanted.sample_rate or index.rate,
     )
     packed = samples if planar else samples.T.reshape(1, -1)
-    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format=index.sample_format, layout=layout)
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format=kind.name, layout=layout)
     frame.sample_rate, frame.pts, frame.time_base = index.rate, 0, Fraction(1, index.rate)
     frames = [*resampler.resample(frame), *resampler.resample(None)]
     return [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.audio.index import AudioIndex, find_spans
-from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, select
+from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, read_channels, select
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
 from energon_dali.av.video.scan import Damaged
@@ -86,6 +86,7 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
     context = _go_to_start(file, facts)
     seen = _Packets()
     head: list[tuple[int | None, int, Any]] = []
+    cut: list[int] = []
     for number, packet in enumerate(demux(file, facts.position)):
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
@@ -95,7 +96,12 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
             packet.opaque = number
             for frame in decode_frames(context, packet):
                 seen.note(frame)
+        elif packet.is_discard or packet.has_sidedata(CUT):
+            cut.append(number)
     count = len(seen.pts)
+    known = [pts for pts in seen.pts if pts != NO_TIME]
+    if (cut and cut[0] < count - _TAIL_PACKETS // 2) or (np.diff(known) < 0).any():
+        return None  # Several files put one behind the other: each has its own delay, end, and maybe decoder header.
     if count > _HEAD_PACKETS:  # A packet that is first and last has both of its ends cut, which a seek loses in part.
         file.cache[HEAD] = head
     if count < _HEAD_PACKETS + _TAIL_PACKETS or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
@@ -187,7 +193,7 @@ def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -
         frame.layout.nb_channels,
         frame.layout.name,
         frame.format.name,
-        frame.to_ndarray().dtype,
+        read_channels(frame).dtype,
         span_starts,
         span_seconds,
         proven,
@@ -196,6 +202,8 @@ def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -
 
 def _foretell(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Packets) -> int:
     """Returns how many samples a packet should give before anything is cut away, `_UNKNOWN` if nothing tells."""
+    if facts.codec == "pcm_dvd":
+        return _UNKNOWN
     if facts.codec.startswith("pcm_"):
         if not seen.given.get(0) or not seen.sizes[0]:  # a damaged first packet gives nothing
             return _UNKNOWN
@@ -205,11 +213,34 @@ def _foretell(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Pack
         return _count_opus(bytes(memoryview(packet)[:2])) * facts.sample_rate // 48000
     if facts.codec in ("aac", "mp3") and context.frame_size:
         return int(context.frame_size)
-    if facts.codec == "flac" and context.extradata and context.extradata[:2] == context.extradata[2:4]:
-        return int.from_bytes(context.extradata[:2], "big")  # STREAMINFO: smallest and largest block
+    if facts.codec == "flac":
+        samples = _count_flac(bytes(memoryview(packet)[:13]))
+        if samples == _UNKNOWN and context.extradata and context.extradata[:2] == context.extradata[2:4]:
+            return int.from_bytes(context.extradata[:2], "big")  # damaged; STREAMINFO: smallest and largest block
+        return samples
     duration = (packet.duration or 0) * facts.time_base * facts.sample_rate
     exact = duration > 0 and duration.denominator == 1 and facts.time_base <= Fraction(1, facts.sample_rate or 1)
     return int(duration) if exact else _UNKNOWN
+
+
+def _count_flac(start: bytes) -> int:
+    """Returns the samples of a FLAC frame (RFC 9639, 9.1), `_UNKNOWN` if it is none.
+
+    Args:
+        start: Its first 13 bytes, as far as it has them.
+    """
+    if len(start) < 13 or start[0] != 0xFF or start[1] & 0xFE != 0xF8:
+        return _UNKNOWN
+    code = start[2] >> 4
+    if code == 0:
+        return _UNKNOWN
+    if code not in (6, 7):
+        return 192 if code == 1 else 576 << code - 2 if code < 6 else 256 << code - 8
+    number = 4  # the frame's own, as long as a character of UTF-8 that begins with its first byte
+    while start[4] << (number - 4) & 0x80:
+        number += 1
+    at = max(number, 5)
+    return int.from_bytes(start[at : at + code - 5], "big") + 1
 
 
 def _count_opus(start: bytes) -> int:

@@ -1,0 +1,102 @@
+"""Sounds as they lie about: many channels, files put one behind the other, sample types that are rare."""
+
+from __future__ import annotations
+
+import io
+import struct
+from random import Random
+
+import av
+import numpy as np
+import pytest
+
+from energon_dali import SampleDecoder
+from energon_dali.av import AVDecoder
+from energon_dali.av.audio.scan import _UNKNOWN, _count_flac
+from energon_dali.decode.clips import ClipAudio, VideoClips
+from energon_dali.errors import DecodeError
+from tests.av.corpus import AudioRecipe, audio_file, encode_audio
+
+
+def decode_packed(data: bytes) -> tuple[np.ndarray, float]:
+    """Returns all samples, [channels, samples], and when the first is heard; channels come side by side from FFmpeg."""
+    pieces, start = [], 0.0
+    with av.open(io.BytesIO(data)) as container:
+        packer = None
+        for frame in container.decode(audio=0):
+            if packer is None:
+                packer = av.AudioResampler(format=frame.format.packed.name)
+                start = float((frame.pts or 0) * (frame.time_base or 0))
+            pieces += [piece.to_ndarray().reshape(piece.samples, -1).T for piece in packer.resample(frame)]
+    return np.concatenate(pieces, axis=1), start
+
+
+@pytest.mark.parametrize("layout", ["6.1", "7.1"])
+def test_as_many_channels_as_a_file_has(layout: str) -> None:
+    data = encode_audio(AudioRecipe("libopus", "ogg", "flt", layout, 48000, 20_003))
+    whole, _ = decode_packed(data)
+    with AVDecoder(data) as decoder:
+        (clip,) = decoder.get_audio().audio_clips
+        np.testing.assert_array_equal(clip.numpy(), whole)
+    for options in ({"sample_rate": 16000}, {"audio_channels": 1}, {"audio_channels": 8, "sample_rate": 24000}):
+        with AVDecoder(data, **options) as decoder:  # type: ignore[arg-type]
+            shape = decoder.get_audio().audio_shapes[0]
+        channels = options.get("audio_channels", len(whole))
+        assert shape == (channels, whole.shape[1] * options.get("sample_rate", 48000) // 48000)
+    mono = audio_file("pcm16-mono-wav")
+    clips = SampleDecoder(av_decode=VideoClips(1, 1, audio=ClipAudio(16000, 8, 0.5))).decode("wav", mono)
+    assert clips.audio.shape == (1, 8, 8000)
+
+
+@pytest.mark.parametrize("name", ["opus-ogg", "flac", "aac-adts", "vorbis-ogg"])
+def test_files_put_one_behind_the_other_are_those_of_a_full_decode(name: str) -> None:
+    data = audio_file(name) + audio_file(name)
+    whole, _ = decode_packed(data)
+    random = Random(name)
+    for _ in range(4):
+        first = random.randrange(whole.shape[1])
+        with AVDecoder(data) as decoder:
+            (clip,), ((start, _),) = decoder.get_audio_clips([(first, first + 500)], "samples")
+            assert decoder.audio.num_samples == whole.shape[1]
+            np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 500])
+            assert abs(start - decoder.audio.start_seconds - first / decoder.audio.sample_rate) < 0.05
+
+
+def test_blocks_of_samples_that_go_over_the_ends_of_packets() -> None:
+    data = encode_audio(AudioRecipe("pcm_dvd", "vob", "s16", rate=48000))
+    whole, start = decode_packed(data)
+    for first in (0, 30_000, 70_001):
+        with AVDecoder(data) as decoder:
+            (clip,), ((time, _),) = decoder.get_audio_clips([(first, first + 100)], "samples")
+        np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 100])
+        assert abs(time - start - first / 48000) < 0.02
+
+
+def test_what_one_tensor_cannot_hold_is_named() -> None:
+    changed = b"".join(
+        encode_audio(AudioRecipe("aac", "adts", "fltp", layout, rate, 40_000))
+        for layout, rate in (("stereo", 44100), ("stereo", 22050))
+    )
+    with AVDecoder(changed) as decoder:
+        assert decoder.get_audio_clips([(0, 100)], "samples")[0][0].shape == (2, 100)
+        with pytest.raises(DecodeError, match="change in the middle"):
+            decoder.get_audio()
+    samples = bytes(8 * 4000)
+    body = b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 8000, 64000, 8, 64) + b"data" + struct.pack("<I", len(samples))
+    wide = b"RIFF" + struct.pack("<I", len(body) + len(samples) + 4) + b"WAVE" + body + samples
+    with AVDecoder(wide) as decoder, pytest.raises(DecodeError, match=r"PyAV cannot give its samples.*s64"):
+        decoder.get_audio()
+
+
+@pytest.mark.parametrize(
+    ("header", "samples"),
+    [
+        ("fff81900" + "00" * 9, 192), ("fff82900" + "00" * 9, 576), ("fff85900" + "00" * 9, 4608),
+        ("fff88900" + "00" * 9, 256), ("fff8f900" + "7f" * 9, 32768),
+        ("fff86900" + "00" + "63" + "00" * 7, 100), ("fff87900" + "7f" + "0ccb" + "00" * 6, 3276),
+        ("fff97900" + "c280" + "0ccb" + "00" * 5, 3276), ("fff87900" + "e08080" + "0001" + "00" * 4, 2),
+        ("fff80900" + "00" * 9, _UNKNOWN), ("664c6143" + "00" * 9, _UNKNOWN), ("fff85900", _UNKNOWN), ("", _UNKNOWN),
+    ],
+)  # fmt: skip
+def test_headers_of_flac_say_how_many_samples_follow(header: str, samples: int) -> None:
+    assert _count_flac(bytes.fromhex(header)) == samples
