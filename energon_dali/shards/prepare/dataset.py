@@ -106,6 +106,7 @@ def prepare_dataset(
     tar_index_only: bool = False,
     tmp_path: Path | None = None,
     progress: Progress | None = None,
+    identity: str | None = None,
 ) -> PrepareResult:
     """Indexes all shards of a folder and writes `.nv-meta`; `dataset.yaml` alone is left to `write_dataset_config`.
 
@@ -126,6 +127,8 @@ def prepare_dataset(
         tmp_path: Folder in which the index is built before it is moved or uploaded; default is
             `.nv-meta`, or the system's where the dataset is remote.
         progress: Shows how far it is.
+        identity: UUID of the index; None draws one. Positions hold in each index of one identity: give one where the
+            same shards are made in several places.
 
     Raises:
         ConfigError: Arguments contradict each other, or a pattern matches nothing.
@@ -148,7 +151,8 @@ def prepare_dataset(
     job = ShardJob(root, check_part, media_filter)
     scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
     (root / META / EXTENTS_NAME).remove()  # from here on it could be of other shards than .tar.idx
-    found = _write_index(root, names, progress(scans, len(names)) if progress else scans, media_filter, tmp_path)
+    shown = progress(scans, len(names)) if progress else scans
+    found = _write_index(root, names, shown, media_filter, tmp_path, identity or str(uuid.uuid4()))
     write_shard_counts(root, found.shard_counts, f"energon-dali {__version__}")
     _write_unreadable(root, found.unreadable, checked=check_part is not None)
     if tar_index_only:
@@ -180,9 +184,9 @@ def _write_index(
     scans: Iterable[ShardScan],
     media_filter: MediaFilter | None,
     tmp_path: Path | None,
+    identity: str,
 ) -> PrepareResult:
     """Takes the shards as they are done, and writes the three files of the index."""
-    identity = str(uuid.uuid4())
     folder = building_folder(root, tmp_path)
     sqlite, extents = folder / SQLITE_NAME, folder / EXTENTS_NAME
     counts: dict[str, int] = {}

@@ -100,6 +100,15 @@ def test_shards_are_made_once_and_the_same_again(folder: Path, tmp_path_factory:
     shutil.copy(folder / "cifar-10-python.tar.gz", other)
     module(other).prepare_data()
     assert shards(other) == before[1]
+    begun = ready(folder)
+    next(iter(begun.train_dataloader()))
+    state = begun.state_dict()
+    following = [list(batch.__key__) for batch in begun.train_dataloader()]
+    begun.close()
+    elsewhere = ready(other)  # where a run goes on whose folder is not there
+    elsewhere.load_state_dict(state)
+    assert [list(batch.__key__) for batch in elsewhere.train_dataloader()] == following
+    elsewhere.close()
     (folder / "cifar-10-python.tar.gz").unlink()  # what was made stays of use
     assert ready(folder, download=False).classes == CLASSES
     assert (made.stat().st_mtime_ns, shards(folder)) == before

@@ -144,7 +144,10 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     _write_part(folder, "train", "train", content.train, train.indices)
     _write_part(folder, "val", "train", content.train, val.indices)
     _write_part(folder, "test", "test", content.test, range(len(content.test.labels)))
-    prepare_dataset(str(folder), split_patterns=[(part, f"{part}-.*") for part in ("train", "val", "test")])
+    patterns = [(part, f"{part}-.*") for part in ("train", "val", "test")]
+    # Of the archive and the recipe, as the samples are: a run continues where they were made anew, on another machine.
+    identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"cifar10-{md5}-{recipe.name}"))
+    prepare_dataset(str(folder), split_patterns=patterns, identity=identity)
     field_map = {"image": "png", "label": "cls"}
     write_dataset_config(StoragePath.of(str(folder)), sample_config("ImageClassificationSample", field_map))
     facts = {"archive_md5": md5, "classes": content.classes, "train": count - num_val, "val": num_val}
