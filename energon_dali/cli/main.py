@@ -8,6 +8,7 @@ from energon_dali import __version__
 from energon_dali.cli.checkpoint import checkpoint
 from energon_dali.cli.doctor import doctor
 from energon_dali.cli.info import info
+from energon_dali.cli.lint.command import lint
 from energon_dali.cli.prepare import prepare
 from energon_dali.cli.prepare_media import prepare_media
 
@@ -21,5 +22,6 @@ def main() -> None:
 main.add_command(checkpoint)
 main.add_command(doctor)
 main.add_command(info)
+main.add_command(lint)
 main.add_command(prepare)
 main.add_command(prepare_media)

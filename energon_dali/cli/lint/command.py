@@ -1,0 +1,49 @@
+"""The command itself: its options, and what is printed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import click
+
+from energon_dali.cli.failure import told_to_user
+from energon_dali.shards.prepare.parallel import map_in_order
+
+
+@click.command("lint")
+@click.argument("path")
+@click.option("--split-parts", metavar="A,B", help="Parts of the split; default is all.")
+@click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
+@click.option("--split-config", help="Name of the split file, if not split.yaml.")
+@click.option(
+    "--decoder", type=click.Choice(["pil", "dali"]), default="pil", show_default=True,
+    help="Decode images with PIL, or with DALI as a DaliDecoder does.",
+)  # fmt: skip
+@click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+@click.option("--trust-dataset-code", is_flag=True, help="Let sample_loader.py and joiners of the dataset run.")
+def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **given: Any) -> None:
+    """Look for errors in the dataset, the metadataset (.yaml), or the .jsonl file at PATH.
+
+    Compares the indices with the shards, and reads and decodes every sample of the split as a loader would. Names each
+    sample that fails, with its shard and the reason; the exit status is then 1. Of sound and video only the headers are
+    read. Cookers and other hooks do not run.
+    """
+    # Only here: the other commands start without the loader.
+    from energon_dali.cli.lint.run import LintJob, Report, all_parts, join_reports, run_share
+
+    with told_to_user():
+        options = {name: value for name, value in given.items() if value}
+        parts = tuple(split_parts.split(",")) if split_parts else all_parts(path, options)
+        job = LintJob(path, parts, decoder, options, parallel)
+        reports: list[Report] = []
+        for share in map_in_order(functools.partial(run_share, job), range(parallel), parallel):
+            reports = share if not reports else [join_reports(*pair) for pair in zip(reports, share, strict=True)]
+    for report in reports:
+        count = f"{report.num_samples:,} samples, " if report.num_samples else ""
+        click.echo(f"{report.name}: {count}errors: {len(report.flaws):,}")
+        for flaw in sorted(report.flaws, key=lambda flaw: (flaw.shard, flaw.key)):
+            click.echo(str(flaw))
+    if any(report.flaws for report in reports):
+        raise SystemExit(1)
+    click.echo("Done. Nothing is wrong.")

@@ -1,0 +1,127 @@
+"""Looks at all datasets that a path stands for, or at a share of their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from energon_dali.cli.jsonl import is_jsonl
+from energon_dali.cli.lint.flaw import Flaw
+from energon_dali.cli.lint.index_check import check_index
+from energon_dali.cli.lint.sample_check import check_samples
+from energon_dali.cli.metadataset import is_metadataset
+from energon_dali.datasets.source import SourceDataset
+from energon_dali.decode import SampleDecoder
+from energon_dali.loader.datasets import get_val_datasets
+from energon_dali.metadataset.join.reader import JoinedReader
+from energon_dali.metadataset.loader import load_dataset
+from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+from energon_dali.worker_config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class LintJob:
+    """What to look at; picklable."""
+
+    path: str
+    """A prepared folder, a metadataset or a JSONL file."""
+    parts: tuple[str, ...]
+    """Parts of the split."""
+    decoder: str
+    """"pil" or "dali"."""
+    options: dict[str, Any]
+    """Keyword arguments of `get_val_datasets`."""
+    shares: int
+    """Number of processes."""
+
+
+@dataclass
+class Report:
+    """What was found in one dataset, or in one part of it."""
+
+    name: str
+    """What is printed for it."""
+    num_samples: int = 0
+    """Samples that were looked at; 0 for an index."""
+    flaws: list[Flaw] = field(default_factory=list)
+    """What is wrong."""
+
+
+def all_parts(path: str, options: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the parts of the split of what is at a path.
+
+    Args:
+        path: A prepared folder, a metadataset or a JSONL file.
+        options: Keyword arguments of `WebdatasetFolder`.
+
+    Raises:
+        DatasetFormatError: It is not prepared, or its files cannot be understood.
+        StorageError: They cannot be read.
+    """
+    if is_jsonl(path):
+        return ("train",)
+    if is_metadataset(path):
+        return tuple(getattr(load_dataset(path), "split_parts", ()))
+    return WebdatasetFolder(path, **options).split_parts
+
+
+def run_share(job: LintJob, share: int) -> list[Report]:
+    """Returns the reports of one process, which looks at every `shares`-th shard.
+
+    Raises:
+        ConfigError: There is no such part of the split.
+        DatasetError: A dataset cannot be opened.
+        StorageError: A file cannot be read.
+    """
+    opened = [(part, source) for part in job.parts for source in _sources(job, part)]
+    reports = []
+    for folder in _folders([source for _, source in opened]):
+        report = Report(f"{folder.path}, index")
+        for number in range(share, len(folder.shard_names), job.shares):
+            report.flaws += check_index(folder, number)
+        reports.append(report)
+    for part, source in opened:
+        report = Report(f"{source.name}, {part}")
+        ranges = source.order.base
+        for number in range(share, len(ranges), job.shares):
+            numbers = range(int(ranges.first[number]), int(ranges.last[number]))
+            report.num_samples += len(numbers)
+            report.flaws += check_samples(source, int(ranges.shard[number]), numbers)
+        reports.append(report)
+    return reports
+
+
+def _sources(job: LintJob, part: str) -> list[SourceDataset]:
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+    encoder.cookers = (Cooker(_as_it_is),)
+    if job.decoder == "dali":
+        from energon_dali.decode.dali.decoder import DaliDecoder
+
+        encoder.decoder = DaliDecoder()
+    else:
+        encoder.decoder = SampleDecoder()
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    opened = get_val_datasets(job.path, split_part=part, worker_config=config, task_encoder=encoder, **job.options)
+    return [source for _, source in opened]
+
+
+def _as_it_is(sample: Any, **stores: Any) -> Any:
+    return sample
+
+
+def _folders(sources: list[SourceDataset]) -> Iterator[WebdatasetFolder]:
+    """Yields the folders of tar shards that sources read from, each once."""
+    seen = set()
+    for source in sources:
+        readers = source.reader.readers if isinstance(source.reader, JoinedReader) else (source.reader,)
+        for reader in readers:
+            if isinstance(reader, ShardReader) and reader.folder.path not in seen:
+                seen.add(reader.folder.path)
+                yield reader.folder
+
+
+def join_reports(one: Report, other: Report) -> Report:
+    """Returns what two shares found in one dataset as one report."""
+    return Report(one.name, one.num_samples + other.num_samples, one.flaws + other.flaws)

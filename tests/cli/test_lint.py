@@ -1,0 +1,106 @@
+"""`energon-dali lint` names what training would lose, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from energon_dali.cli.lint.run import LintJob, join_reports, run_share
+from energon_dali.cli.main import main
+from energon_dali.shards import prepare_jsonl
+from tests.loader.dataset_folder import captioning_sample, prepare, write_shards
+
+GOLDEN = Path(__file__).parent.parent / "data" / "energon_7_4_1_mix"
+
+
+def lint(*words: object) -> tuple[int, list[str]]:
+    result = CliRunner().invoke(main, ["lint", *map(str, words)])
+    return result.exit_code, result.output.splitlines()
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Nine samples in three shards: k0001 has no caption, k0002 a cut picture; the last shard changed later."""
+    samples = {f"k{number:04d}": captioning_sample(4 * number) for number in range(9)}
+    del samples["k0001"]["txt"]
+    samples["k0002"]["jpg"] = samples["k0002"]["jpg"][:200]
+    folder = prepare(write_shards(tmp_path / "damaged", samples))
+    shard = folder / "shard_002.tar"
+    content = shard.read_bytes()
+    assert content.count(b"k0007.jpg") == 1
+    shard.write_bytes(content.replace(b"k0007.jpg", b"k0007.gif").replace(b"k0008", b"x0008"))
+    return folder
+
+
+@pytest.mark.parametrize("decoder", ["pil", "dali"])
+def test_every_bad_sample_is_named_with_its_shard_and_the_reason(decoder: str, damaged: Path) -> None:
+    code, lines = lint(damaged, "--split-parts", "train", "--decoder", decoder)
+    assert code == 1
+    index = lines.index(f"{damaged}, train: 9 samples, errors: 4")
+    assert lines[0].startswith(f"{damaged}, index: ")
+    found = [line.split(maxsplit=3) for line in lines[index + 1 :]]
+    assert [row[:3] for row in found] == [
+        ["shard_000.tar", "k0001", "DatasetFormatError:"],
+        ["shard_000.tar", "k0002", "DecodeError:"],
+        ["shard_002.tar", "k0007", "ShardError:"],
+        ["shard_002.tar", "k0008", "ShardError:"],
+    ]
+    assert "no part 'txt'" in found[0][3]
+
+
+def test_an_index_that_does_not_fit_is_named(damaged: Path) -> None:
+    (damaged / "shard_001.tar.idx").write_bytes((damaged / "shard_000.tar.idx").read_bytes()[::-1])
+    code, lines = lint(damaged, "--split-parts", "train")
+    assert code == 1
+    flaws = lines[1 : lines.index(f"{damaged}, train: 9 samples, errors: 4")]
+    assert [flaw.split(maxsplit=1)[0] for flaw in flaws] == ["shard_001.tar", "shard_002.tar"]
+    assert "offsets that do not grow" in flaws[0]
+    assert "checksum" in flaws[1]
+    other = (damaged / "shard_000.tar").read_bytes()
+    (damaged / "shard_002.tar").write_bytes(other)
+    shutil.copy(damaged / "shard_000.tar.idx", damaged / "shard_001.tar.idx")
+    _, lines = lint(damaged, "--split-parts", "train")
+    told = "\n".join(lines[: lines.index(f"{damaged}, train: 9 samples, errors: 5")])
+    assert "shard_001.tar.idx holds other offsets than the tar" in told
+    for index in ("extents", "index.sqlite"):
+        assert f"shard_002.tar  k0000  {index} has the key 'k0006' in its place" in told
+
+
+def test_shares_of_several_processes_are_the_whole(damaged: Path) -> None:
+    def run(shares: int) -> list[list[str]]:
+        job = LintJob(str(damaged), ("train", "val"), "pil", {}, shares)
+        task = pickle.loads(pickle.dumps(functools.partial(run_share, job)))
+        whole, *others = (task(share) for share in range(shares))
+        for other in others:
+            whole = [join_reports(*pair) for pair in zip(whole, other, strict=True)]
+        return [[report.name, str(report.num_samples), *sorted(map(str, report.flaws))] for report in whole]
+
+    assert run(1) == run(2)
+    assert sum(map(len, run(1))) > 10
+
+
+@pytest.mark.filterwarnings("ignore:.*subflavor is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["second.yaml", "join.yaml"])
+def test_metadatasets_are_whole(name: str) -> None:
+    code, lines = lint(GOLDEN / name)
+    assert (code, lines[-1]) == (0, "Done. Nothing is wrong.")
+    assert sum(", index: errors: 0" in line for line in lines) >= 3
+
+
+def test_lines_and_what_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps({"n": 0}) + "\n{broken\n")
+    prepare_jsonl(str(file))
+    code, lines = lint(file)
+    assert code == 1
+    assert lines[0] == f"{file}, train: 2 samples, errors: 1"
+    assert lines[1].split()[:3] == ["lines.jsonl", "1", "DecodeError:"]
+    code, lines = lint(tmp_path / "nothing")
+    assert code == 1
+    assert lines == [f"Error: {tmp_path / 'nothing'} is no folder. Give the folder that holds the tar shards."]
