@@ -121,7 +121,7 @@ TRAINER = Workload(
 
 RESTORE = Workload(
     name="restore",
-    title=f"First batch, fresh and restored, with a shuffle window of {WINDOW:,}",
+    title=f"First batch after a restore, with a shuffle window of {WINDOW:,}",
     metric="first_batch_restored_seconds",
     unit="s",
     better="lower",
@@ -207,7 +207,7 @@ BLEND = Workload(
 
 BLEND_CPU = Workload(
     name="blend-cpu",
-    title="CPU time per sample in a worker: 200 datasets of 10 pictures and one dataset, batch by batch in turn",
+    title="CPU time per sample in a worker: one dataset / 200 datasets of 10 pictures, batch by batch in turn",
     metric="one_over_blend",
     unit="",
     recipe=MANY_SHARDS,
@@ -232,7 +232,7 @@ BLEND_CPU = Workload(
 
 BLEND_RESTORE = Workload(
     name="blend-restore",
-    title=f"First batch of a blend of 100 datasets, fresh and restored, with a shuffle window of {WINDOW:,}",
+    title=f"First batch of a blend of 100 datasets after a restore, with a shuffle window of {WINDOW:,}",
     metric="first_batch_restored_seconds",
     unit="s",
     better="lower",

@@ -60,19 +60,26 @@ def _rows(panel: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
     return sorted(rows, key=lambda row: row[1]["median"], reverse=panel["better"] == "lower")
 
 
+def is_ours(candidate: dict[str, Any]) -> bool:
+    """Returns whether a candidate of a report is this package; a suite of its own settings alone does not name it."""
+    return candidate["name"].startswith(("energon_dali", "energon-dali")) or "decode_process" in candidate["options"]
+
+
 def _draw(axis: Any, panel: dict[str, Any]) -> None:
     rows = _rows(panel)
     names = [name for name, _ in rows]
+    own = {one["name"] for one in panel["candidates"] if is_ours(one)}
     medians = [row["median"] for _, row in rows]
     spread = [[row["median"] - row["low"] for _, row in rows], [row["high"] - row["median"] for _, row in rows]]
-    colours = [OURS if name.startswith(("energon_dali", "energon-dali")) else OTHERS for name in names]
+    colours = [OURS if name in own else OTHERS for name in names]
     axis.barh(names, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8, "capsize": 2, "ecolor": INK})
     for position, (_, row) in enumerate(rows):
         axis.annotate(
             f"{row['median']:.3g}" if row["median"] < 100 else f"{row['median']:.0f}", (row["high"], position),
             xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=INK,
         )  # fmt: skip
-    title = textwrap.fill(f"{panel['title']} ({panel['unit']}, {panel['better']} is better)", 110)
+    unit = f"{panel['unit']}, " if panel["unit"] else ""
+    title = textwrap.fill(f"{panel['title']} ({unit}{panel['better']} is better)", 110)
     axis.set_title(title, fontsize=9, loc="left", color=INK)
     axis.margins(x=0.12)
     axis.tick_params(labelsize=8)

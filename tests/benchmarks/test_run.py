@@ -45,6 +45,13 @@ def test_the_report_becomes_a_picture(report_path: Path, tmp_path: Path) -> None
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("name", "others"), [("trainer", 0), ("video", 7)])
+def test_a_chart_tells_ours_from_others(name: str, others: int) -> None:
+    report = json.loads((environments.ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    candidates = [one for work in report["workloads"] for one in work["candidates"]]
+    assert len([one for one in candidates if not plot.is_ours(one)]) == others
+
+
 def test_a_report_without_numbers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every candidate was left out"):
         plot.plot({"workloads": []}, tmp_path / "x.png")
