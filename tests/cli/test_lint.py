@@ -93,6 +93,13 @@ def test_metadatasets_are_whole(name: str) -> None:
     assert sum(", index: errors: 0" in line for line in lines) >= 3
 
 
+def test_a_part_without_samples_says_so(damaged: Path) -> None:
+    (damaged / ".nv-meta" / "split.yaml").write_text("split_parts: {train: [shard_001.tar], val: []}")
+    code, lines = lint(damaged)
+    assert code == 1, "the index of a shard that no part names is wrong all the same"
+    assert lines[-2:] == [f"{damaged}, train: 3 samples, errors: 0", f"{damaged}, val: 0 samples, errors: 0"]
+
+
 def test_lines_and_what_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_text(json.dumps({"n": 0}) + "\n{broken\n")

@@ -40,7 +40,7 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
         for share in map_in_order(functools.partial(run_share, job), range(parallel), parallel):
             reports = share if not reports else [join_reports(*pair) for pair in zip(reports, share, strict=True)]
     for report in reports:
-        count = f"{report.num_samples:,} samples, " if report.num_samples else ""
+        count = "" if report.num_samples is None else f"{report.num_samples:,} samples, "
         click.echo(f"{report.name}: {count}errors: {len(report.flaws):,}")
         for flaw in sorted(report.flaws, key=lambda flaw: (flaw.shard, flaw.key)):
             click.echo(str(flaw))

@@ -43,8 +43,8 @@ class Report:
 
     name: str
     """What is printed for it."""
-    num_samples: int = 0
-    """Samples that were looked at; 0 for an index."""
+    num_samples: int | None = None
+    """Samples that were looked at; None for an index."""
     flaws: list[Flaw] = field(default_factory=list)
     """What is wrong."""
 
@@ -84,11 +84,12 @@ def run_share(job: LintJob, share: int) -> list[Report]:
         reports.append(report)
     for part, source in opened:
         report = Report(f"{source.name}, {part}")
-        ranges = source.order.base
+        ranges, looked_at = source.order.base, 0
         for number in range(share, len(ranges), job.shares):
             numbers = range(int(ranges.first[number]), int(ranges.last[number]))
-            report.num_samples += len(numbers)
+            looked_at += len(numbers)
             report.flaws += check_samples(source, int(ranges.shard[number]), numbers)
+        report.num_samples = looked_at
         reports.append(report)
     return reports
 
@@ -124,4 +125,6 @@ def _folders(sources: list[SourceDataset]) -> Iterator[WebdatasetFolder]:
 
 def join_reports(one: Report, other: Report) -> Report:
     """Returns what two shares found in one dataset as one report."""
-    return Report(one.name, one.num_samples + other.num_samples, one.flaws + other.flaws)
+    is_index = one.num_samples is None or other.num_samples is None
+    total = None if is_index else (one.num_samples or 0) + (other.num_samples or 0)
+    return Report(one.name, total, one.flaws + other.flaws)
