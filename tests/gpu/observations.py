@@ -33,8 +33,9 @@ class Observations:
             fcntl.flock(file, fcntl.LOCK_EX)  # tests may run in several processes
             file.seek(0)
             report = json.loads(file.read() or "{}")
-            report.setdefault("machine", describe_machine() | _describe_gpu(self._device))
-            report.setdefault("versions", describe_versions())
+            if "machine" not in report:  # asked once: nvidia-smi may take a second
+                report["machine"] = describe_machine() | _describe_gpu(self._device)
+                report["versions"] = describe_versions()
             report["device"] = self._device
             report.setdefault("seen", {}).setdefault(self._test, {}).update(facts)
             file.seek(0)
