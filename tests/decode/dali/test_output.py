@@ -1,0 +1,66 @@
+"""What becomes of a GPU's output, with memory of the CPU in place of a GPU's: no test before a GPU runs that branch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from energon_dali.decode import DaliDecoder
+from energon_dali.decode.dali.library import load_backend
+from energon_dali.decode.dali.output import count_bytes, take_values
+
+SHAPES = {"one": [(3, 4, 5)], "equal": [(3, 4, 5)] * 3, "ragged": [(3, 4, 5), (3, 2, 7), (3, 1, 1)]}
+
+
+class TensorListGPU:
+    """Stands in for DALI's class of this name."""
+
+    def __init__(self, on_cpu: Any) -> None:
+        self._on_cpu = on_cpu
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._on_cpu, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._on_cpu)
+
+    def as_cpu(self) -> Any:
+        return self._on_cpu
+
+
+@pytest.mark.parametrize("in_one_piece", [True, False])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "bfloat16"])
+def test_images_of_a_gpu_are_what_dali_made(
+    dtype: Any, shapes: list[tuple[int, ...]], in_one_piece: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[object] = []
+
+    def enter(stream: object) -> contextlib.AbstractContextManager[None]:
+        entered.append(stream)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "stream", enter)
+    backend, rng, stream = load_backend(), np.random.default_rng(3), object()
+    made = np.float32 if dtype == "bfloat16" else np.dtype(dtype)  # DALI has no bfloat16
+    arrays = [(200 * rng.random(shape)).astype(made) for shape in shapes]
+    images = TensorListGPU(
+        backend.TensorListCPU([backend.TensorCPU(array, "") for array in arrays], contiguous=in_one_piece)
+    )
+    assert count_bytes(images) == sum(array.nbytes for array in arrays)
+    values = take_values(images, DaliDecoder(image_decode="torchrgb", image_dtype=dtype).spec, stream)
+    assert entered == [stream]
+    for value, array in zip(values, arrays, strict=True):
+        assert torch.equal(value, torch.from_numpy(array).to(getattr(torch, dtype)))
+    if in_one_piece and dtype != "bfloat16":  # one memory: stacking them again needs no copy
+        assert len({value.untyped_storage().data_ptr() for value in values}) == 1
+    if dtype != "bfloat16":
+        values = take_values(images, DaliDecoder(image_decode="rgb", image_dtype=dtype).spec, stream)
+        for value, array in zip(values, arrays, strict=True):
+            assert isinstance(value, np.ndarray)
+            assert np.array_equal(value, array)
