@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
-from energon_dali.tasks.composition.compose import CONF, explain_refusal
+from energon_dali.tasks.composition.compose import CONF, check_groups, explain_refusal
 from energon_dali.tasks.extra import check_extra
 from energon_dali.tasks.train import run
 
@@ -33,6 +33,14 @@ def command() -> None:
     import hydra
 
     given = sys.argv[1:]
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    parsed, others = parser.parse_known_args(given)
+    overrides = [each for each in others if not each.startswith("-")]
+    try:
+        check_groups(overrides, parsed.config_dir)
+    except ConfigError as error:
+        sys.exit(f"Error: {error}")
     sys.argv[1:] = [*given, *_quiet_rank(given)]
     warnings.filterwarnings("default", "trainer.gpus=", DeprecationWarning)
     # These speak of how Lightning works inside; the folder is not empty because Hydra wrote the config there.
@@ -42,10 +50,7 @@ def command() -> None:
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(_run)()
     except SystemExit as exit_:
         if exit_.code == 1 and not _STARTED and not _shows_everything():
-            parser = argparse.ArgumentParser(add_help=False)
-            parser.add_argument("--config-dir", "-cd")
-            parsed, overrides = parser.parse_known_args(given)
-            explained = explain_refusal([each for each in overrides if not each.startswith("-")], parsed.config_dir)
+            explained = explain_refusal(overrides, parsed.config_dir)
             sys.stderr.write(f"{explained}\n" if explained else "")
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -252,6 +254,10 @@ def test_a_wrong_name_is_refused_with_the_nearest_one(overrides: list[str], says
 
 
 def test_what_the_command_line_leaves_out_is_named() -> None:
+    for override in ("scheduler=null", "+optimizer=NULL"):
+        with pytest.raises(ConfigError, match=r"chooses nothing\. Leave it out, or give one of \w+=\w+, "):
+            compose([*TINY, override], CONF)
+    assert compose([*TINY, "trainer.max_time=null", "++tokenizer._target_=null"], CONF).trainer.max_time is None
     with pytest.raises(ConfigError, match=r"Did you mean task=tiny\?"):
         compose(["+task=tinny", "+dataset=tiny"], CONF)
     with pytest.raises(ConfigError, match=r"The run has no dataset yet: add \+dataset=NAME\. There are: .*tiny"):
@@ -326,3 +332,16 @@ def test_only_the_first_rank_of_torchrun_makes_a_folder(monkeypatch: pytest.Monk
         monkeypatch.setenv("RANK", rank)
         assert _quiet_rank(given) == added
         assert not any("hydra" in key for key in compose([*TINY, *added], CONF))
+
+
+def test_the_trainer_s_config_has_a_place_for_what_lightning_s_takes() -> None:
+    arguments = inspect.signature(Trainer.__init__).parameters
+    cfg = compose().trainer
+    left_out = {"self", "barebones", "enable_autolog_hparams", "limit_predict_batches", "model_registry", "plugins"}
+    assert set(arguments) - set(cfg) <= left_out
+    assert set(cfg) - set(arguments) == {"_target_", "gpus"}
+    for name in (
+        "benchmark", "detect_anomaly", "fast_dev_run", "gradient_clip_algorithm", "min_epochs", "min_steps",
+        "overfit_batches", "profiler", "reload_dataloaders_every_n_epochs", "sync_batchnorm",
+    ):  # fmt: skip
+        assert cfg[name] in (arguments[name].default, None), name

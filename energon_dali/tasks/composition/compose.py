@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parent.parent / "conf"
 """Folder of the package's configs."""
 
+_GROUP = re.compile(r"\w+(?:/\w+)*")
 _REFUSED_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^'@]+)")
 
 
@@ -32,8 +33,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         config_dir: Folder of configs of your own, as the command's --config-dir.
 
     Raises:
-        ConfigError: Hydra refuses an override; its message, and the name that was probably meant.
+        ConfigError: Hydra refuses an override; its message, and the name that was probably meant. Or a group is null.
     """
+    check_groups(overrides, config_dir)
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -41,6 +43,20 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         return _compose(overrides, config_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{error}\n{explain(error, overrides, config_dir)}".rstrip()) from error
+
+
+def check_groups(overrides: Sequence[str], config_dir: str | Path | None = None) -> None:
+    """Raises an error that says what to do where a group is to be null, of which Hydra gives a traceback alone.
+
+    Raises:
+        ConfigError: A group is to be null.
+    """
+    for override in overrides:
+        group, _, name = override.lstrip("+").partition("=")
+        options = options_of(group, config_dir) if name.lower() == "null" and _GROUP.fullmatch(group) else []
+        if options:
+            named = ", ".join(f"{group}={option}" for option in options)
+            raise ConfigError(f"{override} chooses nothing. Leave it out, or give one of {named}.")
 
 
 def explain_refusal(overrides: Sequence[str], config_dir: str | Path | None = None) -> str:
