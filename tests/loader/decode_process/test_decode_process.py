@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing.forkserver
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -287,10 +288,9 @@ def test_prefetch_factor_is_how_far_it_runs_ahead() -> None:
 
 
 def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begun, shown_all = tmp_path / "begun", tmp_path / "shown"
-    shown: list[str] = []
+    begun, stacks, shown_all = tmp_path / "begun", tmp_path / "stacks", tmp_path / "shown"
 
     def slow_second(stream: int, epoch: int, at: int) -> tuple[int, int, int]:
         if at == 1:
@@ -301,15 +301,18 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
 
     def let_go() -> None:
         """Lets the worker go on once it has shown its stack."""
-        wait_until(lambda: shown.append(capfd.readouterr().err) or "in slow_second" in "".join(shown), 60)
+        wait_until(lambda: "in slow_second" in stacks.read_text(), 60)
         shown_all.touch()
 
     # Whatever stands still for a while: of the batches that are waited for, the second alone may not come at once.
     options: dict[str, Any] = {"block_size": 1, "rank_work": True, "watchdog_initial_timeout_seconds": 60}
     with (
         caplog.at_level(logging.WARNING, "energon_dali.loader"),
+        stacks.open("a") as stderr,  # a file that several processes add to, and that is read meanwhile
+        monkeypatch.context() as patch,
         loader(place(1, 1), lengths=[4], make=slow_second, watchdog_timeout_seconds=0.5, **options) as batches,
     ):
+        patch.setattr(sys, "stderr", stderr)
         iterator = iter(batches)
         next(iterator)
         assert wait_until(begun.exists, 60)
@@ -319,8 +322,8 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
         freeing.join()
     assert len(caplog.records) == 1
     assert "No batch came for" in caplog.text
-    assert "in slow_second" in "".join(shown)  # the worker
-    assert "decode_process/server.py" in "".join(shown)  # the decode process, which told it to
+    assert "in slow_second" in stacks.read_text()  # the worker
+    assert "decode_process/server.py" in stacks.read_text()  # the decode process, which told it to
     failing = loader(
         place(1, 1), lengths=[9], mishap=Mishap(0, 2, "hang"), watchdog_timeout_seconds=0.5, fail_on_timeout=True,
         **options,
