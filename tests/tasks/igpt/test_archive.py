@@ -127,6 +127,24 @@ def test_a_cut_off_archive_is_refused(share: float, archive: Path, tmp_path: Pat
         read_archive(path)
 
 
+def test_no_bit_of_an_archive_flips_unseen(archive: Path, tmp_path: Path) -> None:
+    """But one that changes no picture may, such as those of the time in the header."""
+    expected = read_archive(archive)
+    data = archive.read_bytes()
+    path = tmp_path / archive.name
+    seen = 0
+    for place in range(0, len(data), len(data) // 60):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        try:
+            found = read_archive(path)
+        except DatasetFormatError:
+            seen += 1
+        else:
+            assert np.array_equal(found.train.pixels, expected.train.pixels)
+            assert np.array_equal(found.test.pixels, expected.test.pixels)
+    assert seen > 50
+
+
 def test_an_archive_that_is_not_there_is_an_error_of_storage(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be read"):
         read_archive(tmp_path / "no.tar.gz")

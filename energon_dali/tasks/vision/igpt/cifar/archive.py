@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import tarfile
 import zlib
@@ -21,6 +22,7 @@ FOLDER = "cifar-10-batches-py"
 TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_BATCH = "test_batch"
 META = "batches.meta"
+_CHUNK_BYTES = 1 << 20
 _MAX_MEMBER_BYTES = 128 << 20
 """The official files are of 31 MB."""
 
@@ -82,33 +84,44 @@ def read_archive(path: str | os.PathLike[str]) -> CifarArchive:
 def _read_members(path: Path, wanted: set[str]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r|gz") as tar:
-            for member in tar:
-                parts = member.name.split("/")
-                if member.name.startswith("/") or ".." in parts:
-                    raise DatasetFormatError(
-                        f"{path} holds the name {member.name!r}, which leads out of the archive. Nothing was read from "
-                        "it: this is not the official archive. Download it again."
-                    )
-                if member.name not in wanted:
-                    continue
-                if not member.isreg() or member.size > _MAX_MEMBER_BYTES:
-                    raise DatasetFormatError(
-                        f"{path}: {member.name} is no file of at most {_MAX_MEMBER_BYTES >> 20} MiB, as in the "
-                        "official archive. Download it again."
-                    )
-                file = tar.extractfile(member)
-                assert file is not None  # a regular file
-                files[member.name] = file.read()
-                if len(files[member.name]) != member.size:
-                    raise EOFError(f"{member.name} ends early")
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+        # tarfile's own reading of gzip does not look at its checksum, and gzip's does at the end alone.
+        with gzip.open(path) as packed:
+            with tarfile.open(fileobj=packed, mode="r|") as tar:
+                for member in tar:
+                    _check_name(path, member.name)
+                    if member.name in wanted:
+                        files[member.name] = _content(path, tar, member)
+            while packed.read(_CHUNK_BYTES):
+                pass
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DatasetFormatError(
             f"{path} is damaged or cut off ({error}). Remove it, and download it or copy it again."
         ) from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}.") from error
     return files
+
+
+def _check_name(path: Path, name: str) -> None:
+    if name.startswith("/") or ".." in name.split("/"):
+        raise DatasetFormatError(
+            f"{path} holds the name {name!r}, which leads out of the archive. Nothing was read from "
+            "it: this is not the official archive. Download it again."
+        )
+
+
+def _content(path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if not member.isreg() or member.size > _MAX_MEMBER_BYTES:
+        raise DatasetFormatError(
+            f"{path}: {member.name} is no file of at most {_MAX_MEMBER_BYTES >> 20} MiB, as in the "
+            "official archive. Download it again."
+        )
+    file = tar.extractfile(member)
+    assert file is not None  # a regular file
+    content = file.read()
+    if len(content) != member.size:
+        raise EOFError(f"{member.name} ends early")
+    return content
 
 
 def _fields(data: bytes, name: str) -> dict[str, Any]:
