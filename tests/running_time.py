@@ -9,18 +9,20 @@ from collections.abc import Callable
 from types import TracebackType
 
 _TICK_SECONDS = 0.01
+_MAX_PROCESSORS = 16
+"""So that the threads of a large machine do not keep the interpreter busy."""
 
 
 class RunningTime:
     """Counts seconds, from entering it to leaving it, in which every processor ran what wanted to run.
 
-    A thread on each processor sleeps for a tick, again and again. Where it wakes up late, by a stall or behind other
+    A thread on each processor (of the first 16) sleeps for a tick, again and again. Where it wakes up late, by a stall or behind other
     programs, that tick counts double at most, however long it took; on a quiet machine this is the time of the clock.
     """
 
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._counted = dict.fromkeys(os.sched_getaffinity(0), 0.0)
+        self._counted = dict.fromkeys(sorted(os.sched_getaffinity(0))[:_MAX_PROCESSORS], 0.0)
         self._threads = [threading.Thread(target=self._count, args=(each,)) for each in self._counted]
 
     @property
