@@ -16,8 +16,9 @@ _MAX_PROCESSORS = 16
 class RunningTime:
     """Counts seconds, from entering it to leaving it, in which every processor ran what wanted to run.
 
-    A thread on each processor (of the first 16) sleeps for a tick, again and again. Where it wakes up late, by a stall or behind other
-    programs, that tick counts double at most, however long it took; on a quiet machine this is the time of the clock.
+    A thread on each processor (of the first 16) sleeps for a tick, again and again. Where it wakes up late, by a stall
+    or behind other programs, that tick counts double at most, however long it took; on a quiet machine this is the time
+    of the clock.
     """
 
     def __init__(self) -> None:
