@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,9 +102,14 @@ def load_dataset(path: PathLike | Mapping[str, Any], **kwargs: Any) -> DatasetLo
 
     Raises:
         DatasetFormatError: A metadataset cannot be understood; the message names file, line and key.
-        ConfigError: Arguments were given that a metadataset does not take.
+        ConfigError: The path is none, or arguments were given that a metadataset does not take.
         StorageError: A file cannot be read.
     """
+    if not isinstance(path, (str, os.PathLike, StoragePath, Mapping)) or path == "":
+        raise ConfigError(
+            f"load_dataset was given {path!r}, which is no path of a dataset. Give the path or URL of a prepared "
+            "folder, a metadataset (.yaml) or a .jsonl file, or a metadataset as a dict."
+        )
     if not isinstance(path, Mapping) and not StoragePath.of(path).url.endswith(YAML_SUFFIXES):
         return DatasetLoader(path=path, **kwargs)
     if kwargs:

@@ -338,6 +338,9 @@ def test_loaders_of_paths(tmp_path: Path) -> None:
         traverse_metadataset(tmp_path / "folder", split_part="train")
     with pytest.raises(EnergonDaliError, match="ftp"):
         load_dataset("ftp://x/y.yaml")
+    for wrong in ("", None, 5, [1]):
+        with pytest.raises(ConfigError, match="is no path of a dataset"):
+            load_dataset(wrong)  # type: ignore[arg-type]
 
 
 def test_a_join_cannot_be_traversed(tmp_path: Path) -> None:
