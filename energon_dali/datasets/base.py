@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from typing_extensions import Self
 
 from energon_dali.datasets.recorder import Recorder
-from energon_dali.datasets.restore_key import Key, get_restore_key
+from energon_dali.datasets.restore_key import Key, attempt, get_restore_key
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
 
@@ -218,6 +218,14 @@ class SavableDataset(ABC, Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         raise StateError(f"{self.describe()} cannot restore single samples.")
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        """Returns the elements of several keys, read together where that is cheaper; errors in place of lost ones.
+
+        Raises:
+            StateError: A key is not of this dataset, or a hook is not stateless.
+        """
+        return [attempt(self.restore_sample, key) for key in keys]
 
     def __str__(self) -> str:
         lines = [self.describe()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,14 @@ class DecodeDataset(WrapperDataset[Any]):
         """
         element = self.dataset.restore_sample(restore_key)
         return element if self.decoder is None else decode_elements(self.decoder, [element], strict=True)[0]
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        elements = self.dataset.restore_samples(keys)
+        if self.decoder is None:
+            return elements
+        made = decode_elements(self.decoder, [element for element in elements if not isinstance(element, Exception)])
+        decoded = iter(made)
+        return [element if isinstance(element, Exception) else next(decoded) for element in elements]
 
 
 def handles_of(element: Any) -> list[MediaHandle]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,6 +94,9 @@ class HandOverDataset(WrapperDataset[Any]):
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         return self.dataset.restore_sample(restore_key)
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        return self.dataset.restore_samples(keys)
 
 
 def find_hand_overs(dataset: SavableDataset[Any]) -> list[HandOverDataset]:

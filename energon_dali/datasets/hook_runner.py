@@ -130,6 +130,21 @@ class HookRunner:
         self.index += 1
 
 
+def input_key(owner: SavableDataset[Any], function: Callable[..., Any], key: Key) -> Key:
+    """Returns the key of the input of which a hook made an element.
+
+    Args:
+        owner: The dataset whose hook it is.
+        function: The hook, which works on one element.
+        key: The key of its output.
+
+    Raises:
+        StateError: The key is not of this dataset.
+    """
+    numbers = 2 if inspect.isgeneratorfunction(function) else 1
+    return expect_name(key, type(owner).__name__, numbers)[1 + numbers :]
+
+
 def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, remake: Callable[[Key], Any]) -> Any:
     """Returns the output that a hook gave for a key, by running it again.
 

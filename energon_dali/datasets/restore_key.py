@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from energon_dali.errors import StateError
+from energon_dali.errors import SkipSample, StateError
 
 Key = tuple[Any, ...]
+
+_KEYS_AT_ONCE = 64
+"""Elements of a buffer that are read and decoded together after a restore."""
 
 
 def get_restore_key(element: Any) -> Key:
@@ -61,26 +64,48 @@ def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
     return thaw_key(key)
 
 
+def attempt(restore: Callable[[Key], Any], key: Key) -> Any:
+    """Returns the element of a key, made anew, or the error in its place.
+
+    Raises:
+        StateError: The key is not of this dataset, or a hook skips now what it did not skip then.
+    """
+    try:
+        return restore(key)
+    except StateError:
+        raise
+    except SkipSample as error:
+        raise StateError(
+            f"A hook raised SkipSample when the element of {key!r} was made again, and did not at first. A hook below "
+            "a buffer must do the same each time: mark it @stateless(restore_seeds=True) if it draws random numbers."
+        ) from error
+    except Exception as error:
+        return error
+
+
 def restored(
-    restore: Callable[[Key], Any], keys: Iterable[Key], handler: Callable[[Exception, Any, list[Any] | None], None]
-) -> Iterator[tuple[Key, Any]]:
-    """Yields (key, element made anew) of what a buffer held when the state was saved.
+    restore: Callable[[Sequence[Key]], list[Any]],
+    groups: Sequence[Sequence[Any]],
+    handler: Callable[[Exception, Any, list[Any] | None], None],
+) -> list[list[tuple[Key, Any]]]:
+    """Returns the groups of a buffer as they were when the state was saved: (key, element made anew) of each element.
 
     Args:
-        restore: Makes an element of its key.
-        keys: Of the buffer.
+        restore: Makes the elements of keys, with errors in place of those that cannot be made.
+        groups: The keys of the elements of each group, as the state holds them.
         handler: Called with what cannot be made any more, which is left out if the handler returns.
 
     Raises:
         StateError: A key is not of this dataset.
         Exception: Whatever the handler raises.
     """
-    for key in keys:
-        try:
-            element = restore(key)
-        except StateError:
-            raise
-        except Exception as error:
-            handler(error, None, None)
-            continue
-        yield key, element
+    keys = [(number, thaw_key(key)) for number, group in enumerate(groups) for key in group]
+    made: list[list[tuple[Key, Any]]] = [[] for _ in groups]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        chunk = keys[start : start + _KEYS_AT_ONCE]
+        for (number, key), element in zip(chunk, restore([key for _, key in chunk]), strict=True):
+            if isinstance(element, Exception):
+                handler(element, None, None)
+            else:
+                made[number].append((key, element))
+    return made

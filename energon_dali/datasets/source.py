@@ -6,6 +6,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.datasets.restore_key import Key, attempt, expect_name, set_restore_key
 from energon_dali.datasets.sources.row_plan import RowPlan
 from energon_dali.errors import DatasetError, DatasetFormatError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
@@ -114,10 +115,22 @@ class SourceDataset(SavableDataset[Any]):
         index, epoch = restore_key[1:3]
         shard, inside = self.reader.locate(index)
         (raw,) = self.reader.read([shard], [inside])
+        (seed,) = self.load.seeds(np.array([epoch]), np.array([index]))
+        return self._load(raw, seed, restore_key)
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        try:
+            places = [self.reader.locate(expect_name(key, NAME, 2)[1]) for key in keys]
+        except DatasetError:  # one of them is of other data
+            return super().restore_samples(keys)
+        raws = self.reader.read([shard for shard, _ in places], [inside for _, inside in places])
+        seeds = self.load.seeds(np.array([key[2] for key in keys]), np.array([key[1] for key in keys]))
+        return [attempt(partial(self._load, raw, seed), key) for raw, seed, key in zip(raws, seeds, keys, strict=True)]
+
+    def _load(self, raw: RawSample | DatasetError, seed: int, key: Key) -> Any:
         if isinstance(raw, DatasetError):
             raise raw
-        (seed,) = self.load.seeds(np.array([epoch]), np.array([index]))
-        return set_restore_key(self.load(raw, seed), restore_key)
+        return set_restore_key(self.load(raw, seed), key)
 
 
 class _SourceIterator(StreamIterator[Any]):

@@ -11,6 +11,8 @@ import pytest
 
 from energon_dali.datasets.base import SavableDataset, StreamContext
 from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
+from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import thaw_key
@@ -329,3 +331,29 @@ def test_the_length_of_an_encoded_sample() -> None:
         count_tokens({"text": "x"})
     with pytest.raises(ConfigError, match="no length"):
         count_tokens({"length": "long"})
+
+
+@pytest.mark.parametrize("buffer", ["packing", "group"])
+def test_what_a_buffer_held_is_read_together_after_a_restore(buffer: str) -> None:
+    def in_threes(samples: list[TextSample]) -> list[list[TextSample]]:
+        return [samples[start : start + 3] for start in range(0, len(samples), 3)]
+
+    def make() -> tuple[SavableDataset[Any], list[Any]]:
+        sources = leaves([40, 30], 1)
+        cooked_once = MapDataset(BlendSourceDataset(cooked(sources, once_or_twice), [1, 1]), no_fives)
+        if buffer == "packing":
+            tree: SavableDataset[Any] = PackingDataset(cooked_once, 60, in_threes, list)
+        else:
+            tree = GroupBatchDataset(cooked_once, 9, lambda sample: (leaf_and_number(sample)[1] % 7, None), list)
+        return tree, [source.reader for source in sources]  # type: ignore[attr-defined]
+
+    live = RankIterator(make()[0])
+    for _ in range(3):
+        next(live)
+    state = json.loads(json.dumps(live.state_dict()))
+    tree, readers = make()
+    restored: Any = RankIterator(tree)
+    restored.load_state_dict(state)
+    assert [text_of(sample) for sample in next(restored)] == [text_of(sample) for sample in next(live)]
+    calls = sum(reader.calls for reader in readers)
+    assert calls == 2 if buffer == "packing" else calls < sum(reader.rows_read for reader in readers) / 2

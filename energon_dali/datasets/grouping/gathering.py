@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -11,7 +11,7 @@ from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import rerun
-from energon_dali.datasets.restore_key import Key
+from energon_dali.datasets.restore_key import Key, attempt
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -74,6 +74,10 @@ class GatheringDataset(WrapperDataset[Any]):
             StateError: The key is not of the dataset below.
         """
         return self.dataset.restore_sample(key)
+
+    def restore_parts(self, keys: Sequence[Key]) -> list[Any]:
+        """Returns several elements of the list that the hook is given, made anew; errors in place of lost ones."""
+        return [attempt(self.restore_part, key) for key in keys]
 
 
 def distinct(sample: Any, present: set[int]) -> Any:

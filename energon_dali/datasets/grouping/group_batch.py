@@ -12,7 +12,7 @@ from energon_dali.datasets.base import SavableDataset, State, StreamContext, Str
 from energon_dali.datasets.grouping.gathering import GatheringDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
-from energon_dali.datasets.restore_key import Key, freeze_key, restored, thaw_key
+from energon_dali.datasets.restore_key import Key, freeze_key, restored
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig
@@ -204,13 +204,14 @@ class _GroupIterator(StreamIterator[Any]):
         self._inner.load_state_dict(state["inner"])
 
     def _refill(self, state: State) -> None:
-        restore = self._dataset.dataset.restore_sample
+        restore = self._dataset.dataset.restore_samples
         handler = self._dataset.worker_config.restore_error_handler
-        for number, *saved in state["waiting"]:
-            for key, sample in restored(restore, [thaw_key(saved)], handler):
+        made = restored(restore, [[key] for _, *key in state["waiting"]], handler)
+        for (number, *_), pairs in zip(state["waiting"], made, strict=True):
+            for key, sample in pairs:
                 self._join(sample, key, number)
         if state["current"]:
-            pairs = list(restored(restore, map(thaw_key, state["current"]), handler))
+            (pairs,) = restored(restore, [state["current"]], handler)
             self._current = [key for key, _ in pairs]
             if pairs:
                 self._runner.load([sample for _, sample in pairs], tuple(self._current))

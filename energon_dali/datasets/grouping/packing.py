@@ -13,7 +13,7 @@ from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
-from energon_dali.datasets.restore_key import Key, freeze_key, restored, thaw_key
+from energon_dali.datasets.restore_key import Key, freeze_key, restored
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
 from energon_dali.task_encoder.context import sample_context
@@ -279,16 +279,15 @@ class _PackingIterator(StreamIterator[Any]):
         self._inner.load_state_dict(state["inner"])
 
     def _refill(self, state: State) -> None:
-        restore = self._dataset.dataset.restore_sample
         handler = self._dataset.worker_config.restore_error_handler
-        packs = [list(restored(restore, map(thaw_key, group), handler)) for group in state["packs"]]
-        self._packs.extend(pack for pack in packs if pack)
-        kept = [(waited, list(restored(restore, map(thaw_key, group), handler))) for waited, *group in state["kept"]]
-        self._kept = [(waited, group) for waited, group in kept if group]
+        groups = [*state["packs"], *(group for _, *group in state["kept"])]
+        made = iter(restored(self._dataset.dataset.restore_samples, groups, handler))
+        self._packs.extend(filter(None, [next(made) for _ in state["packs"]]))
+        self._kept = [(waited, group) for (waited, *_), group in zip(state["kept"], made, strict=True) if group]
         self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
         self._ended = state["ended"]
         if state["current"]:
-            pairs = list(restored(self._dataset.restore_part, map(thaw_key, state["current"]), handler))
+            (pairs,) = restored(self._dataset.restore_parts, [state["current"]], handler)
             self._current = [key for key, _ in pairs]
             if pairs:
                 self._runner.load([sample for _, sample in pairs], tuple(self._current))

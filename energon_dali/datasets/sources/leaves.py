@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset, StreamContext, StreamIterator
-from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaf_states import LeafStates
 from energon_dali.errors import ConfigError, StateError
@@ -78,14 +78,28 @@ class LeavesDataset(SavableDataset[Any]):
         Raises:
             StateError: The key is not of this dataset.
         """
-        restore_key = expect_name(restore_key, self.key_name)
-        leaf = restore_key[1]
+        restore_key = thaw_key(restore_key)
+        leaf = self.leaves[self._leaf_of(restore_key)]
+        return set_restore_key(leaf.restore_sample(restore_key[2:]), restore_key)
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        leaves = [self._leaf_of(key) for key in keys]
+        made: list[Any] = [None] * len(keys)
+        for leaf in dict.fromkeys(leaves):
+            places = [place for place, number in enumerate(leaves) if number == leaf]
+            elements = self.leaves[leaf].restore_samples([keys[place][2:] for place in places])
+            for place, element in zip(places, elements, strict=True):
+                made[place] = set_restore_key(element, keys[place])
+        return made
+
+    def _leaf_of(self, key: Key) -> int:
+        leaf: int = expect_name(key, self.key_name)[1]
         if not 0 <= leaf < len(self.leaves):
             raise StateError(
-                f"The restore key {restore_key!r} is of dataset {leaf}, and there are {len(self.leaves)} here. Give a "
+                f"The restore key {key!r} is of dataset {leaf}, and there are {len(self.leaves)} here. Give a "
                 "key of this very list of datasets."
             )
-        return set_restore_key(self.leaves[leaf].restore_sample(restore_key[2:]), restore_key)
+        return leaf
 
 
 class LeavesIterator(StreamIterator[Any]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,9 @@ class MeasuredBlendDataset(WrapperDataset[Any]):
     def restore_sample(self, restore_key: Key) -> Any:
         """Returns the sample of a key of the dataset below, made anew."""
         return self.dataset.restore_sample(restore_key)
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        return self.dataset.restore_samples(keys)
 
 
 class _MeasuredIterator(StreamIterator[Any]):

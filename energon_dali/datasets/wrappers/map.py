@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner, rerun
-from energon_dali.datasets.restore_key import Key
+from energon_dali.datasets.hook_runner import NOTHING, HookRunner, input_key, rerun
+from energon_dali.datasets.restore_key import Key, attempt
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -69,6 +70,16 @@ class MapDataset(WrapperDataset[Any]):
             StateError: The key is not of this dataset, or the function gives no such element any more.
         """
         return rerun(self, self.map_fn, restore_key, self.dataset.restore_sample)
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        inputs = self.dataset.restore_samples([input_key(self, self.map_fn, key) for key in keys])
+        return [
+            element if isinstance(element, Exception) else attempt(partial(self._again, element), key)
+            for key, element in zip(keys, inputs, strict=True)
+        ]
+
+    def _again(self, element: Any, key: Key) -> Any:
+        return rerun(self, self.map_fn, key, lambda _: element)
 
 
 class _MapIterator(StreamIterator[Any]):
