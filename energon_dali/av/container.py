@@ -276,6 +276,7 @@ def translated_errors(format: str = "") -> Iterator[None]:
     try:
         yield
     except FFmpegError as error:
-        raise DecodeError(f"FFmpeg cannot read it: {error.strerror or error}", format, ROUTE) from error
+        file = "it" if error.filename in (None, "", "<none>") else error.filename  # "<none>" where bytes are read
+        raise DecodeError(f"FFmpeg cannot read {file}: {error.strerror or error}", format, ROUTE) from error
     except (EOFError, UnicodeError, OverflowError) as error:
         raise DecodeError(f"FFmpeg cannot read it: {error}", format, ROUTE) from error

@@ -133,8 +133,11 @@ class MediaDecoder(Decoder):
         Random operations are drawn from seed 0; `stage` takes the seed of the sample.
 
         Raises:
+            ConfigError: `raw` is text, such as a path.
             DecodeError: The part cannot be decoded; the message names it.
         """
+        if isinstance(raw, str):
+            raise ConfigError(f"raw={raw[:80]!r} is text. Give the content of the file as bytes.")
         value = self.stage(fname, raw)
         return value.decode() if isinstance(value, MediaHandle) else value
 

@@ -200,9 +200,11 @@ def columns_of(samples: Sequence[Any]) -> dict[str, list[Any]]:
         samples: At least one dict, dataclass or named tuple; all with the fields of the first.
 
     Raises:
-        ConfigError: A sample has other fields than the first.
+        ConfigError: A sample has no fields, or others than the first.
     """
     first = samples[0]
+    if first is None:
+        raise ConfigError("None stands in place of a sample to batch: let the hook before, encode_sample, return one.")
     if isinstance(first, dict):
         names = list(first)
     elif hasattr(first, "__dataclass_fields__"):

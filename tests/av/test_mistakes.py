@@ -29,6 +29,13 @@ def test_what_is_no_list_of_pairs_is_refused(ranges: Any) -> None:
             decoder.get_audio_clips(ranges)
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match=r"FFmpeg cannot read .*lost\.mp4: No such file"):
+        AVDecoder(tmp_path / "lost.mp4").get_video()
+    with pytest.raises(DecodeError, match="FFmpeg cannot read it: Invalid data"):
+        AVDecoder(b"no film" * 100).get_video()
+
+
 def test_numbers_of_any_library_make_ranges_and_sizes() -> None:
     with AVDecoder(video_file("h264-aac-mp4"), missing="empty") as decoder:
         wanted = decoder.get_clips([(0, 1)], [(0, 1)])

@@ -66,6 +66,8 @@ def test_views_are_taken_in_place_of_bytes() -> None:
     assert decoder.stage("txt", memoryview(b"words")) == "words"
     assert decoder.stage("txt.gz", memoryview(gzip.compress(b"words"))) == "words"
     assert type(decoder.stage("bin", memoryview(b"words"))) is bytes
+    with pytest.raises(ConfigError, match=r"raw='data/photo.jpg' is text. Give the content of the file as bytes"):
+        decoder.decode("photo.jpg", "data/photo.jpg")  # type: ignore[arg-type]
 
 
 def test_compressed_parts_unpack_again_and_again() -> None:

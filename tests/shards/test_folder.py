@@ -104,6 +104,9 @@ def test_a_wrong_file_is_named(root: Path, name: str, content: object, message: 
 def test_missing_files_say_what_to_do(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetFormatError, match=r"is no folder"):
         WebdatasetFolder(str(tmp_path / "nowhere"))
+    (tmp_path / "photo.jpg").write_bytes(b"")
+    with pytest.raises(DatasetFormatError, match=r"photo.jpg is a file, and neither.*Give one of these, or the f"):
+        WebdatasetFolder(str(tmp_path / "photo.jpg"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetFormatError, match=r"is not prepared.*energon-dali prepare"):
         WebdatasetFolder(str(tmp_path / "empty"))

@@ -19,6 +19,11 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         DatasetFormatError: The dataset is not prepared, or the file is damaged.
         StorageError: It cannot be read.
     """
+    if root.is_local and root.is_file():
+        raise DatasetFormatError(
+            f"{root} is a file, and neither a metadataset (.yaml) nor lines of JSON (.jsonl). Give one of these, or "
+            "the folder that holds the tar shards."
+        )
     for name in INFO_NAMES:
         path = root / META / name
         content = path.read_if_there()
