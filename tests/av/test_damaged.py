@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import av
@@ -13,9 +15,11 @@ import pytest
 import torch
 
 from energon_dali.av import AVDecoder, AVLimits
+from energon_dali.av.demux import demux_stream
 from energon_dali.errors import DecodeError
 from tests.av.corpus import audio_file, broken_files, video_file
 from tests.av.mp4_boxes import with_claimed_frames
+from tests.av.test_odd_files import encode_pictures, packed_avi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FUZZED = (
@@ -128,6 +132,37 @@ def test_the_samples_around_a_hole_are_there_by_option() -> None:
         (late,), _ = decoder.get_audio_clips([(12 * 4608 / 48000, 13 * 4608 / 48000)])
         assert torch.equal(late, whole[:, 12 * 4608 : 13 * 4608])
         assert (start, end) == pytest.approx((0, whole.shape[1] / 48000), abs=1e-3)
+
+
+def test_every_frame_around_a_hole_comes_alone_too() -> None:
+    data = packed_avi()
+    for share in (15, 20, 30, 40):
+        place = len(data) * share // 64
+        broken = data[:place] + Random(share).randbytes(len(data) // 20) + data[place + len(data) // 20 :]
+        with AVDecoder(broken, damaged="partial") as decoder:
+            count = len(decoder.get_video().video_clips[0])
+            for number in range(count):
+                assert len(decoder.get_video_clips([(number, number)], "frames")[0][0]) == 1
+
+
+def test_where_a_container_cannot_be_read_on_is_its_end_by_option() -> None:
+    data = encode_pictures("rv20", "rm", "yuv420p", (176, 144))
+    cut = data[: len(data) * 6 // 10]
+    with AVDecoder(cut) as decoder, pytest.raises(DecodeError, match="Invalid data"):
+        decoder.get_video()
+    with AVDecoder(cut, damaged="partial") as decoder:
+        count = len(decoder.get_video().video_clips[0])
+        assert 0 < count < 8
+        assert len(decoder.get_video_clips([(count - 1, count - 1)], "frames")[0][0]) == 1
+
+
+def test_streams_that_begin_late_end_no_reading() -> None:
+    class Late:
+        def demux(self, stream: object) -> Iterator[str]:
+            yield f"packet of {stream}"
+            raise IndexError("list index out of range")  # so does PyAV, by chance: it reads behind its own memory
+
+    assert list(demux_stream(Late(), "film")) == ["packet of film"]
 
 
 def test_a_cut_file_gives_what_is_there() -> None:

@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.av.container import ROUTE, MediaFile
+from energon_dali.av.demux import demux_stream
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -31,20 +32,13 @@ def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator
     Raises:
         DecodeError: It takes too long, or there are too many packets.
     """
-    from av.error import FFmpegError
-
-    deadline, stream = file.deadline(), file.container.streams[position]
-    packets: Iterator[Packet[Any]] = file.container.demux(stream)
+    deadline = file.deadline()
+    packets = demux_stream(file.container, file.container.streams[position], tolerant=tolerant)
     for number in range(file.limits.max_packets):
         if not number & 15:
             deadline.check()
-        try:
-            packet = next(packets)
-        except StopIteration:
-            return
-        except (FFmpegError, EOFError):
-            if not tolerant:
-                raise
+        packet = next(packets, None)
+        if packet is None:
             return
         if packet.size:
             yield packet

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.av.container import MediaFile
+from energon_dali.av.demux import demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
 from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
@@ -56,21 +57,23 @@ class PacketFeed:
         packed = facts.codec == "mpeg4" and index.proven
         self._skips = facts.codec in _SKIPS_NONREF and not packed and not facts.is_interlaced_mpeg4
 
-    def decode(self, wanted: Int64s, starts: Int64s) -> Iterator[tuple[int, VideoFrame]]:
+    def decode(self, wanted: Int64s, starts: Int64s, *, to_end: bool = False) -> Iterator[tuple[int, VideoFrame]]:
         """Yields (number, frame) of the wanted frames that come, each once.
 
         Args:
             wanted: Numbers of frames, without repetition; int64 [n].
             starts: Packet where decoding begins, for each; int64 [n].
+            to_end: Goes on behind the packets of a frame until it comes, as a decode of the whole does.
 
         Raises:
             DecodeError: It takes too long, or the file changed.
         """
         positions = self._index.positions[wanted]
         numbers = dict(zip(positions.tolist(), wanted.tolist(), strict=True))
-        for start, last in find_runs(starts, self._ends(positions)):
+        ends = np.full(len(positions), len(self._index.packets) - 1) if to_end else self._ends(positions)
+        for start, last in find_runs(starts, ends):
             self._move_to(start)
-            yield from self._run(start, last, numbers)
+            yield from self._run(start, last, numbers, to_end=to_end)
 
     def _ends(self, positions: Int64s) -> Int64s:
         """Returns the last packet that each frame is made of: a second field, or more, may follow the first packet."""
@@ -80,7 +83,7 @@ class PacketFeed:
         after = np.searchsorted(every, positions, side="right")
         return np.append(every, len(self._index.packets))[after] - 1
 
-    def _run(self, start: int, last: int, numbers: dict[int, int]) -> Iterator[tuple[int, VideoFrame]]:
+    def _run(self, start: int, last: int, numbers: dict[int, int], *, to_end: bool) -> Iterator[tuple[int, VideoFrame]]:
         """Decodes packets `start` through `last`, takes out what the decoder still holds, and yields wanted frames."""
         from av.error import FFmpegError
 
@@ -104,6 +107,8 @@ class PacketFeed:
                     raise
                 continue
             yield from self._pick(frames, numbers)
+            if to_end and not numbers:
+                break
             if not number & 15:
                 self._deadline.check()
         try:
@@ -183,7 +188,7 @@ class PacketFeed:
     def _begin(self, container: Any) -> None:
         self._stream = container.streams[self._facts.position]
         self._file.select(self._stream)
-        self._packets = container.demux(self._stream)
+        self._packets = demux_stream(container, self._stream, tolerant=self._tolerant)
         self._held = None
         self._next = -1
 

@@ -170,7 +170,7 @@ class VideoReader:
         missing = wanted
         for attempt in range(3):
             got: set[int] = set()
-            for number, frame in feed.decode(missing, starts):
+            for number, frame in feed.decode(missing, starts, to_end=attempt == 2):
                 got.add(number)
                 yield number, frame
             keep = np.array([number not in got for number in missing.tolist()], bool)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from energon_dali.av.container import ROUTE, MediaFile
+from energon_dali.av.demux import demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
 from energon_dali.av.video.key_packets import EMPTY_PICTURE_BYTES, find_length_size, is_clean_start, is_hidden
 from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
@@ -58,13 +59,14 @@ def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "erro
     return index
 
 
-def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None) -> PacketTable:
+def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tolerant: bool = False) -> PacketTable:
     """Returns the packets of a stream, read one by one.
 
     Args:
         file: The file, inside `opened`.
         facts: The stream.
         decode: Called with (number, packet) of each, also with the empty packet at the end.
+        tolerant: Takes a place where the container cannot be read on for the end.
 
     Raises:
         DecodeError: There are too many packets, or it takes too long.
@@ -77,7 +79,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None) -> Pac
     looks_hidden = facts.codec in ("vp8", "vp9")
     looks_clean = facts.codec in ("h264", "hevc", "mpeg4")
     rows: list[tuple[int, int, int, int, bool, bool]] = []
-    for packet in container.demux(stream):
+    for packet in demux_stream(container, stream, tolerant=tolerant):
         number = len(rows)
         if decode is not None:
             decode(number, packet)
@@ -160,13 +162,15 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
     """
     from av.error import FFmpegError
 
+    context: Any = file.rewind().streams[facts.position].codec_context
     shown: list[tuple[int, int | None]] = []
     keys: set[int] = set()
 
     def decode(number: int, packet: Any) -> None:
-        packet.opaque = Mark(number)
+        if packet is not None:
+            packet.opaque = Mark(number)
         try:
-            for frame in packet.decode():
+            for frame in context.decode(packet):
                 shown.append((read_mark(frame), frame.pts))
                 if frame.key_frame:
                     keys.add(shown[-1][0])
@@ -174,7 +178,9 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
             if damaged == "error":
                 raise
 
-    table = read_packets(file, facts, decode)
+    table = read_packets(file, facts, decode, tolerant=damaged == "partial")
+    if damaged == "partial":
+        decode(len(table), None)  # an end that was not the file's leaves frames in the decoder
     if facts.codec in RESTAMPED:
         packet_at = dict(zip(table.pts.tolist(), range(len(table)), strict=True))
         shown = [(packet_at.get(NO_TIME if pts is None else pts, -1), pts) for _, pts in shown]
@@ -188,7 +194,6 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
         table.is_key[1:] = False
     if facts.codec not in _TOLD_BY_PACKETS | _FIELD_PACKETS:
         table.is_key[[number not in keys for number in range(len(table))]] = False
-    context: Any = file.container.streams[facts.position].codec_context
     starts = positions if context.codec.intra_only else find_starts(positions, ranks, table, packet_ranks)
     return FrameIndex(
         pts, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table, proven=True
