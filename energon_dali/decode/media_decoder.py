@@ -136,8 +136,9 @@ class MediaDecoder(Decoder):
             ConfigError: `raw` is text, such as a path.
             DecodeError: The part cannot be decoded; the message names it.
         """
-        if isinstance(raw, str):
-            raise ConfigError(f"raw={raw[:80]!r} is text. Give the content of the file as bytes.")
+        given: object = raw
+        if isinstance(given, str):
+            raise ConfigError(f"raw={given[:80]!r} is text. Give the content of the file as bytes.")
         value = self.stage(fname, raw)
         return value.decode() if isinstance(value, MediaHandle) else value
 

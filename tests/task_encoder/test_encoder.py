@@ -114,7 +114,7 @@ def test_fields_that_are_not_there_are_named() -> None:
         encoder()._batch([sample(1)], int)
     with pytest.raises(ConfigError, match="A str has no fields to batch"):
         encoder()._batch(["x"], dict)
-    with pytest.raises(ConfigError, match="None stands in place of a sample.*encode_sample, return one"):
+    with pytest.raises(ConfigError, match=r"None stands in place of a sample.*encode_sample, return one"):
         encoder()._batch([None], dict)
     with pytest.raises(ConfigError, match="at least one sample"):
         encoder()._batch([], dict)
