@@ -21,6 +21,9 @@ PACKAGES = {
 }
 """Package: (module, what it is for)."""
 
+_WANTED = {"av": "'av<19'"}
+"""What pip is to be told instead of the package's name: PyAV 19 took away options of `av.open`."""
+
 _FOR_URLS = "multi-storage-client"
 """Imported where a shard is named by a URL alone: all else works without it."""
 
@@ -53,7 +56,8 @@ def check_cpu_path(host: Host) -> Iterator[Check]:
     )  # fmt: skip
     yield from _packages(host)
     yield _trial(host, "JPEG, Pillow", ("image", "pil"), "images on the CPU", "pip install --force-reinstall pillow")
-    yield _trial(host, "H.264, PyAV", ("video", "pyav"), "videos on the CPU", "pip install --force-reinstall av")
+    yield _trial(host, "H.264, PyAV", ("video", "pyav"), "videos on the CPU",
+                 f"pip install --force-reinstall {_WANTED['av']}")  # fmt: skip
     yield from _dali(host)
 
 
@@ -62,7 +66,8 @@ def _packages(host: Host) -> Iterator[Check]:
     for package, (module, needed_for) in PACKAGES.items():
         version = host.version(package)
         error = errors.error or str(errors.facts.get(module, ""))
-        remedy = f"pip install {package}"
+        wanted = _WANTED.get(package, package)
+        remedy = f"pip install {wanted}"
         need: Need = "optional" if package == _FOR_URLS else "always"
         if version is None and error:  # a module on PYTHONPATH has no version, and works
             yield Check(
@@ -72,7 +77,7 @@ def _packages(host: Host) -> Iterator[Check]:
         elif error:
             yield Check(
                 name=package, state="broken", found=f"{version}: {error}", needed_for=needed_for, need=need,
-                remedy=f"pip install --force-reinstall {package}",
+                remedy=f"pip install --force-reinstall {wanted}",
             )  # fmt: skip
         else:
             yield Check(
