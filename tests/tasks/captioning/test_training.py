@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning
 import pytest
 import tokenizers
 import torch
@@ -127,6 +128,7 @@ def test_weights_and_tokenizer_of_a_folder_take_their_places(folders: list[str],
     assert loaded.backbone.model.config.to_diff_dict() == saved.model.config.to_diff_dict()
     for name, value in result.task.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+    validated_without_a_data_module(loaded, result, tmp_path / "alone")
     with pytest.raises(ConfigError, match=r"backbone\.pretrained=.*model cannot be read: (.|\n)*Give a folder"):
         TransformersGPT2(10, 10, pretrained=str(tmp_path / "model"))
     encoder = result.data_module.task_encoder("train")
@@ -137,6 +139,23 @@ def test_weights_and_tokenizer_of_a_folder_take_their_places(folders: list[str],
     assert len(tokens) < len(sample.caption)  # pieces of words
     assert tokens[0] == tokens[-1] == fast.eos_token_id
     assert encoder.codec.decode(tokens.tolist()) == sample.caption
+
+
+def validated_without_a_data_module(task: Any, result: TrainResult, folder: Path) -> None:
+    """Where nothing makes texts of tokens, there are the metrics alone."""
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=folder, enable_checkpointing=False
+    )
+    loader = result.data_module.val_dataloader()
+    (metrics,) = trainer.validate(task, dataloaders=loader, verbose=False)
+    result.data_module.close()
+    assert metrics["val_loss"] == pytest.approx(result.metrics["val_loss"], rel=1e-6)
+    assert not folder.exists()
+
+
+def test_a_backbone_of_another_task_is_refused_by_name(folders: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"SequenceGPT2 has no embed_dim and no embed: .*captioning/gpt, or one with"):
+        train(folders, tmp_path, "backbone=transformers/gpt2")
 
 
 class TextLogger:

@@ -57,9 +57,7 @@ def test_each_rank_counts_its_own_batches(folder: Path, monkeypatch: pytest.Monk
     module.close()
 
 
-def test_a_rank_without_a_batch_to_validate_is_told_to_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_without_a_batch_to_validate_is_told_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = numbers_dataset(tmp_path / "small", 4)
     for rank in (0, 4):
         monkeypatch.setenv("RANK", str(rank))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from energon_dali.errors import ConfigError
 from energon_dali.tasks import TrainResult, compose, run
 from energon_dali.tasks.vision.igpt.task import pixel_loss
 
@@ -95,3 +96,8 @@ def test_a_resumed_run_ends_where_the_whole_one_does(archive: Path, tmp_path: Pa
         assert torch.equal(value, resumed.task.state_dict()[name])
     last = [tmp_path / run / "samples" / "step-000012.png" for run in ("whole", "resumed")]
     assert last[0].read_bytes() == last[1].read_bytes()
+
+
+def test_a_backbone_of_another_task_is_refused_by_name(archive: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CaptioningGPT does not take sequences of pixels alone: missing a required"):
+        train(archive, tmp_path, "backbone=multimodal/captioning/gpt")

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from energon_dali.errors import ConfigError
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
 from energon_dali.tasks.multimodal.captioning.model.attention import packed_causal_mask
 from energon_dali.tasks.multimodal.captioning.model.backbone import PatchPrefix, PrefixBackbone
@@ -34,6 +35,9 @@ class CaptioningTransformer(TaskTransformer):
         end_token: Ends a text.
         num_samples: Images that get a caption after each validation; 0 writes none.
         **options: As for TaskTransformer.
+
+    Raises:
+        ConfigError: The backbone is of another task.
     """
 
     backbone: PrefixBackbone  # type: ignore[assignment]
@@ -51,6 +55,12 @@ class CaptioningTransformer(TaskTransformer):
         num_samples: int = 12,
         **options: Any,
     ) -> None:
+        missing = [name for name in ("embed_dim", "embed") if not hasattr(backbone, name)]
+        if missing:
+            raise ConfigError(
+                f"{type(backbone).__name__} has no {' and no '.join(missing)}: it takes no images before a text. "
+                "Choose backbone=multimodal/captioning/gpt, or one with the protocol of PrefixBackbone."
+            )
         super().__init__(backbone, **options)
         self.patch_size = patch_size
         self.num_positions = num_positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ class GenerativePixelsTransformer(TaskTransformer):
             are so short that threads wait for each other, most of all on a machine that is busy.
 
     Raises:
-        ConfigError: A number cannot work, or the palette is none.
+        ConfigError: A number cannot work, the palette is none, or the backbone is of another task.
     """
 
     def __init__(
@@ -70,6 +71,13 @@ class GenerativePixelsTransformer(TaskTransformer):
                 f"{temperature = }, {num_samples = }, {cpu_threads = }: the temperature is above 0, the number of "
                 "samples at least 0, and that of threads at least 1 or None."
             )
+        try:
+            inspect.signature(backbone.forward).bind(None, **({"classify": True} if classify else {}))
+        except TypeError as error:
+            raise ConfigError(
+                f"{type(backbone).__name__} does not take sequences of pixels alone{', with classify' * classify}: "
+                f"{error}. Choose backbone=vision/igpt/gpt2 or transformers/gpt2, or one with the protocol of GPT2."
+            ) from error
         self.palette = _palette_of(palette)
         self.num_pixels = num_pixels
         self.classify = classify
