@@ -65,13 +65,25 @@ def make_config(
         click.echo("A crude dataset needs no field map. Give your task encoder a `Cooker` for its samples.")
         return crude_config()
     if field_map is not None:
-        return sample_config(chosen, parse_field_map(field_map, chosen))
+        fields = parse_field_map(field_map, chosen)
+        _warn_of_lost_parts(fields, part_names)
+        return sample_config(chosen, fields)
     if interactive and len(part_names) <= MANY_PARTS:
         question = "Do you want to set a simple field_map[Y] (or write your own sample_loader [n])?"
         if click.confirm(question, default=True):
             return sample_config(chosen, _ask_field_map(chosen, part_names))
     _write_loader(root, chosen, part_names, interactive=interactive)
     return sample_config(chosen, None)
+
+
+def _warn_of_lost_parts(fields: dict[str, str], part_names: Sequence[str]) -> None:
+    for field, parts in fields.items():
+        if not any(option.split("[")[0].strip() in part_names for option in parts.split(",")):
+            click.echo(
+                f"Warning: no sample has a part {parts!r} for the field {field!r}; there are {', '.join(part_names)}. "
+                "Correct it in .nv-meta/dataset.yaml, or every sample will fail.",
+                err=True,
+            )
 
 
 def parse_field_map(text: str, sample_type: str) -> dict[str, str]:

@@ -66,6 +66,14 @@ def test_info_of_a_crude_dataset_and_of_one_without_a_type(tmp_path: Path) -> No
     assert "CrudeSample" in ok("info", tmp_path)
 
 
+def test_a_field_map_that_fits_no_sample_is_told(tmp_path: Path) -> None:
+    captions(tmp_path)
+    words = (*QUIET, "--split-ratio", "1,0,0", "--sample-type", "CaptioningSample", "--force-overwrite", "--field-map")
+    told = ok("prepare", tmp_path, *words, '{"image": "jpeg,png", "caption": "txt"}')
+    assert "Warning: no sample has a part 'jpeg,png' for the field 'image'; there are jpg, meta.json, txt." in told
+    assert "Warning" not in ok("prepare", tmp_path, *words, '{"image": "jpeg,jpg", "caption": "meta.json[caption]"}')
+
+
 def test_prepare_asks_what_is_not_given(tmp_path: Path) -> None:
     captions(tmp_path)
     questions = ("--no-progress", "--num-workers", 1)
