@@ -97,7 +97,7 @@ class WebdatasetFolder:
 
     @property
     def uuid(self) -> str:
-        """Identity of the index, new each time the folder is prepared; "" if it has none."""
+        """Identity of the index, kept where the same samples at the same places are prepared anew; "" if it has none."""
         if self._uuid is None:
             self._uuid = read_uuid(self.root)
         return self._uuid

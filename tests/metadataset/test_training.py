@@ -24,6 +24,7 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StateError
+from energon_dali.shards import prepare_dataset
 from energon_dali.shards.index.jsonl_index import prepare_jsonl
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
@@ -115,7 +116,8 @@ def test_a_state_is_refused_where_the_split_changed_since(train: list[str], excl
         return get_savable_loader(get_train_dataset(mix(node), worker_config=config(2)))
 
     state = make().save_state_rank()
-    make().restore_state_rank(state)
+    prepare_dataset(path, split_patterns=[("train", ".*"), ("val", ".*")])
+    make().restore_state_rank(state)  # the same shards, prepared anew
     (Path(path) / ".nv-meta" / "split.yaml").write_text(
         json.dumps({"split_parts": {"train": train, "val": ["shard_000.tar", "shard_001.tar"]}, "exclude": exclude})
     )

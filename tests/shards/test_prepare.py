@@ -169,12 +169,34 @@ def test_tar_index_only_keeps_the_split(tmp_path: Path) -> None:
     captions(tmp_path)
     prepare_dataset(tmp_path, split_ratio={"train": 1, "val": 2})
     before = (tmp_path / ".nv-meta/split.yaml").read_text()
-    uuid = WebdatasetFolder(str(tmp_path)).uuid
     (tmp_path / "shard_0.tar.idx").unlink()
     prepare_dataset(tmp_path, tar_index_only=True)
     assert (tmp_path / "shard_0.tar.idx").exists()
     assert (tmp_path / ".nv-meta/split.yaml").read_text() == before
-    assert WebdatasetFolder(str(tmp_path)).uuid != uuid
+
+
+def test_an_index_of_the_same_samples_keeps_its_identity(tmp_path: Path) -> None:
+    def prepared(**options: Any) -> str:
+        prepare_dataset(tmp_path, **options)
+        return WebdatasetFolder(str(tmp_path)).uuid
+
+    samples = captions(tmp_path)
+    first = prepared()
+    assert prepared() == prepared(tar_index_only=True) == prepared(split_ratio={"train": 1, "val": 2}) == first
+    extents, uuid_file = tmp_path / ".nv-meta" / "extents.bin", tmp_path / ".nv-meta" / "index.uuid"
+    keys = {f"s0_{number}": f"s0_{number}" for number in range(3)} | {"s0_3": "x0_3"}
+    files = {f"{new}.{part}": samples[old][part] for old, new in keys.items() for part in samples[old]}
+    write_tar(tmp_path / "shard_0.tar", files)
+    changed = prepared()
+    assert changed != first, "a key is another, at the same place"
+    extents.unlink()
+    without = prepared()
+    assert without != changed, "nothing says that the samples are the same"
+    uuid_file.write_text("of another program")
+    assert prepared() not in (without, "of another program")
+    extents.write_bytes(extents.read_bytes()[:-8])
+    assert len(prepared()) == 36
+    assert prepared(shards=["shard_1.tar", "shard_0.tar", "shard_2.tar"]) != prepared()
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -71,6 +71,11 @@ class ExtentFileWriter:
         crc = zlib.crc32(names, zlib.crc32(section))
         self._lines += _LINE.pack(offset, len(section), len(names), num_samples, num_parts, shard_bytes, crc, 0)
 
+    @property
+    def table(self) -> bytes:
+        """The lines of the shards so far; equal lines, by their CRC, are of equal sections."""
+        return bytes(self._lines)
+
     def finish(self, uuid: str, shard_counts: Mapping[str, int]) -> None:
         """Writes the table and the header."""
         table = self._file.tell()
@@ -124,6 +129,11 @@ class ExtentFile:
         fd = getattr(self._reader, "fd", None)
         if fd is not None:
             self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+    @property
+    def table(self) -> bytes:
+        """The lines of all shards, as `ExtentFileWriter.table` gives them."""
+        return self._table
 
     def shard(self, index: int) -> ShardExtents:
         """Returns the extents of a shard; views of the mapped file where it is local.

@@ -8,14 +8,15 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from energon_dali import __version__
 from energon_dali.errors import ConfigError, DatasetFormatError, ShardError
-from energon_dali.shards.index.extent_file import ExtentFileWriter
-from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UUID_NAME
+from energon_dali.shards.index.extent_file import ExtentFile, ExtentFileWriter, digest_of_counts
+from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UUID_NAME, read_uuid
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import read_shard_counts, write_shard_counts
@@ -127,8 +128,8 @@ def prepare_dataset(
         tmp_path: Folder in which the index is built before it is moved or uploaded; default is
             `.nv-meta`, or the system's where the dataset is remote.
         progress: Shows how far it is.
-        identity: UUID of the index; None draws one. Positions hold in each index of one identity: give one where the
-            same shards are made in several places.
+        identity: UUID of the index; None keeps that of an index of the same samples at the same places, or draws one.
+            Positions hold in each index of one identity: give one where the same shards are made in several places.
 
     Raises:
         ConfigError: Arguments contradict each other, or a pattern matches nothing.
@@ -150,9 +151,10 @@ def prepare_dataset(
         parts = _plan_split(names, split_ratio, split_patterns, shuffle_seed)
     job = ShardJob(root, check_part, media_filter)
     scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
+    known = _known_index(root)
     (root / META / EXTENTS_NAME).remove()  # from here on it could be of other shards than .tar.idx
     shown = progress(scans, len(names)) if progress else scans
-    found = _write_index(root, names, shown, media_filter, tmp_path, identity or str(uuid.uuid4()))
+    found = _write_index(root, names, shown, media_filter, tmp_path, identity, known)
     write_shard_counts(root, found.shard_counts, f"energon-dali {__version__}")
     _write_unreadable(root, found.unreadable, checked=check_part is not None)
     if tar_index_only:
@@ -178,15 +180,39 @@ def _plan_split(
     return split_by_ratio(names, {"train": 1.0, "val": 0.0, "test": 0.0} if ratio is None else ratio, shuffle_seed)
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownIndex:
+    """What tells an index from others."""
+
+    uuid: str
+    table: bytes
+    digest: bytes
+
+
+def _known_index(root: StoragePath) -> _KnownIndex | None:
+    """Returns the index that is about to be replaced; None where there is none that is whole."""
+    try:
+        file = ExtentFile(root / META / EXTENTS_NAME)
+    except (FileNotFoundError, DatasetFormatError):
+        return None
+    with closing(file):
+        is_whole = file.uuid != "" and file.uuid == read_uuid(root)
+        return _KnownIndex(file.uuid, file.table, file.digest) if is_whole else None
+
+
 def _write_index(
     root: StoragePath,
     names: list[str],
     scans: Iterable[ShardScan],
     media_filter: MediaFilter | None,
     tmp_path: Path | None,
-    identity: str,
+    identity: str | None,
+    known: _KnownIndex | None,
 ) -> PrepareResult:
-    """Takes the shards as they are done, and writes the three files of the index."""
+    """Takes the shards as they are done, and writes the three files of the index.
+
+    An index of the same samples at the same places keeps its identity: states and join indices of before still fit.
+    """
     folder = building_folder(root, tmp_path)
     sqlite, extents = folder / SQLITE_NAME, folder / EXTENTS_NAME
     counts: dict[str, int] = {}
@@ -216,6 +242,8 @@ def _write_index(
             _refuse(root, names, errors, tables.duplicates)
             if media_filter is not None:
                 tables.add_media_filter(media_filter.strategy, ",".join(media_filter.patterns))
+            same = known is not None and (known.table, known.digest) == (writer.table, digest_of_counts(counts))
+            identity = identity or (known.uuid if known is not None and same else str(uuid.uuid4()))
             writer.finish(identity, counts)
         (root / META / SQLITE_NAME).write_file(sqlite)
         (root / META / UUID_NAME).write_bytes(identity.encode())
