@@ -60,6 +60,11 @@ class Packing(Bytes):
         return [sample if isinstance(sample, list) else sample.__key__ for sample in samples]
 
 
+class Grouped(Bytes):
+    def batch_group_criterion(self, sample: Any) -> Any:
+        return sample.__key__
+
+
 def config(**options: Any) -> WorkerConfig:
     return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, "num_streams": 2, **options})
 
@@ -120,6 +125,11 @@ def test_one_encoder_packs_where_a_buffer_is_given_and_else_does_not(folder: Pat
     assert list(val(folder, **stages)) == [[f"k{number}" for number in range(12)]]
     packed = list(val(folder, **stages, packing_buffer_size=6))
     assert packed == [[[f"k{number}" for number in range(first, first + 6)] for first in (0, 6)]]
+
+
+def test_a_group_criterion_that_gives_no_pair_is_told_so_at_once(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"batch_group_criterion returned 'k\d+'. Return a pair, such as \(key, None\)"):
+        next(iter(train(folder, task_encoder=Grouped())))
 
 
 @pytest.mark.parametrize("path", ["", None, 3, b"/tmp"])

@@ -125,7 +125,13 @@ class _GroupIterator(StreamIterator[Any]):
         """Puts a sample, number `number` of the stream, into its group and returns that; None if it is dropped."""
         try:
             with sample_context(number * self._num_streams + self._stream, self._dataset.place_seed):
-                group, size = self._dataset.sample_group_key(sample)
+                given = self._dataset.sample_group_key(sample)
+            if not isinstance(given, (tuple, list)) or len(given) != 2:
+                raise ConfigError(
+                    f"batch_group_criterion returned {given!r}. Return a pair, such as (key, None): the group, and its "
+                    "batch size, which is None where batch_size is set."
+                )
+            group, size = given
             hash(group)  # raises here, where the sample is known, for a list or a dict
             wanted = self._size(group, size)
         except ConfigError:
