@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import is_dataclass
 from types import GeneratorType
 from typing import Any
 
@@ -116,7 +118,7 @@ class HookRunner:
             self.skip_outputs -= 1
             return NOTHING
         self.key = (self._name, index, self.offset - 1, *self._keys)
-        return set_restore_key(result, self.key)
+        return set_restore_key(own_copy(result), self.key)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         error.__cause__ = cause or error.__cause__
@@ -128,6 +130,15 @@ class HookRunner:
         self._argument, self._keys, self._outputs, self._loaded = None, (), None, False
         self.offset = self.skip_outputs = 0
         self.index += 1
+
+
+def own_copy(output: Any) -> Any:
+    """Returns a shallow copy of what a generator gave: it may give the same object again.
+
+    Each output has a key of its own, and what a hook above changes in one must not be in the next, which would have it
+    or not depending on where a run was interrupted.
+    """
+    return copy(output) if isinstance(output, dict) or is_dataclass(output) else output
 
 
 def input_key(owner: SavableDataset[Any], function: Callable[..., Any], key: Key) -> Key:

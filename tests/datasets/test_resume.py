@@ -33,6 +33,16 @@ def as_many_as_number_mod_3(sample: dict[str, Any]) -> Any:
         yield {**sample, "copy": copy}
 
 
+def the_same_twice(sample: dict[str, Any]) -> Any:
+    yield sample
+    yield sample
+
+
+def changed_in_place(sample: dict[str, Any]) -> dict[str, Any]:
+    sample["number"] += 100
+    return sample
+
+
 def as_batch(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"__restore_key__": (), "numbers": [sample["number"] for sample in samples]}
 
@@ -79,6 +89,8 @@ TREES = {
     "map": lambda s: MapDataset(s, square),
     "generator": lambda s: MapDataset(s, as_many_as_number_mod_3),
     "generators in each other": lambda s: MapDataset(MapDataset(s, as_many_as_number_mod_3), as_many_as_number_mod_3),
+    "one object twice": lambda s: MapDataset(MapDataset(s, the_same_twice), changed_in_place),
+    "one object twice, handed over": lambda s: MapDataset(handed_over(MapDataset(s, the_same_twice)), changed_in_place),
     "batch": lambda s: BatchDataset(s, 4, as_batch),
     "batch, last dropped": lambda s: BatchDataset(s, 4, as_batch, drop_last=True),
     "batch of generator": lambda s: BatchDataset(MapDataset(s, as_many_as_number_mod_3), 4, as_batch),

@@ -76,6 +76,17 @@ def running_sum(samples: Iterator[Sample]) -> Iterator[Sample]:
         yield {**sample, "sum": total}
 
 
+def the_same_twice(samples: Iterator[Sample]) -> Iterator[Sample]:
+    for sample in samples:
+        yield sample
+        yield sample
+
+
+def changed_in_place(sample: Sample) -> Sample:
+    sample["number"] += 100
+    return sample
+
+
 class SavableSum:
     """A running sum that saves itself."""
 
@@ -110,6 +121,9 @@ TREES = {
     "repeat for ever": lambda s: EpochizeDataset(RepeatDataset(s), 17),
     "filter": lambda s: FilterDataset(MapDataset(s, some_fail), filter_fn=not_by_three),
     "iter map, stateless": lambda s: IterMapDataset(s, as_often_as_its_number_mod_3, stateless_iter_fn=True),
+    "iter map, one object twice": lambda s: MapDataset(
+        IterMapDataset(s, the_same_twice, stateless_iter_fn=True), changed_in_place, stateless_map_fn=True
+    ),
     "iter map, two as one": lambda s: IterMapDataset(s, two_as_one, stateless_iter_fn=True),
     "iter map, replayed": lambda s: IterMapDataset(MapDataset(s, some_fail), running_sum),
     "iter map, replayed, failing": lambda s: IterMapDataset(s, two_as_one),

@@ -9,6 +9,7 @@ from typing import Any
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hook_runner import own_copy
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
 from energon_dali.task_encoder import failure_tolerance, sample_context
@@ -196,7 +197,7 @@ class _IterMapIterator(StreamIterator[Any]):
                 self._skip -= 1
                 continue
             self._key = ("IterMapDataset", index, self._offset, *elements.keys)
-            return set_restore_key(output, self._key)
+            return set_restore_key(own_copy(output), self._key)
 
     def _begin(self) -> _Elements:
         self._epoch_start = self._inner.state_dict()
