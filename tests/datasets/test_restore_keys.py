@@ -16,7 +16,7 @@ from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.map import MapDataset
-from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, StateError
+from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample, StateError
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 
@@ -127,6 +127,27 @@ def test_what_vanished_from_a_buffer_goes_to_the_restore_error_handler(tree: str
     rest = [number for batch in lenient for number in batch]
     assert sorted([*first, *rest]) == sorted(set(range(23)) - set(gone))
     assert told == [f"number {number} is gone" for number in gone]
+
+
+@pytest.mark.parametrize("tree", ["group", "packing"])
+def test_a_sample_that_is_skipped_only_when_it_is_made_again_is_no_skip_of_the_run(tree: str) -> None:
+    seen: set[int] = set()
+
+    def once(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["number"] in seen:
+            raise SkipSample
+        seen.add(sample["number"])
+        return sample
+
+    def make() -> RankIterator[Any]:
+        numbers = Counting(23, config(1, global_error_handler=silent))
+        return RankIterator(TREES[tree](MapDataset(MapDataset(numbers, once), ENCODERS["plain tuple"])))
+
+    live, restored = make(), make()
+    next(live)
+    restored.load_state_dict(live.state_dict())
+    with pytest.raises(StateError, match=r"raised SkipSample when the element of .* was made again"):
+        next(restored)
 
 
 @pytest.mark.parametrize(
