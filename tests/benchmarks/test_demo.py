@@ -10,6 +10,7 @@ from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.demo.__main__ import main, table
 from benchmarks.demo.dataset import NoDatasetError, users_dataset
 
+pytestmark = pytest.mark.timeout(400)  # a dozen programs with torch and workers on what may be a busy machine
 SMALL = Recipe(name="small", samples=80, shards=4, seed=7)
 FILMS = Recipe(name="small-films", samples=8, shards=2, seed=7, style="video", seconds=2)
 

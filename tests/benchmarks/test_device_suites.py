@@ -19,6 +19,7 @@ from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.workload import Workload
 from benchmarks.workload_run import prepared
 
+pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be a busy machine
 SUITES = ("gpu-images", "gpu-video", "growth")
 
 

@@ -12,6 +12,8 @@ from benchmarks import environments, plot, run
 from benchmarks.candidates.task import RESULT, Task
 from benchmarks.environments import CandidateError, python_of, run_candidate
 
+pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be a busy machine
+
 
 @pytest.fixture(scope="module")
 def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
