@@ -98,7 +98,7 @@ def _completed(cfg: DictConfig) -> DictConfig:
     """Returns a copy of a config with the output folder, and `trainer.gpus` read as `trainer.devices`.
 
     Raises:
-        ConfigError: A group that every run needs is missing, or the seed is none.
+        ConfigError: A group that every run needs is missing, the seed is none, or the folder cannot be made.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig, open_dict
@@ -117,6 +117,7 @@ def _completed(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         if cfg.get("output_dir") is None:
             cfg.output_dir = HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else "outputs"
+        _make_folder(str(cfg.output_dir))
         gpus = cfg.trainer.pop("gpus", None)
         if gpus is not None:
             newer = _newer_names(gpus, cfg.trainer)
@@ -126,6 +127,19 @@ def _completed(cfg: DictConfig) -> DictConfig:
             )
             cfg.trainer.update(newer)
     return cfg
+
+
+def _make_folder(path: str) -> None:
+    """Makes the output folder now, before there is something to lose; what is a URL is left to Lightning.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        if "://" not in path:
+            Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={path} cannot be made: {error}. Give a folder that can be written.") from error
 
 
 def _newer_names(gpus: Any, trainer: DictConfig) -> dict[str, Any]:

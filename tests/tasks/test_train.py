@@ -279,6 +279,7 @@ def test_what_the_command_line_leaves_out_is_named() -> None:
         (["ckpt_path=none.ckpt"], r"ckpt_path=none\.ckpt does not exist\. Give a checkpoint"),
         (["seed=abc"], r"seed=abc cannot be: give a whole number from 0"),
         (["seed=-1"], r"seed=-1 cannot be"),
+        (["output_dir=/dev/null/x"], r"output_dir=/dev/null/x cannot be made: .*Not a directory"),
         (["~optimizer"], r"The run has no optimizer\. Add optimizer=NAME to the command; there are: adam, adamw"),
         (["task._target_=tests.tasks.tiny.TinyTusk"], r"task cannot be made: (.|\n)*TinyTusk"),
         (["trainer.strategy=foo"], r"trainer cannot make Trainer: ValueError: .*strategy='foo'"),

@@ -35,14 +35,7 @@ def linear_with_warmup(
 ) -> LambdaLR:
     """Returns a scheduler that rises in a line over the warm-up and falls in a line to the end.
 
-    Args:
-        optimizer: Its learning rates are the highest of the run.
-        num_training_steps: Optimizer steps of the run; later steps have the last rate.
-        num_warmup_steps: Steps of the warm-up; below 1 a share of `num_training_steps`.
-        min_ratio: The last rate, as a share of the highest.
-
-    Raises:
-        ConfigError: A number is outside what it may be.
+    Arguments and errors are those of `cosine_with_warmup`.
     """
     return _schedule(optimizer, num_training_steps, num_warmup_steps, min_ratio, _linear)
 
