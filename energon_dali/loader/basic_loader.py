@@ -109,6 +109,7 @@ class BasicDataLoader(Generic[T]):
         self._end: weakref.finalize[..., Any] | None = None
         self._state: State | None = None
         self._begun = False
+        self._epoch = 0
         self._pid = os.getpid()
         self._turn = threading.RLock()
 
@@ -121,16 +122,20 @@ class BasicDataLoader(Generic[T]):
     def __len__(self) -> int:
         return self.dataset.len_rank()
 
-    def _next(self) -> T:
+    def _next(self, epoch: int) -> T:
+        """Returns the next element of an epoch, by its number among those that this loader began."""
         started = self._clock.start()
         # Threads of the user's that share a loader take turns; a signal handler inside a wait may ask as well.
         with self._turn, self._ranges.named("energon_dali.next"):
             self._check_process()
+            if epoch != self._epoch:  # another iterator has come to its end
+                raise StopIteration
             try:
                 delivery = self._delivery or self._open()
                 occupancy = delivery.occupancy
                 element = delivery.next()
             except StopIteration:
+                self._epoch += 1
                 raise
             except BaseException:
                 self.close()
@@ -230,14 +235,17 @@ class LoaderIterator(Iterator[T], Generic[T]):
 
     def __init__(self, loader: BasicDataLoader[T]) -> None:
         self._loader = loader
+        self._epoch: int | None = None
         self.exhausted = False
         """Whether the epoch is over."""
 
     def __next__(self) -> T:
         if self.exhausted:
             raise StopIteration
+        if self._epoch is None:
+            self._epoch = self._loader._epoch
         try:
-            return self._loader._next()
+            return self._loader._next(self._epoch)
         except StopIteration:
             self.exhausted = True
             raise

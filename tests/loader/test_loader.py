@@ -70,6 +70,18 @@ def test_breaking_and_iterating_again_continues(workers: int, rank_work: bool) -
         assert next(iter(batches))[:3] == expected(1)[0]
 
 
+def test_iterators_of_one_epoch_end_together() -> None:
+    with loader(place()) as batches:
+        early, late, unused = iter(batches), iter(batches), iter(batches)
+        got = []
+        for batch in early:
+            got += [batch, *late]
+        assert got == expected(0)
+        assert list(unused) == expected(1)
+        assert not [*early, *late]
+        assert list(batches) == expected(2)
+
+
 @pytest.mark.parametrize(("workers", "rank_work"), [(0, True), (2, False), (2, True)])
 def test_a_state_after_every_batch_restores_exactly(workers: int, rank_work: bool) -> None:
     everything = expected(0) + expected(1) + expected(2)

@@ -101,11 +101,11 @@ class TrainLoader(SavableDataLoader[T]):
         while len(self._fetched) > self._taken:
             self._again.appendleft(self._fetched.pop())
 
-    def _next(self) -> T:
+    def _next(self, epoch: int) -> T:
         if self._again:
             fetched = self._again.popleft()
         else:
-            batch = super()._next()
+            batch = super()._next(epoch)
             if self._position is None:
                 return batch
             fetched = _Fetched(batch, self._delivered())
