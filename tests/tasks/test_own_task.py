@@ -18,6 +18,7 @@ from PIL import Image
 
 from energon_dali.cli.main import main
 
+pytestmark = pytest.mark.timeout(400)  # a program that trains, on what may be a busy machine
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "own-task.md").read_text()
 FILES = dict(re.findall(r"^`(\S+)`\n\n```(?:py|yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
