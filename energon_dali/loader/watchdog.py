@@ -106,8 +106,10 @@ class WaitMonitor:
             return
         self._since = time.monotonic(), threading.get_ident()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="energon-dali-watchdog", daemon=True)
-            self._thread.start()
+            # Kept once it runs: Ctrl-C may come before, and what never started cannot be joined.
+            thread = threading.Thread(target=self._watch, args=(self._stop,), name="energon-dali-watchdog", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def end(self) -> None:
         """Notes that the wait is over."""
@@ -122,8 +124,7 @@ class WaitMonitor:
         self._thread = None
         self._stop = threading.Event()
 
-    def _watch(self) -> None:
-        stop = self._stop
+    def _watch(self, stop: threading.Event) -> None:
         told: tuple[float, int] | None = None
         while not stop.wait(min(1.0, (self._watchdog.limit_seconds or 4.0) / 4)):
             since, limit = self._since, self._watchdog.limit_seconds

@@ -322,6 +322,18 @@ def endless_second(stream: int, epoch: int, at: int) -> tuple[int, int, int]:
     return stream, epoch, at
 
 
+def test_ctrl_c_while_the_watchdog_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with loader(place()) as batches:
+        monkeypatch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(batches))
+        monkeypatch.undo()
+        assert list(batches) == expected(0)
+
+
 @pytest.mark.parametrize(("workers", "rank_work"), [(0, False), (1, False), (1, True)])
 def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -> None:
     batches = loader(
