@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source, view_bytes
+from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source, tag_options, view_bytes
 from energon_dali.av.stream_facts import StreamFacts, find_facts
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -199,7 +199,7 @@ class MediaFile:
         timeout = self.limits.max_seconds
         self._is_at_start = True
         container: InputContainer = av.open(
-            open_source(self.source), "r", buffer_size=READ_BYTES, metadata_errors="ignore", timeout=timeout
+            open_source(self.source), "r", buffer_size=READ_BYTES, timeout=timeout, **tag_options()
         )
         return container
 

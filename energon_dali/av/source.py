@@ -16,6 +16,13 @@ MediaSource = bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
 """What a media file can be given as: its bytes, a seekable binary stream, or a path."""
 
 
+def tag_options() -> dict[str, Any]:
+    """Returns options of `av.open` with which tags that are not UTF-8 fail no file, for this PyAV: 19 needs none."""
+    import av
+
+    return {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
+
+
 class MemoryReader:
     """A seekable reader over bytes that somebody else holds; nothing is copied but what is read.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from energon_dali.av.container import translated_errors
 from energon_dali.av.data import AVData
 from energon_dali.av.decoder import AVDecoder
-from energon_dali.av.source import MemoryReader
+from energon_dali.av.source import MemoryReader, tag_options
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,4 +70,5 @@ def _open_container(data: bytes | memoryview) -> InputContainer:
     import av
 
     with translated_errors():
-        return av.open(MemoryReader(memoryview(data).cast("B")), "r", metadata_errors="ignore")
+        container: InputContainer = av.open(MemoryReader(memoryview(data).cast("B")), "r", **tag_options())
+        return container

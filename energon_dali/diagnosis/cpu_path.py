@@ -22,7 +22,7 @@ PACKAGES = {
 """Package: (module, what it is for)."""
 
 _WANTED = {"av": "'av<19'"}
-"""What pip is to be told instead of the package's name: PyAV 19 took away options of `av.open`."""
+"""What pip is to be told instead of the package's name: PyAV 18 is the newest that the tests run with."""
 
 _FOR_URLS = "multi-storage-client"
 """Imported where a shard is named by a URL alone: all else works without it."""

@@ -9,13 +9,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
 from energon_dali.av import AVLimits, MediaFile, VideoReader
 from energon_dali.av.container import MAX_THREADS, count_threads
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.source import MemoryReader
+from energon_dali.av.source import MemoryReader, tag_options
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import broken_files, video_file
 from tests.av.full_decode import decoded
@@ -208,3 +209,19 @@ def test_the_memory_reader_is_a_file() -> None:
         ("tell",), ("seek", 90), ("read",), ("readable",), ("seekable",),
     ):  # fmt: skip
         assert getattr(reader, action)(*arguments) == getattr(file, action)(*arguments)
+
+
+def test_tags_that_are_no_utf8_fail_no_file() -> None:
+    data = video_file("vp9-webm")
+    tag = b"Lavf"  # of the program that wrote it
+    assert tag in data
+    with MediaFile(data.replace(tag, b"\xff\xfe\xe9\xff")) as file, MediaFile(data) as untouched:
+        assert np.array_equal(VideoReader(file).read([0]), VideoReader(untouched).read([0]))
+
+
+@pytest.mark.parametrize(("version", "options"), [("18.1.0", {"metadata_errors": "ignore"}), ("19.0.2", {})])
+def test_the_option_that_pyav_19_took_away_is_given_to_older_ones(
+    version: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(av, "__version__", version)
+    assert tag_options() == options

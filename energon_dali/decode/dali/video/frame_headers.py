@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from energon_dali.av.container import translated_errors
-from energon_dali.av.source import MemoryReader
+from energon_dali.av.source import MemoryReader, tag_options
 from energon_dali.decode.dali.video.parameter_sets import CODECS_WITH_PARAMETERS, keeps_parameters
 from energon_dali.decode.headers.header import IrregularHeaderError
 from energon_dali.decode.headers.jpeg import read_jpeg
@@ -45,7 +45,7 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
 
     try:
         with translated_errors(), av.open(MemoryReader(memoryview(data).cast("B")), options=_WITHOUT_DECODERS,
-                                          metadata_errors="ignore") as container:  # fmt: skip
+                                          **tag_options()) as container:  # fmt: skip
             (stream,) = container.streams.video
             if stream.codec_context is None or (stream.width, stream.height) != shape[:2]:
                 return False
