@@ -18,7 +18,9 @@ _OF_OTHER_SHAPE = ("Error(s) in loading state_dict", "loaded state dict")
 
 
 def read_to_continue(path: str | Path) -> Mapping[str, Any]:
-    """Returns the config of the run that wrote a checkpoint, empty if it has none, once it can be continued from.
+    """Returns what the run that wrote a checkpoint said of itself, once it can be continued from.
+
+    `config` is its config, and `backbone` are arguments that make its backbone without other files; either may miss.
 
     Folders of checkpoints in several files, as FSDP and DeepSpeed write them, are left to Lightning.
 
@@ -42,8 +44,8 @@ def read_to_continue(path: str | Path) -> Mapping[str, Any]:
             f"ckpt_path={path} cannot be continued from: it holds weights alone, as save_weights_only=true writes "
             "them. Give a checkpoint that was written without it."
         )
-    config = (content.get("hyper_parameters") or {}).get("config")
-    return config if isinstance(config, Mapping) else {}
+    known = content.get("hyper_parameters")
+    return known if isinstance(known, Mapping) and isinstance(known.get("config"), Mapping) else {}
 
 
 @contextmanager

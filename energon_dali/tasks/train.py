@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     data_module.prepare_data()
     data_module.setup("fit")
     model_data_kwargs = dict(getattr(data_module, "model_data_kwargs", {}))
-    backbone = instantiator.backbone(cfg.backbone, **model_data_kwargs)
+    backbone = instantiator.backbone(_backbone_config(cfg.backbone, saved), **model_data_kwargs)
     task = instantiator.task(
         cfg.task,
         backbone=backbone,
@@ -80,7 +81,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     alone = getattr(backbone, "checkpoint_arguments", dict[str, Any])()
     task.save_hyperparameters({"config": config, "data": model_data_kwargs, "backbone": alone})
     trainer = instantiator.trainer(cfg.trainer)
-    with explained(cfg.ckpt_path, saved, config):
+    with explained(cfg.ckpt_path, saved.get("config", {}), config):
         trainer.fit(task, datamodule=data_module, ckpt_path=cfg.ckpt_path)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if cfg.get("test_after_fit"):
@@ -127,6 +128,14 @@ def _completed(cfg: DictConfig) -> DictConfig:
             )
             cfg.trainer.update(newer)
     return cfg
+
+
+def _backbone_config(cfg: DictConfig, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the backbone's config, by which a run that continues does not read first weights that it does not use."""
+    if cfg.get("_target_") != saved.get("config", {}).get("backbone", {}).get("_target_"):
+        return cfg
+    arguments = saved.get("backbone", {})
+    return {**{str(name): cfg[name] for name in cfg}, **arguments} if arguments else cfg
 
 
 def _make_folder(path: str) -> None:

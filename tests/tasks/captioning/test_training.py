@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,7 +122,11 @@ def test_weights_and_tokenizer_of_a_folder_take_their_places(folders: list[str],
             "optimizer.lr=0"]  # fmt: skip
     result = train(folders, tmp_path / "run", *told, steps=1)
     assert torch.equal(result.task.backbone.model.transformer.wte.weight, saved.model.transformer.wte.weight)
-    shutil.rmtree(tmp_path / "model")  # a checkpoint needs nothing but itself
+    (tmp_path / "model" / "model.safetensors").unlink()  # a checkpoint needs nothing but itself
+    for before, epochs in (("run", 2), ("run2", 3)):
+        checkpoint = tmp_path / before / "checkpoints" / "last.ckpt"
+        more = [f"ckpt_path={checkpoint}", f"trainer.max_epochs={epochs}"]
+        assert train(folders, tmp_path / f"run{epochs}", *told, *more, steps=1).trainer.global_step == epochs
     loaded: Any = load_task(tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert loaded.backbone.model.config.to_diff_dict() == saved.model.config.to_diff_dict()
     for name, value in result.task.state_dict().items():

@@ -68,10 +68,14 @@ class TransformersGPT2(nn.Module):
                 "smaller max_caption_tokens."
             )
         self.num_vocab, self.embed_dim = made.vocab_size, made.n_embd
+        self._sized_by_config = pretrained is not None or config is not None
 
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """Returns arguments that make such a model anew without a folder, as plain values; for checkpoints."""
-        return {"pretrained": None, "config": self.model.config.to_diff_dict()}
+        """Returns arguments that make such a model without the folder of its first weights, as plain values.
+
+        A checkpoint has them, and the weights. Empty where there was no folder.
+        """
+        return {"pretrained": None, "config": self.model.config.to_diff_dict()} if self._sized_by_config else {}
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Returns the vectors float[..., E] of tokens int64[...], without positions."""
