@@ -88,7 +88,7 @@ def test_a_sweep_that_is_interrupted_leaves_what_it_has(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("codec", CLIP_CODECS["gpu"])
 def test_a_gpu_decodes_the_videos_of_its_sweep(codec: str) -> None:
-    handle, file = stage_clips("video", encode_video(codec, (320, 240), 2), VideoClips(1, 2))
+    handle, file = stage_clips("video", encode_video(codec, (320, 240), 8), VideoClips(1, 8))
     file.close()
     assert suits_dali_video(handle, "gpu")
 

@@ -355,7 +355,6 @@ def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_no_complaint
     monkeypatch.setattr(dog, "judge", lambda waited: pytest.fail(f"{waited} s"))
     monitor = WaitMonitor(dog)
     monitor._since = 0.0, threading.get_ident()
-    monitor._stop = SimpleNamespace(wait=lambda seconds: next(looks))  # type: ignore[assignment]
 
     def much_later() -> float:
         monitor.end()
@@ -363,7 +362,7 @@ def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_no_complaint
         return 100.0
 
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=much_later))
-    monitor._watch()
+    monitor._watch(SimpleNamespace(wait=lambda seconds: next(looks)))  # type: ignore[arg-type]
     assert not list(looks)
 
 

@@ -22,7 +22,7 @@ from energon_dali.cli.media_options import check_image
 from energon_dali.decode import HorizontalFlip, RandomResizedCrop
 from energon_dali.shards import prepare_dataset
 from tests.loader.dataset_folder import FIELD_MAP, captioning_sample, picture, write_shards
-from tests.loader.test_bad_files import BAD
+from tests.loader.test_bad_files import BAD, bad_files
 from tests.quiet import quiet
 
 OPERATIONS = (RandomResizedCrop(20), HorizontalFlip(0.5))
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("native")
     samples = {f"k{n:04d}": captioning_sample(n) for n in range(200)}
-    for number, content in BAD.items():
+    for number, content in zip(BAD, bad_files(), strict=True):
         samples[f"k{number:04d}"] = {"jpg": content, "txt": b"bad", "json": b"{}"}
     gif = folder / "picture.gif"
     Image.fromarray(load_sample_images().images[0][:48, :64]).save(gif)
