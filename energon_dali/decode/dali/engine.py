@@ -17,7 +17,7 @@ from energon_dali.decode.dali.output import count_bytes
 from energon_dali.decode.dali.pipeline import PipelineOptions, build_pipeline
 from energon_dali.decode.dali.recovery import raise_if_device_failed
 from energon_dali.decode.dali.run import BatchT, Run
-from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
+from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 
 _LOG = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
     @abstractmethod
     def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
-        """Returns one value per sample of a TensorList; a DecodeFailure where one cannot be made."""
+        """Returns one value per sample of a TensorList; an outcome where DALI did not make it."""
 
     @abstractmethod
     def rescue(self, run: Run[BatchT], run_alone: Callable[[BatchT], list[Any]]) -> list[Outcome]:
@@ -215,7 +215,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             self._memory.count(count_bytes(outputs))
             values = self.take(outputs, run.batch, run.block.stream)
             run.block.put(run.positions, [
-                value if isinstance(value, DecodeFailure) else Decoded(value, self._route) for value in values
+                value if isinstance(value, Outcome) else Decoded(value, self._route) for value in values
             ])
         except Exception as error:
             run.block.fail(error)

@@ -18,11 +18,12 @@ from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.memory import DeviceMemory
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video import prefers_dali, submit_clips, suits_dali_video
-from energon_dali.decode.dali.video.engine import raise_if_device_is_lost
+from energon_dali.decode.dali.video.engine import DaliVideoEngine, raise_if_device_is_lost
 from energon_dali.decode.dali.video.frames import take_frames
-from energon_dali.decode.dali.video.graph import find_correction
+from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
 from energon_dali.samples import Clips
@@ -289,4 +290,49 @@ def test_frames_of_a_gpu_become_those_of_the_cpu(names: list[str], stride: int) 
     for ours, name in zip(take_frames(TensorListGPU(decoded), handles), names, strict=True):
         wanted = clips_of(video_file(name), spec).frames
         assert wanted is not None
+        assert ours is not None
         assert torch.equal(ours, wanted)
+
+
+@pytest.mark.parametrize("lost", [[1], [0, 1, 2]], ids=["one", "all"])
+@pytest.mark.parametrize("stride", [1, 3], ids=["in-order", "repeated"])
+def test_fewer_frames_than_asked_for_cost_that_video_alone(
+    stride: int, lost: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline that ends a damaged stream early without an error: PyAV decodes those videos, DALI keeps the rest."""
+    spec = VideoClips(2, 3, stride=stride)
+    handles = [handle_of(video_file("vp9-vfr-webm"), spec) for _ in range(3)]
+    by_pyav = handles[0].decode().frames
+    frames = torch.from_numpy(exact_frames(video_file("vp9-vfr-webm"))[np.unique(handles[0].frame_indices)])
+    (by_dali,) = take_frames(TensorListGPU([frames]), handles[:1])
+    assert by_dali is not None
+    outputs = TensorListGPU([frames[:-1] if i in lost else frames for i in range(3)])
+    monkeypatch.setattr("energon_dali.decode.dali.engine.build_pipeline", lambda *_: FakePipeline(outputs))
+    monkeypatch.setattr("energon_dali.decode.dali.engine.count_bytes", lambda _: 0)
+    engine = DaliVideoEngine(
+        VideoGraph.from_spec(spec, Device("cpu"), corrects=False),
+        decoder_of(spec).pipeline_options(Device("cpu"), most_samples=16),
+        DeviceMemory(Device("cpu")),
+    )
+    outcomes = engine.submit(handles).result(60)
+    engine.close()
+    for position, outcome in enumerate(outcomes):
+        assert isinstance(outcome, Decoded)
+        assert outcome.route == ("fallback" if position in lost else "dali-cpu")
+        assert torch.equal(outcome.value.frames, by_pyav if position in lost else by_dali)
+
+
+class FakePipeline:
+    """Stands in for a pipeline, with outputs that stand fast."""
+
+    def __init__(self, outputs: Any) -> None:
+        self._outputs = outputs
+
+    def feed_input(self, name: str, values: Any) -> None:
+        """Takes what nothing is made of."""
+
+    def schedule_run(self) -> None:
+        """Starts nothing."""
+
+    def outputs(self, **_: Any) -> tuple[Any]:
+        return (self._outputs,)

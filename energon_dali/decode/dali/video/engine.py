@@ -87,6 +87,10 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
 
         values: list[Any] = []
         for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream), strict=True):
+            if frames is None:  # a bad file that DALI made no error of
+                _LOG.debug("%r: DALI gave another number of frames than was asked for", handle)
+                values.append(self._decode_by_pyav(handle, stream))
+                continue
             try:
                 clips = decode_audio_of_clips(handle)
             except DecodeError as error:
@@ -104,7 +108,7 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
             if len(handles) > 1:
                 try:
                     (value,) = run_alone(ClipBatch([handle]))
-                    outcomes.append(value if isinstance(value, DecodeFailure) else Decoded(value, self._route))
+                    outcomes.append(value if isinstance(value, Outcome) else Decoded(value, self._route))
                     continue
                 except Exception as alone:  # DALI raises RuntimeError; what is no fault of a file is raised below
                     error = alone
