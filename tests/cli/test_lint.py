@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import pickle
 import shutil
 from pathlib import Path
 
+import av
 import pytest
 from click.testing import CliRunner
 
+from energon_dali.av import AVDecoder
 from energon_dali.cli.lint.run import LintJob, join_reports, run_share
 from energon_dali.cli.main import main
 from energon_dali.shards import prepare_jsonl
+from tests.av.corpus import audio_file, video_file
 from tests.loader.dataset_folder import captioning_sample, prepare, write_shards
 
 GOLDEN = Path(__file__).parent.parent / "data" / "energon_7_4_1_mix"
@@ -52,6 +56,47 @@ def test_every_bad_sample_is_named_with_its_shard_and_the_reason(decoder: str, d
         ["shard_002.tar", "k0008", "ShardError:"],
     ]
     assert "no part 'txt'" in found[0][3]
+
+
+def test_video_and_sound_are_decoded_to_their_end(tmp_path: Path) -> None:
+    """Their headers are whole: a file without its second half, and some with garbage in the middle."""
+    video, sound = with_its_index_in_front(video_file("h264-b-mp4"), tmp_path), audio_file("mp3")
+    files = {
+        "good": {"mp4": video},
+        "heard": {"mp3": sound},
+        "cut": {"mp4": video[: len(video) // 2]},
+        "seen_wrong": {"mp4": with_garbage(video)},
+        "heard_wrong": {"mp3": with_garbage(sound)},
+    }
+    for parts in files.values():
+        metadata = AVDecoder(next(iter(parts.values()))).get_metadata()
+        assert metadata.video_num_frames or metadata.audio_duration
+    folder = write_shards(tmp_path / "media", {key: {**parts, "txt": b"-"} for key, parts in files.items()}, 1)
+    prepare(folder, {"image": "mp4,mp3", "caption": "txt"})
+    code, lines = lint(folder, "--split-parts", "train")
+    assert code == 1
+    assert lines[1] == f"{folder}, train: 5 samples, errors: 3"
+    assert [line.split(maxsplit=3)[1:3] for line in lines[2:]] == [
+        [key, "DecodeError:"] for key in ("cut", "heard_wrong", "seen_wrong")
+    ]
+
+
+def with_its_index_in_front(data: bytes, folder: Path) -> bytes:
+    """Returns an MP4 file as servers want it."""
+    path = folder / "in_front.mp4"
+    with av.open(io.BytesIO(data)) as given, av.open(path, "w", options={"movflags": "faststart"}) as made:
+        streams = [made.add_stream_from_template(stream) for stream in given.streams]
+        for packet in given.demux():
+            if packet.dts is not None:
+                packet.stream = streams[packet.stream.index]
+                made.mux(packet)
+    return path.read_bytes()
+
+
+def with_garbage(data: bytes) -> bytes:
+    """Returns a file with other bytes in its middle."""
+    half, length = len(data) // 2, len(data) // 6
+    return data[:half] + b"\xff" * length + data[half + length :]
 
 
 def test_an_index_that_does_not_fit_is_named(damaged: Path) -> None:

@@ -143,6 +143,18 @@ class VideoReader:
                     pictures[row] = pictures[rows[0]]
         return np.rot90(pictures, turns, axes=(1, 2)) if turns else pictures
 
+    def check(self) -> None:
+        """Decodes every frame and keeps none: takes the time of a whole decode, and no more memory than a decoder.
+
+        Raises:
+            DecodeError: A frame cannot be decoded.
+        """
+        if self.index.proven:  # all of it was decoded to list its frames
+            return
+        with self.file.opened():
+            for _ in self._decode(np.arange(len(self.index))):
+                pass
+
     def _check_size(self, count: int, width: int, height: int) -> None:
         limits = self.file.limits
         pixels = width * height

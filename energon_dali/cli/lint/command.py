@@ -26,8 +26,8 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
     """Look for errors in the dataset, the metadataset (.yaml), or the .jsonl file at PATH.
 
     Compares the indices with the shards, and reads and decodes every sample of the split as a loader would. Names each
-    sample that fails, with its shard and the reason; the exit status is then 1. Of sound and video only the headers are
-    read. Cookers and other hooks do not run.
+    sample that fails, with its shard and the reason; the exit status is then 1. Sound and video are decoded to their
+    end, with PyAV. Cookers and other hooks do not run.
     """
     # Only here: the other commands start without the loader.
     from energon_dali.cli.lint.run import LintJob, Report, all_parts, join_reports, run_share

@@ -46,7 +46,7 @@ def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator
             try:
                 if isinstance(sample, Exception):
                     raise sample
-                _open_clips(sample)
+                _decode_media(sample)
             except Exception as error:
                 yield Flaw(raw.shard, raw.key, reason_of(error))
 
@@ -56,22 +56,26 @@ def _decoded(decoder: Decoder | None, samples: list[Any]) -> list[Any]:
     return samples if decoder is None else decode_elements(decoder, samples)
 
 
-def _open_clips(value: Any) -> None:
-    """Reads the headers of sound and video, which otherwise stay closed until a hook asks for frames.
+def _decode_media(value: Any) -> None:
+    """Decodes sound and video, which otherwise stay closed until a hook asks for frames, whole and once.
 
     Raises:
-        DecodeError: One cannot be opened.
+        DecodeError: One cannot be opened, or a part of it cannot be decoded.
     """
     from energon_dali.av import AVDecoder
 
     if isinstance(value, AVDecoder):
-        value.get_metadata()
+        with value:  # closed at once: the decoders of a block of videos would hold their frames together
+            if value.has_video_stream():
+                value.video.check()
+            if value.has_audio_stream():
+                value.audio.check()
     elif isinstance(value, dict):
         for inner in value.values():
-            _open_clips(inner)
+            _decode_media(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            _open_clips(inner)
+            _decode_media(inner)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            _open_clips(getattr(value, field.name))
+            _decode_media(getattr(value, field.name))
