@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.hand_over import HandOverDataset
+from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
+from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, FatalSampleError, LayoutError, SkipSample, StateError
 from energon_dali.task_encoder import stateless
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
@@ -133,6 +137,36 @@ def test_a_restore_reads_nothing_that_was_delivered(name: str) -> None:
         return dataset.made
 
     check_resume(lambda: TREES[name](source(2)), count=200, epochs=2, made=made)
+
+
+def without_a_name(state: Any) -> Iterator[Any]:
+    """Yields copies of a state, each without one of the names in it."""
+    for name, value in state.items():
+        yield {other: kept for other, kept in state.items() if other != name}
+        if isinstance(value, dict):
+            for inner in without_a_name(value):
+                yield {**state, name: inner}
+
+
+@pytest.mark.parametrize("name", [*TREES, "shuffle buffer"])
+def test_a_state_of_another_form_is_refused_at_once_or_continues(name: str) -> None:
+    def make() -> Any:
+        return ShuffleBufferDataset(source(1), 5) if name == "shuffle buffer" else TREES[name](source(1))
+
+    live: Any = RankIterator(make())
+    assert len(list(islice(live, 2))) == 2
+    state = live.state_dict()["streams"]["0"]["state"]
+    words = []
+    for other in without_a_name(state):
+        restored: Any = RankIterator(make())
+        try:
+            restored.load_state_dict({"given": 2, "streams": {"0": {"count": 2, "ended": False, "state": other}}})
+        except StateError as error:
+            words.append(str(error))
+        else:
+            next(restored)
+    assert words
+    assert all("of another release" in text for text in words)
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -205,8 +205,9 @@ class _GroupIterator(StreamIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        # What the groups hold is read again at the first element, so that restoring itself costs nothing.
-        self._saved = state
+        # What the groups hold is read again at the first element, so that restoring itself costs nothing; a state that
+        # lacks something is refused here.
+        self._saved = {name: state[name] for name in self.state_dict()}
         self._inner.load_state_dict(state["inner"])
 
     def _refill(self, state: State) -> None:

@@ -275,7 +275,9 @@ class _PackingIterator(StreamIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._saved = state  # the chosen samples are read again at the first element: restoring itself costs nothing
+        # The chosen samples are read again at the first element, so that restoring itself costs nothing; a state that
+        # lacks something is refused here.
+        self._saved = {name: state[name] for name in self.state_dict()}
         self._inner.load_state_dict(state["inner"])
 
     def _refill(self, state: State) -> None:

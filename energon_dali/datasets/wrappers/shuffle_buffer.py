@@ -155,8 +155,9 @@ class _BufferIterator(StreamIterator[Any]):
         return {"epoch": self._epoch, "draws": self._draws, "drained": drained, "inner": start}
 
     def load_state_dict(self, state: State) -> None:
-        # The buffer is filled at the first element, so that restoring itself costs nothing.
-        self._saved = state
+        # The buffer is filled at the first element, so that restoring itself costs nothing; a state that lacks
+        # something is refused here.
+        self._saved = {name: state[name] for name in self.state_dict()}
         self._inner.load_state_dict(state["inner"])
 
     def _refill(self, state: State) -> None:
