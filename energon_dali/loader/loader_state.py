@@ -216,6 +216,8 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
     if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
         found = []
         for name in sorted(saved.keys() | now.keys()):
+            if name == "ranges" and name not in saved:  # a state from before sources told of them
+                continue
             where = f"{place}.{name}" if place else name
             found += _differences(saved.get(name), now.get(name), where)
         return found
