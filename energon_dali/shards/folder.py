@@ -97,7 +97,7 @@ class WebdatasetFolder:
 
     @property
     def uuid(self) -> str:
-        """Identity of the index, kept where the same samples are prepared anew at the same places; "" without one."""
+        """Identity of the index, kept where the same samples are prepared anew in the same split; "" without one."""
         if self._uuid is None:
             self._uuid = read_uuid(self.root)
         return self._uuid

@@ -26,7 +26,7 @@ from energon_dali.metadataset.join.columns import energon_names, open_columns
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.metadataset.tree import resolve
-from energon_dali.shards import StoragePath
+from energon_dali.shards import StoragePath, prepare_dataset
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import picture, prepare, write_shards
 
@@ -271,6 +271,16 @@ def test_preparing_again_keeps_what_is_valid_and_removes_the_rest(pair: Path) ->
         samples(file)
     prepare_metadataset(file)
     assert len(samples(file)) == 12
+
+
+def test_an_index_of_a_split_that_was_prepared_otherwise_is_not_taken(pair: Path, joiner: str) -> None:
+    file = join(pair, "{path: right, nonmatch: none}", joiner=joiner)
+    for shard, text in (("shard_001", "None"), ("shard_000", "right")):  # both of four samples, at the same offsets
+        prepare_dataset(str(pair / "left"), split_patterns=[("train", f"{shard}.*"), ("val", ".*")])
+        with pytest.raises(DatasetFormatError, match="has no index in"):
+            samples(file, trust_dataset_code=True)
+        prepare_metadataset(file)
+        assert {sample.text.split()[3] for sample in samples(file, trust_dataset_code=True)} == {text}
 
 
 def test_preparing_again_replaces_a_damaged_index(pair: Path) -> None:

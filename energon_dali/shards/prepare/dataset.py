@@ -20,7 +20,7 @@ from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UU
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import read_shard_counts, write_shard_counts
-from energon_dali.shards.meta.splits import DEFAULT_NAME, write_split
+from energon_dali.shards.meta.splits import DEFAULT_NAME, read_split, write_split
 from energon_dali.shards.prepare.brace_collapse import collapse_names
 from energon_dali.shards.prepare.building import building_folder, useful_workers
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError
@@ -128,8 +128,9 @@ def prepare_dataset(
         tmp_path: Folder in which the index is built before it is moved or uploaded; default is
             `.nv-meta`, or the system's where the dataset is remote.
         progress: Shows how far it is.
-        identity: UUID of the index; None keeps that of an index of the same samples at the same places, or draws one.
-            Positions hold in each index of one identity: give one where the same shards are made in several places.
+        identity: UUID of the index; None keeps that of an index of the same samples at the same places in the same
+            split, or draws one. Positions hold in each index of one identity: give one where the same shards are made
+            in several places.
 
     Raises:
         ConfigError: Arguments contradict each other, or a pattern matches nothing.
@@ -151,7 +152,8 @@ def prepare_dataset(
         parts = _plan_split(names, split_ratio, split_patterns, shuffle_seed)
     job = ShardJob(root, check_part, media_filter)
     scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
-    known = _known_index(root)
+    # Energon's names of join indices tell datasets apart by the identity, and not the parts of their splits.
+    known = _known_index(root) if tar_index_only or _is_split_so(root, split_config, parts) else None
     (root / META / EXTENTS_NAME).remove()  # from here on it could be of other shards than .tar.idx
     shown = progress(scans, len(names)) if progress else scans
     found = _write_index(root, names, shown, media_filter, tmp_path, identity, known)
@@ -178,6 +180,14 @@ def _plan_split(
     if patterns is not None:
         return split_by_patterns(names, patterns)
     return split_by_ratio(names, {"train": 1.0, "val": 0.0, "test": 0.0} if ratio is None else ratio, shuffle_seed)
+
+
+def _is_split_so(root: StoragePath, split_config: str, parts: Mapping[str, Sequence[str]]) -> bool:
+    try:
+        known = read_split(root, split_config)
+    except DatasetFormatError:  # there is none, or none that is whole
+        return False
+    return dict(known.split_parts) == {part: tuple(shards) for part, shards in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
