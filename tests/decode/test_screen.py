@@ -131,6 +131,16 @@ def test_unusual_jpegs_go_to_pil() -> None:
     assert (deep.bit_depth, deep.dali_decodable) == (12, False)
 
 
+def test_what_dali_gives_other_colours_goes_to_pil() -> None:
+    cmyk = encode(photograph().convert("CMYK"), "JPEG")
+    marker = cmyk.index(b"Adobe") - 4
+    assert screen_image(cmyk).dali_decodable
+    assert not screen_image(cmyk[:marker] + cmyk[marker + 16 :]).dali_decodable
+    palette = encode(photograph().convert("P"), "BMP")
+    assert screen_image(palette).dali_decodable
+    assert not screen_image(palette[:46] + struct.pack("<I", 1) + palette[50:]).dali_decodable
+
+
 def test_scripts_are_no_images() -> None:
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
     with pytest.raises(DecodeError, match="does not recognise this as an image"):

@@ -32,5 +32,13 @@ def read_bmp(data: Buffer) -> ImageHeader:
         height,
         1 if bits == 8 else bits // 8,
         color="palette" if bits == 8 else "rgb",
-        dali_decodable=True,
+        dali_decodable=bits > 8 or not _is_short_ramp(data, 14 + header_size, colors),
+    )
+
+
+def _is_short_ramp(data: Buffer, start: int, colors: int) -> bool:
+    """Returns whether a palette is the beginning of a gray ramp: PIL then takes pixels for levels."""
+    levels = (0, 255) if colors == 2 else range(colors)
+    return 0 < colors < 256 and all(
+        bytes(data[start + 4 * i : start + 4 * i + 3]) == bytes((level,) * 3) for i, level in enumerate(levels)
     )

@@ -9,10 +9,15 @@ from energon_dali.decode.headers.header import Buffer
 
 _ORIENTATION_TAG = 0x0112
 _SHORT = 3
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
+"""Bytes of a value of each type."""
 
 
-def exif_orientation(data: Buffer, start: int, end: int) -> int:
-    """Returns the orientation, 1 to 8, of the TIFF structure in data[start:end]; 1 where there is none that is valid.
+def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
+    """Returns the orientation of the TIFF structure in data[start:end], and whether all readers find the same.
+
+    The orientation is 1 to 8, and 1 where there is none that is valid. DALI 2.4 takes values of any type, and where the
+    tag comes twice it mixes both and writes past the end of its memory (SIGSEGV): such a file is not for it.
 
     Args:
         data: The file.
@@ -27,16 +32,30 @@ def exif_orientation(data: Buffer, start: int, end: int) -> int:
     elif order == b"MM\0*":
         byte_order = ">"
     else:
-        return 1
+        return 1, False
+    orientation, found, regular = 1, 0, True
     try:
         position = start + unpack_from(byte_order + "I", data, start + 4)[0]
         (count,) = unpack_from(byte_order + "H", data, position)
+        regular = start + 8 <= position <= end - 6 - 12 * count and (position - start) % 2 == 0
         if position + 2 + 12 * count > end:
             count = max(0, (end - position - 2) // 12)
-        for entry in range(position + 2, position + 2 + 12 * count, 12):
-            tag, kind, _, value = unpack_from(byte_order + "HHIH", data, entry)
+        entries = range(position + 2, position + 2 + 12 * count, 12)
+        for entry in entries:
+            tag, kind, values, value = unpack_from(byte_order + "HHIH", data, entry)
             if tag == _ORIENTATION_TAG:
-                return int(value) if kind == _SHORT and 1 <= value <= 8 else 1
+                found += 1
+                regular = regular and found == 1 and kind == _SHORT and values == 1
+                if found == 1 and kind == _SHORT and 1 <= value <= 8:
+                    orientation = int(value)
+        if orientation > 1:  # DALI stops at an entry that it does not understand
+            regular = regular and all(_is_sound(data, entry, start, end, byte_order) for entry in entries)
     except struct_error:
-        pass
-    return 1
+        regular = False
+    return orientation, regular
+
+
+def _is_sound(data: Buffer, entry: int, start: int, end: int, byte_order: str) -> bool:
+    kind, values, where = unpack_from(byte_order + "HII", data, entry + 2)
+    size = values * _SIZES.get(kind, end)
+    return 0 < size <= 4 or (kind in _SIZES and size > 4 and start + where + size <= end)

@@ -29,6 +29,7 @@ def read_jpeg(data: Buffer) -> ImageHeader:
         DecodeError: The size cannot be true.
     """
     position, size, orientation, adobe, frame, frame_marker = 2, len(data), 1, -1, 0, 0
+    exif_blocks, regular = 0, True
     while True:
         prefix, marker, length = _SEGMENT(data, position)
         end = position + 2 + length
@@ -40,14 +41,20 @@ def read_jpeg(data: Buffer) -> ImageHeader:
             frame, frame_marker, frame_length = position + 4, marker, length
         elif marker == 0xDA:
             break
-        elif marker == 0xE1 and length > 16 and data[position + 4 : position + 10] == b"Exif\0\0":
-            orientation = exif_orientation(data, position + 10, end)
+        elif marker == 0xE1 and length >= 8 and data[position + 4 : position + 10] == b"Exif\0\0":
+            exif_blocks += 1
+            if exif_blocks == 1:  # as PIL
+                orientation, regular = exif_orientation(data, position + 10, end)
         elif marker == 0xEE and length >= 14 and data[position + 4 : position + 9] == b"Adobe":
             adobe = data[position + 15]
         position = end
     if not frame:
         raise IrregularHeaderError
-    return _read_frame(data, frame, frame_marker, frame_length, orientation, adobe)
+    header = _read_frame(data, frame, frame_marker, frame_length, orientation, adobe)
+    # Several EXIF blocks are for DALI what several orientations in one are. CMYK without Adobe's marker it inverts, and
+    # PIL does not.
+    header.dali_decodable &= regular and exif_blocks < 2 and (header.channels < 4 or adobe >= 0)
+    return header
 
 
 def _read_frame(data: Buffer, position: int, marker: int, length: int, orientation: int, adobe: int) -> ImageHeader:

@@ -31,7 +31,7 @@ def read_png(data: Buffer) -> ImageHeader:
         raise IrregularHeaderError
     color, channels = _COLORS[color_type]
     transparent = animated = pixels = palette = False
-    orientation, position = 1, 33
+    orientation, position, exif_blocks, regular = 1, 33, 0, True
     while True:
         length, kind = _CHUNK(data, position)
         end = position + 12 + length
@@ -44,7 +44,8 @@ def read_png(data: Buffer) -> ImageHeader:
         elif kind == b"tRNS":
             transparent = True
         elif kind == b"eXIf":
-            orientation = exif_orientation(data, position + 8, end - 4)
+            exif_blocks += 1
+            orientation, regular = exif_orientation(data, position + 8, end - 4)
         elif kind == b"PLTE":
             palette = True
         elif kind == b"acTL":
@@ -55,7 +56,8 @@ def read_png(data: Buffer) -> ImageHeader:
     if not pixels or (color == "palette" and not palette):
         raise IrregularHeaderError
     # 16 bits: DALI scales to 8, PIL clips or rounds another way. Animations: which frame comes first is PIL's to say.
+    # Several EXIF blocks are for DALI what several orientations in one are.
     return ImageHeader(
         "png", width, height, channels, bit_depth, transparent or color_type >= 4, orientation, color,
-        dali_decodable=bit_depth <= 8 and not animated,
+        dali_decodable=bit_depth <= 8 and not animated and regular and exif_blocks < 2,
     )  # fmt: skip

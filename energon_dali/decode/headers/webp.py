@@ -37,7 +37,8 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
     flags = data[20]
     width = 1 + int.from_bytes(data[24:27], "little")
     height = 1 + int.from_bytes(data[27:30], "little")
-    orientation, position, frame, exif = 1, 30, None, False
+    orientation, position, frame, exif_blocks = 1, 30, None, 0
+    regular, odd_before = True, False
     while position < riff_end:
         kind, length = _CHUNK(data, position)
         if position + 8 + length > riff_end:
@@ -45,13 +46,18 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
         if kind in (b"VP8 ", b"VP8L") and frame is None:
             frame = _stream_size(data, position + 8, kind, length)
         elif kind == b"EXIF":
-            exif = True
-            orientation = exif_orientation(data, position + 8, position + 8 + length)
+            exif_blocks += 1
+            # DALI 2.4's parser does not step over the byte that fills up chunks of odd length, and refuses the file.
+            regular &= not odd_before
+            if exif_blocks == 1:  # as libwebp
+                orientation, alike = exif_orientation(data, position + 8, position + 8 + length)
+                regular &= alike
+        odd_before |= bool(length & 1)
         position += 8 + length + (length & 1)
     animated = bool(flags & _ANIMATION)
     if not animated and (frame is None or frame[:2] != (width, height)):
         raise IrregularHeaderError
-    if exif != bool(flags & _EXIF):
+    if bool(exif_blocks) != bool(flags & _EXIF):
         raise IrregularHeaderError
     has_alpha = bool(flags & _ALPHA)
     return ImageHeader(
@@ -61,7 +67,7 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
         4 if has_alpha else 3,
         has_alpha=has_alpha,
         orientation=orientation,
-        dali_decodable=not animated,
+        dali_decodable=not animated and regular and exif_blocks < 2,
     )
 
 

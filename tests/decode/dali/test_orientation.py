@@ -1,0 +1,94 @@
+"""EXIF blocks as files in the wild have them: turned alike by every decoder, and none that ends the process."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from io import BytesIO
+from random import Random
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from energon_dali import DaliDecoder, SampleDecoder
+from energon_dali.decode import Decoded, screen_image
+from tests.decode.pictures import encode, exif, photograph
+
+PHOTO = photograph(size=(21, 14))
+UPRIGHT = {"image_decode": "rgb8", "apply_exif_orientation": True}
+ORIENTATION, OTHER_TAGS = 0x0112, (0x010F, 0x8769, 0x011A)
+
+
+def in_jpeg(*blocks: bytes) -> bytes:
+    data = encode(PHOTO, "JPEG", quality=60)
+    segments = [b"\xff\xe1" + struct.pack(">H", len(block) + 8) + b"Exif\0\0" + block for block in blocks]
+    return data[:20] + b"".join(segments) + data[20:]
+
+
+def in_png(*blocks: bytes) -> bytes:
+    data = encode(PHOTO, "PNG")
+    chunks = [struct.pack(">I", len(block)) + b"eXIf" + block + struct.pack(">I", zlib.crc32(b"eXIf" + block))
+              for block in blocks]  # fmt: skip
+    return data[:33] + b"".join(chunks) + data[33:]
+
+
+def in_webp(*blocks: bytes) -> bytes:
+    data = encode(PHOTO, "WEBP", exif=exif(1))
+    data = data[: data.index(b"EXIF")]
+    for block in blocks:
+        data += b"EXIF" + struct.pack("<I", len(block)) + block + b"\0" * (len(block) % 2)
+    return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
+
+
+def directory(order: str, *entries: tuple[int, int, int, int], offset: int = 8) -> bytes:
+    """Returns a TIFF structure of (tag, type, count, value) with values of 16 bits."""
+    head = (b"II" if order == "<" else b"MM") + struct.pack(order + "HI", 42, offset) + bytes(max(0, offset - 8))
+    rows = b"".join(struct.pack(order + "HHIHH", *entry, 0) for entry in entries)
+    return head + struct.pack(order + "H", len(entries)) + rows + bytes(4)
+
+
+def random_directory(random: Random) -> bytes:
+    entries = [
+        (random.choice((ORIENTATION, ORIENTATION, *OTHER_TAGS)), random.choice((3,) * 12 + (1, 2, 4, 7, 13)),
+         random.choice((1,) * 12 + (0, 2, 5, 1_000_000)), random.randrange(10))
+        for _ in range(random.choice((1, 1, 1, 2, 3)))
+    ]  # fmt: skip
+    block = directory(random.choice("<>"), *entries, offset=random.choice((8, 8, 8, 8, 9, 10, 2, 40)))
+    return block if random.random() < 0.8 else block[: random.randrange(len(block) + 1)]
+
+
+@pytest.mark.parametrize("place", [in_jpeg, in_png, in_webp])
+def test_two_orientations_are_kept_from_dali(place: object) -> None:
+    """DALI 2.4 mixes them, and then writes past the end of its memory."""
+    for second in (2, 3, 5, 8):
+        six, other = ((ORIENTATION, 3, 1, value) for value in (6, second))
+        assert screen_image(place(directory("<", six))).dali_decodable  # type: ignore[operator]
+        for blocks in ([directory("<", six, other)], [directory("<", six), directory(">", other)]):
+            data = place(*blocks)  # type: ignore[operator]
+            assert not screen_image(data).dali_decodable
+            if place is not in_png:  # of whose blocks PIL takes the last
+                assert screen_image(data).orientation == 6
+            with Image.open(BytesIO(data)) as image:
+                if len(blocks) == 2:
+                    wanted = np.asarray(ImageOps.exif_transpose(image))
+                    got = SampleDecoder(**UPRIGHT).decode("jpg", data)  # type: ignore[arg-type]
+                    np.testing.assert_array_equal(got, wanted)
+
+
+def test_any_block_turns_images_alike() -> None:
+    random = Random(3)
+    places = (in_jpeg, in_jpeg, in_png, in_webp)
+    files = [random.choice(places)(*(random_directory(random) for _ in range(random.choice((1, 1, 1, 1, 2)))))
+             for _ in range(600)]  # fmt: skip
+    dali, pil = DaliDecoder(image_decode_device="cpu", **UPRIGHT), SampleDecoder(**UPRIGHT)  # type: ignore[arg-type]
+    passed_on = [data for data in files if screen_image(data).dali_decodable]
+    outcomes = dali.decode_block([dali.stage("jpg", data) for data in passed_on])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PIL warns about odd metadata, which is not at stake here
+        for data, outcome in zip(passed_on, outcomes, strict=True):
+            assert isinstance(outcome, Decoded)
+            assert outcome.route == "dali-cpu"
+            np.testing.assert_array_equal(outcome.value, pil.decode("jpg", data))
+    assert sum(screen_image(data).orientation > 1 for data in passed_on) > 20
