@@ -20,7 +20,7 @@ from benchmarks.tuning_media import CODECS, FORMATS, encode_image, encode_video,
 from energon_dali.decode import DaliDecoder, Decoded, SampleDecoder
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali import close_engines
-from energon_dali.decode.dali.device import resolve_device
+from energon_dali.decode.dali.runtime.device import resolve_device
 from energon_dali.decode.dali.video import submit_clips, suits_dali_video
 from energon_dali.decode.pyav import decode_clips, stage_clips
 

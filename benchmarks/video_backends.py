@@ -20,7 +20,7 @@ from benchmarks.data.photographs import cut
 from energon_dali.av import MediaFile
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.video import submit_clips, suits_dali_video
 from energon_dali.decode.pyav import decode_clips, stage_clips
 

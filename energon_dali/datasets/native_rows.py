@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from energon_dali.datasets.load_sample import part_seed
-from energon_dali.decode.dali.index_file import NativeRow
+from energon_dali.decode.dali.images.index_file import NativeRow
 from energon_dali.decode.dali.routing import suits_dali
 from energon_dali.decode.headers.label import unpack_header
 from energon_dali.decode.part_kind import find_part_kind

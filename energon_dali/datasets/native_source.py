@@ -205,7 +205,7 @@ class _NativeIterator(StreamIterator[Any]):
 
     def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
         """Gives what was read for each planned sample, in order."""
-        from energon_dali.decode.dali.native import NativeReader
+        from energon_dali.decode.dali.images.native import NativeReader
 
         reader = self._dataset.reader
         folder = reader.folder

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 
 from energon_dali import __version__
-from energon_dali.decode.dali.device import INSTALL_HINT
+from energon_dali.decode.dali.runtime.device import INSTALL_HINT
 from energon_dali.diagnosis.check import Check, Need
 from energon_dali.diagnosis.host import Host
 

@@ -105,7 +105,7 @@ class ThisHost:
             return None
 
     def has_gpu_in_sight(self) -> bool:
-        from energon_dali.decode.dali.device import sees_gpu
+        from energon_dali.decode.dali.runtime.device import sees_gpu
 
         return sees_gpu()
 

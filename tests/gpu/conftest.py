@@ -24,7 +24,7 @@ _HERE = Path(__file__).parent
 
 @functools.cache
 def _gpu_is_usable() -> bool:
-    from energon_dali.decode.dali.device import has_dali, sees_gpu
+    from energon_dali.decode.dali.runtime.device import has_dali, sees_gpu
 
     if not has_dali() or not sees_gpu():
         return False

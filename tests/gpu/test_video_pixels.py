@@ -33,7 +33,7 @@ import json, logging, sys
 sys.path.insert(0, ".")
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.device import resolve_device
+from energon_dali.decode.dali.runtime.device import resolve_device
 from energon_dali.decode.dali.video import submit_clips
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video

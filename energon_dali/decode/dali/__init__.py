@@ -1,10 +1,14 @@
-"""Decoding with NVIDIA DALI. Nothing outside this folder imports DALI, and here only functions do, when they run."""
+"""Decoding with NVIDIA DALI. Nothing outside this folder imports DALI, and here only functions do, when they run.
+
+`decoder`, `blocks`, `routing` and the tables beside them say what goes to DALI; `images/` and `video/` are how it
+decodes each; both stand on `runtime/`, which knows neither.
+"""
 
 from __future__ import annotations
 
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.memory import MemoryUse
-from energon_dali.decode.dali.registry import close_engines, memory_use, release_memory
+from energon_dali.decode.dali.runtime.memory import MemoryUse
+from energon_dali.decode.dali.runtime.registry import close_engines, memory_use, release_memory
 from energon_dali.decode.dali.tuning import DaliTuning
 
 __all__ = ["DaliDecoder", "DaliTuning", "MemoryUse", "close_engines", "memory_use", "release_memory"]

@@ -9,14 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.gather import Gather
-from energon_dali.decode.dali.graph import ImageGraph
-from energon_dali.decode.dali.handles import DaliHandle, DecodedHandle
-from energon_dali.decode.dali.image_engine import DaliImageEngine
-from energon_dali.decode.dali.output import bring_to_device, consumer_stream
-from energon_dali.decode.dali.registry import engine_for
+from energon_dali.decode.dali.images.engine import DaliImageEngine
+from energon_dali.decode.dali.images.graph import ImageGraph
+from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
 from energon_dali.decode.dali.routing import decode_by_pil, suits_dali, takes_dali
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.gather import Gather
+from energon_dali.decode.dali.runtime.output import bring_to_device, consumer_stream
+from energon_dali.decode.dali.runtime.registry import engine_for
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.crossover import prefers_dali_image
-from energon_dali.decode.dali.device import (
+from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
+from energon_dali.decode.dali.routing import decode_on_cpu, suits_dali, takes_dali
+from energon_dali.decode.dali.runtime.device import (
     Device,
     DeviceOption,
     check_device_option,
@@ -19,8 +21,6 @@ from energon_dali.decode.dali.device import (
     sees_gpu,
     uses_dali,
 )
-from energon_dali.decode.dali.handles import DaliHandle, DecodedHandle
-from energon_dali.decode.dali.routing import decode_on_cpu, suits_dali, takes_dali
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
-    from energon_dali.decode.dali.pipeline import PipelineOptions
+    from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
     from energon_dali.samples import SourceInfo
 
 DEFAULT_MAX_BATCH_SIZE = 64
@@ -213,7 +213,7 @@ class DaliDecoder(MediaDecoder):
             most_samples: Bound of the samples per run beside `max_batch_size`.
             batch_size: Samples per run, in place of both.
         """
-        from energon_dali.decode.dali.pipeline import PipelineOptions
+        from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
         samples = batch_size or min(self.max_batch_size, most_samples or self.max_batch_size)
         return PipelineOptions(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.dali.device import Device, DeviceOption
+from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pil import decode_image
 from energon_dali.errors import DecodeError

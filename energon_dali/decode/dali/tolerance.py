@@ -1,6 +1,6 @@
 """How far values of the backends may lie apart: one policy for tests and users.
 
-DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/test_operations.py):
+DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/images/test_operations.py):
 
 - no resampling, no Normalize: equal bit for bit, float16 and bfloat16 included.
 - Normalize: DALI multiplies with 1/std where numpy divides; a few units in the last place.
@@ -11,8 +11,9 @@ DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/test_operati
   colours. At the border of the image DALI repeats the outermost pixel where PIL leaves it out of the filter: pixels
   within the filter's reach differ more.
 
-Clips on the CPU, DALI against PyAV (FFmpeg 8; tests/decode/dali/test_video.py): DALI's frames equal swscale's exact
-conversion with BT.601 bit for bit, and correcting them to another matrix adds at most one level inside BT.601's gamut.
+Clips on the CPU, DALI against PyAV (FFmpeg 8; tests/decode/dali/video/test_video.py): DALI's frames equal swscale's
+exact conversion with BT.601 bit for bit, and correcting them to another matrix adds at most one level inside BT.601's
+gamut.
 The reader of PyAV takes swscale's fast conversion, which at the video's own, even size uses each chroma sample for two
 pixels without interpolation: sharp edges of colours differ by many levels. Resizing, swscale scales luma and chroma,
 DALI RGB.

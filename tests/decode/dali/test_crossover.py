@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from energon_dali.decode import CenterCrop, DaliDecoder, Decoded, SampleDecoder
-from energon_dali.decode.dali import crossover, decoder, device
+from energon_dali.decode.dali import crossover, decoder
 from energon_dali.decode.dali.crossover import CLIPS, IMAGES, Crossover
-from energon_dali.decode.dali.handles import DaliHandle, DecodedHandle
+from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
+from energon_dali.decode.dali.runtime import device
 from energon_dali.loader.workers.transport import pack, unpack
 from tests.decode.pictures import encode, photograph, pictures
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, MediaHandle, SampleDecoder
-from energon_dali.decode.dali import device
-from energon_dali.decode.dali.handles import DaliHandle
+from energon_dali.decode.dali.images.handles import DaliHandle
+from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import ConfigError, DeviceError
 from tests.decode.pictures import broken_pictures, pictures

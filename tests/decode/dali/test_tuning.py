@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from energon_dali.decode import DaliDecoder, Decoded
-from energon_dali.decode.dali import DaliTuning, graph
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.graph import ImageGraph
-from energon_dali.decode.dali.library import load_dali
+from energon_dali.decode.dali import DaliTuning
+from energon_dali.decode.dali.images import graph
+from energon_dali.decode.dali.images.graph import ImageGraph
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.errors import ConfigError
 from tests.decode.pictures import pictures
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.clips.sound import decode_audio_of_clips
-from energon_dali.decode.dali.device import Device, device_works
-from energon_dali.decode.dali.engine import DaliEngine
-from energon_dali.decode.dali.library import Pipeline, load_backend
-from energon_dali.decode.dali.output import bring_to_device
-from energon_dali.decode.dali.recovery import first_line
-from energon_dali.decode.dali.run import Block, Run
+from energon_dali.decode.dali.runtime.device import Device, device_works
+from energon_dali.decode.dali.runtime.engine import DaliEngine
+from energon_dali.decode.dali.runtime.failure import first_line
+from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
+from energon_dali.decode.dali.runtime.output import bring_to_device
+from energon_dali.decode.dali.runtime.run import Block, Run
 from energon_dali.decode.dali.video.frames import take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeline, find_correction
 from energon_dali.decode.dali.video.suitability import count_decoded_bytes

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.library import load_dali
-from energon_dali.decode.dali.pipeline import PipelineOptions, define_input
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.library import load_dali
+from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
 from energon_dali.kernels.color_matrix import ColorMatrix
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.gather import Gather
-from energon_dali.decode.dali.registry import engine_for
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.gather import Gather
+from energon_dali.decode.dali.runtime.registry import engine_for
 from energon_dali.decode.dali.video.engine import DaliVideoEngine
 from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
 from energon_dali.decode.interface import Outcome

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.dali.library import load_dali
-from energon_dali.decode.dali.pipeline import PipelineOptions, define_input
+from energon_dali.decode.dali.runtime.library import load_dali
+from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
 from energon_dali.decode.operations import (
     CenterCrop,
     HorizontalFlip,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _GRAY_WEIGHTS = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 """PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and
-DALI rounds halves up: equal for all 2**24 colours (tests/decode/dali/test_graph.py)."""
+DALI rounds halves up: equal for all 2**24 colours (tests/decode/dali/images/test_graph.py)."""
 _UNIT_VALUES = [value / 255 for value in range(256)]
 """As float32 these are what numpy's float32 division gives, which a multiplication with 1/255 is not."""
 

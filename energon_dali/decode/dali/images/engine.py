@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from energon_dali.decode.dali.engine import DaliEngine
-from energon_dali.decode.dali.feed import ImageBatch, feed_batch, split_block
-from energon_dali.decode.dali.graph import ImageGraph, define_pipeline
-from energon_dali.decode.dali.library import Pipeline
-from energon_dali.decode.dali.output import bring_to_device, take_values
-from energon_dali.decode.dali.recovery import decode_suspects
-from energon_dali.decode.dali.run import Block, Run
+from energon_dali.decode.dali.images.feed import ImageBatch, feed_batch, split_block
+from energon_dali.decode.dali.images.graph import ImageGraph, define_pipeline
+from energon_dali.decode.dali.images.recovery import decode_suspects
+from energon_dali.decode.dali.runtime.engine import DaliEngine
+from energon_dali.decode.dali.runtime.library import Pipeline
+from energon_dali.decode.dali.runtime.output import bring_to_device, take_values
+from energon_dali.decode.dali.runtime.run import Block, Run
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
 from energon_dali.errors import DecodeError

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from energon_dali.decode.dali.library import Pipeline, load_backend
+from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 
 if TYPE_CHECKING:
-    from energon_dali.decode.dali.graph import ImageGraph
+    from energon_dali.decode.dali.images.graph import ImageGraph
     from energon_dali.decode.geometry import Geometry
     from energon_dali.decode.interface import MediaHandle
 

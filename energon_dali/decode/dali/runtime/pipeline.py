@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.library import Pipeline, load_dali
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
 from energon_dali.decode.dali.tuning import DaliTuning
 
 

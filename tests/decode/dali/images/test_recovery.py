@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, MediaHandle
-from energon_dali.decode.dali import recovery
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.feed import ImageBatch
-from energon_dali.decode.dali.handles import DaliHandle
-from energon_dali.decode.dali.recovery import decode_suspects, first_line
+from energon_dali.decode.dali.images.feed import ImageBatch
+from energon_dali.decode.dali.images.handles import DaliHandle
+from energon_dali.decode.dali.images.recovery import decode_suspects
+from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.interface import Outcome
 from energon_dali.errors import DeviceFailedError
 from tests.decode.pictures import broken_pictures, pictures
@@ -124,15 +123,6 @@ def test_a_device_that_fails_is_not_a_bad_sample(text: str) -> None:
         decode_suspects(fake_batch(3), RuntimeError(text), run, lambda: None, lambda value: value, Device("gpu", 0))
 
 
-def test_a_gpu_that_does_not_compute_any_more_is_not_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI then blames the first image of each run; PIL would decode them all, and nobody would know."""
-    monkeypatch.setattr(recovery, "device_works", lambda device: device.kind == "cpu")
-    error = RuntimeError(NAMED.format(0))
-    with pytest.raises(DeviceFailedError, match="no fault of a sample"):
-        recovery.raise_if_device_failed(error, Device("gpu", 0))
-    recovery.raise_if_device_failed(error, Device("cpu"))
-
-
 def test_unnamed_errors_are_narrowed_down_in_small_batches() -> None:
     batch, sizes, rebuilt = fake_batch(64), [], []
     culprit = batch.handles[37]
@@ -169,8 +159,3 @@ def test_a_named_sample_outside_of_the_batch_is_not_trusted() -> None:
         fake_batch(3), RuntimeError(NAMED.format(9)), run, lambda: None, lambda value: value, Device("cpu")
     )
     assert [outcome.route for outcome in outcomes] == ["dali-cpu"] * 3
-
-
-def test_first_line_is_what_matters() -> None:
-    assert first_line(RuntimeError(NAMED.format(3))) == "Failed to decode sample #3 :"
-    assert first_line(RuntimeError("")) == "RuntimeError"

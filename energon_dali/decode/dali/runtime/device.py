@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from glob import glob
 from typing import Literal
 
-from energon_dali.decode.dali.library import load_backend
+from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.errors import ConfigError, DeviceError
 
 _LOG = logging.getLogger(__name__)

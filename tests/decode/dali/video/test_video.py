@@ -17,8 +17,8 @@ from energon_dali.kernels.color_matrix import convert_colors
 from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.memory import DeviceMemory
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video import prefers_dali, submit_clips, suits_dali_video
 from energon_dali.decode.dali.video.engine import DaliVideoEngine, raise_if_device_is_lost
@@ -28,7 +28,7 @@ from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
 from energon_dali.samples import Clips
 from tests.av.corpus import VIDEOS, video_file
-from tests.decode.dali.uneven_videos import UNEVEN, uneven_video
+from tests.decode.dali.video.uneven_videos import UNEVEN, uneven_video
 
 EXACT_FLAGS = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 """What DALI's conversion is equal to, bit for bit."""
@@ -222,7 +222,7 @@ from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import MediaHandle
 from energon_dali.errors import DecodeError
 from tests.av.corpus import video_file
-from tests.decode.dali.test_video import damage
+from tests.decode.dali.video.test_video import damage
 decoder = DaliDecoder(av_decode=VideoClips(2, 3), video_decode_device="cpu")
 rng, good, seen = np.random.default_rng(1), video_file("vp9-webm"), 0
 first = decoder.decode_block([decoder.stage("webm", good)])[0].value.frames
@@ -307,8 +307,8 @@ def test_fewer_frames_than_asked_for_cost_that_video_alone(
     (by_dali,) = take_frames(TensorListGPU([frames]), handles[:1])
     assert by_dali is not None
     outputs = TensorListGPU([frames[:-1] if i in lost else frames for i in range(3)])
-    monkeypatch.setattr("energon_dali.decode.dali.engine.build_pipeline", lambda *_: FakePipeline(outputs))
-    monkeypatch.setattr("energon_dali.decode.dali.engine.count_bytes", lambda _: 0)
+    monkeypatch.setattr("energon_dali.decode.dali.runtime.engine.build_pipeline", lambda *_: FakePipeline(outputs))
+    monkeypatch.setattr("energon_dali.decode.dali.runtime.engine.count_bytes", lambda _: 0)
     engine = DaliVideoEngine(
         VideoGraph.from_spec(spec, Device("cpu"), corrects=False),
         decoder_of(spec).pipeline_options(Device("cpu"), most_samples=16),

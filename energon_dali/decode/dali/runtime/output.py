@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.decode.dali.device import Device
+from energon_dali.decode.dali.runtime.device import Device
 
 if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageSpec

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, HorizontalFlip, RandomResizedCrop, screen_image
-from energon_dali.decode.dali.index_file import NativeRow, write_index_files
-from energon_dali.decode.dali.native import NativeReader
+from energon_dali.decode.dali.images.index_file import NativeRow, write_index_files
+from energon_dali.decode.dali.images.native import NativeReader
 from energon_dali.errors import ConfigError, ShardError
 from tests.decode.pictures import broken_pictures, pictures
 
@@ -114,8 +114,8 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_no_crash(shards: 
     code = f"""
 import os
 from energon_dali.decode import DaliDecoder
-from energon_dali.decode.dali.index_file import NativeRow
-from energon_dali.decode.dali.native import NativeReader
+from energon_dali.decode.dali.images.index_file import NativeRow
+from energon_dali.decode.dali.images.native import NativeReader
 from energon_dali.errors import ShardError
 rows = [NativeRow(0, (extent,)) for extent in {[row.extents[0] for row in rows[:10]]}] * 40
 reader = NativeReader(DaliDecoder(image_decode="rgb8", image_decode_device="cpu"), [{str(tmp_path / "s.tar")!r}], rows,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from energon_dali.decode.dali.library import Pipeline
-from energon_dali.decode.dali.memory import DeviceMemory
-from energon_dali.decode.dali.output import count_bytes
-from energon_dali.decode.dali.pipeline import PipelineOptions, build_pipeline
-from energon_dali.decode.dali.recovery import raise_if_device_failed
-from energon_dali.decode.dali.run import BatchT, Run
+from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
+from energon_dali.decode.dali.runtime.library import Pipeline
+from energon_dali.decode.dali.runtime.memory import DeviceMemory
+from energon_dali.decode.dali.runtime.output import count_bytes
+from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, build_pipeline
+from energon_dali.decode.dali.runtime.run import BatchT, Run
 from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.library import load_backend
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.library import load_backend
 
 _CPU_RUN_BYTES = 1 << 30
 """Largest run on the CPU: 64 images of 5 megapixels as RGB."""

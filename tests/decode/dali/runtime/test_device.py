@@ -11,8 +11,8 @@ import torch
 
 from energon_dali.decode import DaliDecoder
 from energon_dali.decode.clips import VideoClips
-from energon_dali.decode.dali import device
-from energon_dali.decode.dali.device import Device, resolve_device
+from energon_dali.decode.dali.runtime import device
+from energon_dali.decode.dali.runtime.device import Device, resolve_device
 from energon_dali.decode.dali.video import suitability
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceError

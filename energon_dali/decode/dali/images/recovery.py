@@ -7,14 +7,14 @@ again; what is not named is narrowed down in small batches. PIL has the last wor
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.decode.dali.device import Device, device_works
-from energon_dali.decode.dali.feed import ImageBatch
+from energon_dali.decode.dali.images.feed import ImageBatch
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.failure import NAMED_SAMPLE, first_line, raise_if_device_failed
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.errors import DecodeError, DeviceFailedError
+from energon_dali.errors import DecodeError
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,32 +23,9 @@ SMALL_BATCH = 16
 was never seen to do so in batches of up to 28."""
 _MAX_NAMED = 2
 """Runs of a whole batch that may each give up one image, before the search goes on in small batches."""
-_NAMED = re.compile(r"Failed to decode sample #(\d+)")
-_DEVICE = re.compile(r"cuda|out of memory|nvml|driver|NVJPEG_STATUS_(?:ALLOCATOR|EXECUTION|INTERNAL)", re.IGNORECASE)
 
 RunBatch = Callable[[ImageBatch], list[Any]]
 """Runs a batch alone and returns its values; raises RuntimeError as DALI does."""
-
-
-def raise_if_device_failed(error: BaseException, device: Device) -> None:
-    """Returns nothing if an error can be due to a bad image.
-
-    Args:
-        error: What DALI raised.
-        device: Where it decoded. A GPU is asked whether it still works: if it does not, DALI blames an image.
-
-    Raises:
-        DeviceFailedError: The device failed or its memory is full: no other image would do better.
-    """
-    text = str(error).rpartition("encountered:")[2]  # what stands before names files and operators
-    named = _NAMED.search(text) is not None
-    lost = not isinstance(error, RuntimeError | MemoryError) or (_DEVICE.search(text) is not None and not named)
-    if lost or not device_works(device):
-        raise DeviceFailedError(
-            f"DALI failed on {device} while decoding images: {first_line(error)}. This is no fault of a sample, so "
-            "nothing was skipped. If memory is short give a smaller gpu_memory_budget_bytes or smaller blocks; after "
-            "other CUDA errors the process must be started again."
-        ) from error
 
 
 def decode_suspects(
@@ -91,7 +68,7 @@ def decode_suspects(
                         outcomes[position] = Decoded(value, route)  # type: ignore[arg-type]
                     return
             raise_if_device_failed(problem, device)
-            found = _NAMED.search(str(problem))
+            found = NAMED_SAMPLE.search(str(problem))
             if found is None:
                 rebuild()
             elif int(found[1]) < len(positions) and budget > 0:
@@ -112,14 +89,6 @@ def decode_suspects(
 
     search(list(range(len(batch))), error, _MAX_NAMED)
     return [outcome for outcome in outcomes if outcome is not None]
-
-
-def first_line(error: BaseException) -> str:
-    """Returns what DALI says an error is, without the trace of the pipeline's definition around it."""
-    text = str(error).rpartition("encountered:")[2]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("Current pipeline", "Critical error", "Stacktrace"))]
-    return re.sub(r"^\[[^\]]*\]\s*", "", (telling or [type(error).__name__])[0])[:300]
 
 
 def _decode_by_pil(handle: MediaHandle, reason: str, finish: Callable[[Any], Any]) -> Outcome:

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.feed import ImageBatch, feed_geometry
-from energon_dali.decode.dali.graph import ImageGraph, define_graph, define_inputs
-from energon_dali.decode.dali.index_file import NativeRow, write_index_files
-from energon_dali.decode.dali.library import Pipeline, load_dali
-from energon_dali.decode.dali.output import consumer_stream, take_values
-from energon_dali.decode.dali.pipeline import build_pipeline
-from energon_dali.decode.dali.recovery import raise_if_device_failed
+from energon_dali.decode.dali.images.feed import ImageBatch, feed_geometry
+from energon_dali.decode.dali.images.graph import ImageGraph, define_graph, define_inputs
+from energon_dali.decode.dali.images.index_file import NativeRow, write_index_files
+from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
+from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
+from energon_dali.decode.dali.runtime.output import consumer_stream, take_values
+from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.errors import ConfigError, DecodeError, ShardError

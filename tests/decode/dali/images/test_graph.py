@@ -16,7 +16,7 @@ from energon_dali.decode import (
     RandomResizedCrop,
     Resize,
 )
-from energon_dali.decode.dali.graph import ImageGraph
+from energon_dali.decode.dali.images.graph import ImageGraph
 from tests.decode.pictures import encode, pictures
 
 

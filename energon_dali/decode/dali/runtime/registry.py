@@ -8,11 +8,11 @@ import threading
 from collections.abc import Hashable
 from typing import Any, Protocol, TypeVar
 
-from energon_dali.decode.dali.device import Device
-from energon_dali.decode.dali.engine import DaliEngine
-from energon_dali.decode.dali.library import call_before_dali_exits
-from energon_dali.decode.dali.memory import DeviceMemory, MemoryUse, release_unused
-from energon_dali.decode.dali.pipeline import PipelineOptions
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.engine import DaliEngine
+from energon_dali.decode.dali.runtime.library import call_before_dali_exits
+from energon_dali.decode.dali.runtime.memory import DeviceMemory, MemoryUse, release_unused
+from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
 _CLOSE_SECONDS = 10.0
 _engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
