@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import mmap
 import multiprocessing.forkserver
@@ -312,3 +313,14 @@ def test_a_message_whose_descriptors_cannot_be_taken_is_an_error_that_names_the_
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     ours.close()
     theirs.close()
+
+
+def test_a_pool_that_cannot_be_made_leaves_no_open_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(flags: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = open_files()
+    monkeypatch.setattr(os, "pipe2", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        make_pool([4])
+    assert open_files() == before

@@ -80,7 +80,11 @@ class WorkerPool:
         self._by_fd: dict[int, WorkerHandle] = {}
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake, select.POLLIN)
-        self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
+        except OSError:  # at the limit of open files, of which the one above is not to be one for ever
+            os.close(self._wake)
+            raise
         self._owner = os.getpid()
         self._end = weakref.finalize(
             self, end_workers, self._workers, [self._wake, self._lifeline, self._lifeline_end], self._owner
