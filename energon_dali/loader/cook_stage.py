@@ -36,7 +36,7 @@ def cook(
         aux: Stores that the cooker is called with, by name; undecoded.
 
     Raises:
-        ConfigError: No cooker matches, or it asks for what the dataset does not have.
+        ConfigError: No cooker matches, or it asks for what the dataset does not have, or does not take what it has.
     """
     cooker = choose_cooker(encoder.cookers, subflavors, dataset)
     overrides = overridden(encoder, "cook_crude_sample")
@@ -51,6 +51,8 @@ def cook(
         stores,
         encoder.decoder,
     )
+    if not overrides:  # else what calls the function is the user's own
+        auxiliaries.check_arguments(dataset)
     return MapDataset(
         source,
         functools.partial(cook_each if auxiliaries.is_generator else cook_one, auxiliaries),

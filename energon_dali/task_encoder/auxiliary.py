@@ -55,6 +55,34 @@ class Auxiliaries:
             for name, store in stores.items()
         }  # fmt: skip
 
+    def check_arguments(self, dataset: str) -> None:
+        """Raises an error where the cooker's function cannot be called with what it would be given.
+
+        A function that does not tell its arguments passes.
+
+        Args:
+            dataset: Its path, for the message.
+
+        Raises:
+            ConfigError: The function does not take a store, or wants an argument that is none.
+        """
+        names = [*self.stores, *([CACHE] if self.cooker.need_cache else [])]
+        try:
+            # As it is called: what it wraps may take what the wrapper adds.
+            signature = inspect.signature(self.cooker.cook, follow_wrapped=False)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(None, **dict.fromkeys(names))
+        except TypeError as error:
+            given = ", ".join(["sample", *(f"{name}=..." for name in names)])
+            raise ConfigError(
+                f"The cooker {name_of(self.cooker)}{signature} cannot be called with ({given}), which is what the "
+                f"dataset {dataset or '(unnamed)'} has for it: {error}. Name its arguments as the auxiliary stores are "
+                "named under `aux` of the dataset, add the store that is missing there, or let it take **stores. "
+                "`primary` and `cache` come only to functions that ask for them: @cooker(need_primary=True)."
+            ) from error
+
     @property
     def is_generator(self) -> bool:
         """Whether one crude sample may lead to any number of samples."""

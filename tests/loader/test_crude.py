@@ -355,3 +355,36 @@ def test_hooks_find_the_loaders_pool(mix: Path, tmp_path: Path) -> None:
     sample = next(iter(loader))
     assert sample.text == loader.restore_sample(sample.__restore_key__).text == "FileStoreCachePool"
     pool.close()
+
+
+def wants_other(sample: dict[str, Any], pictures: Any, files: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text="")
+
+
+def wants_more(sample: dict[str, Any], images: Any, files: Any, sounds: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text="")
+
+
+def wants_less(sample: dict[str, Any]) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text="")
+
+
+@cooker(need_cache=True)
+def wants_no_cache(sample: dict[str, Any], images: Any, files: Any) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text="")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (wants_other, "missing a required argument: 'pictures'|unexpected keyword argument 'images'"),
+        (wants_more, "missing a required argument: 'sounds'"),
+        (wants_less, "unexpected keyword argument 'images'"),
+        (wants_no_cache, "unexpected keyword argument 'cache'"),
+    ],
+)
+def test_a_cooker_that_does_not_take_the_stores_is_refused_at_once(mix: Path, function: Any, says: str) -> None:
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] = DefaultTaskEncoder()
+    encoder.cookers = (Cooker(function),)
+    with pytest.raises(ConfigError, match=rf"cannot be called with \(sample, images=\.\.\..*({says})"):
+        get_val_dataset(mix, split_part="lines", worker_config=job(), task_encoder=encoder)
