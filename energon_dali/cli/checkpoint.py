@@ -57,6 +57,8 @@ def checkpoint_redist(
     with told_to_user():
         files = [read_state_file(path) for path in find_state_files(input_files)]
         whole = merge_states([state for file in files for state in file.states])
+        for line in describe_unequal(whole):
+            click.echo(line, err=True)
         states = [whole] if new_world_size is None else split_state(whole, new_world_size)
         names = output_names(files, len(states), as_global=as_global)
         written = [output_path / name for name in names]
@@ -121,9 +123,28 @@ def describe(states: Sequence[State]) -> Iterator[str]:
     yield "Epoch:     " + ", ".join(f"rank {rank}: {given[rank]:,} batches" for rank in sorted(given, key=int)[:8])
     if ended:
         yield f"           {ended} streams have reached its end"
+    yield from describe_unequal({"streams": streams, "given": given})
     yield "Fits:      " + ("the ranks that saved it; all of them together: " if missing else "") + fitting(total)
     yield "Dataset:"
     yield from _outline(unpack_config(first), "  ")
+
+
+def describe_unequal(state: State) -> Iterator[str]:
+    """Yields a line where ranks stand at different places, as the files of two saves do.
+
+    It is no error: ranks need not step together, and nothing in a state says at which save it was made.
+
+    Args:
+        state: Its "streams" and "given" are looked at, of as many ranks as are there.
+    """
+    streams, given = state["streams"].values(), state["given"].values()
+    counts = [stream["count"] for stream in streams]
+    if any(stream["ended"] for stream in streams) or (max(counts) - min(counts) <= 1 and len(set(given)) <= 1):
+        return
+    yield (
+        f"Note:      the streams have given {min(counts):,} to {max(counts):,} batches. Ranks that step together give "
+        "equally many: if these are files of two saves, give those of one."
+    )
 
 
 def fitting(num_streams: int) -> str:

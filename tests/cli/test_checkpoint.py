@@ -104,6 +104,17 @@ def test_info_says_what_is_there_and_where_it_fits(tmp_path: Path) -> None:
     assert "missing here: 0, 2, 3, 5" in run("info", paths[1])[1]
 
 
+def test_files_of_two_saves_are_told_from_those_of_one(tmp_path: Path) -> None:
+    """No error: ranks that do not step together save such states too."""
+    early, late = rank_states(2, 14), rank_states(2, 24)
+    for states, noted in (([early[0], late[1]], True), (early, False), (rank_states(2, 13), False)):
+        paths = write(tmp_path, states, ".json")
+        code, text = run("info", *paths)
+        assert (code, "if these are files of two saves" in text) == (0, noted)
+        code, text = run("redist", *paths, tmp_path / "one", "--global", "--force-overwrite")
+        assert (code, "if these are files of two saves" in text) == (0, noted)
+
+
 def test_a_list_of_states_is_a_global_state_too(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     path.write_text(json.dumps(rank_states(2)))
