@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
 
 
 _TOP_LEVEL = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "trainer")
+_SETTINGS = ("seed", "ckpt_path", "output_dir", "test_after_fit")
 _NEEDED = {"task": "+", "dataset": "+", "backbone": "", "optimizer": "", "trainer": ""}
 """Groups that every run has, and what the command line writes before them."""
 
@@ -99,7 +101,8 @@ def _completed(cfg: DictConfig) -> DictConfig:
     """Returns a copy of a config with the output folder, and `trainer.gpus` read as `trainer.devices`.
 
     Raises:
-        ConfigError: A group that every run needs is missing, the seed is none, or the folder cannot be made.
+        ConfigError: A group that every run needs is missing, a name is unknown, the seed is none, or the folder cannot
+            be made.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig, open_dict
@@ -113,6 +116,7 @@ def _completed(cfg: DictConfig) -> DictConfig:
                 f"The run has no {group}.{meant} Add {plus}{group}=NAME to the command; "
                 f"there are: {', '.join(options_of(group))}."
             )
+    _check_names(cfg)
     if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 1 << 32:
         raise ConfigError(f"seed={cfg.seed} cannot be: give a whole number from 0 to {(1 << 32) - 1}.")
     with open_dict(cfg):
@@ -128,6 +132,27 @@ def _completed(cfg: DictConfig) -> DictConfig:
             )
             cfg.trainer.update(newer)
     return cfg
+
+
+def _check_names(cfg: DictConfig) -> None:
+    """Raises an error for a name beside the groups that nothing reads, neither a run nor another place of the config.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    from omegaconf import OmegaConf
+
+    known = (*_TOP_LEVEL, *_SETTINGS)
+    unknown = [str(name) for name in cfg if name not in known]
+    written = OmegaConf.to_yaml(cfg, resolve=False) if unknown else ""
+    for name in unknown:
+        if not re.search(r"\$\{\s*" + re.escape(name) + r"\b", written):
+            nearest = nearest_names(name, list(known))
+            meant = f" Did you mean {nearest[0]}?" if nearest else ""
+            raise ConfigError(
+                f"Nothing reads {name}, which the run was given.{meant} Leave it out, or name what it is a part of, as "
+                f"in +trainer.{name}=...; beside the groups a run has {', '.join(_SETTINGS)}."
+            )
 
 
 def _backbone_config(cfg: DictConfig, saved: Mapping[str, Any]) -> Mapping[str, Any]:

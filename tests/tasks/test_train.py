@@ -7,6 +7,7 @@ import inspect
 import io
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -253,10 +254,15 @@ def test_a_wrong_name_is_refused_with_the_nearest_one(overrides: list[str], says
         compose([*TINY, *overrides], CONF)
 
 
-def test_what_the_command_line_leaves_out_is_named() -> None:
+def test_what_the_command_line_leaves_out_is_named(tmp_path: Path) -> None:
     for override in ("scheduler=null", "+optimizer=NULL"):
         with pytest.raises(ConfigError, match=r"chooses nothing\. Leave it out, or give one of \w+=\w+, "):
             compose([*TINY, override], CONF)
+    for override in ("trainer.max_epochs=", "+task.smoothing=", "optimizer="):
+        written = re.escape(override)
+        with pytest.raises(ConfigError, match=rf"{written} has no value.* Write {written}VALUE"):
+            compose([*TINY, override], CONF)
+    assert compose([*TINY, "+task.name=''"], CONF).task.name == ""
     assert compose([*TINY, "trainer.max_time=null", "++tokenizer._target_=null"], CONF).trainer.max_time is None
     with pytest.raises(ConfigError, match=r"Did you mean task=tiny\?"):
         compose(["+task=tinny", "+dataset=tiny"], CONF)
@@ -264,6 +270,11 @@ def test_what_the_command_line_leaves_out_is_named() -> None:
         compose(["+task=tiny", "dataset.cfg.batches=1"], CONF)
     with pytest.raises(ConfigError, match=r"The run has no task\. Add \+task=NAME to the command"):
         run(compose(["+dataset=tiny"], CONF))
+    for override, says in (("+unknown=1", "Leave it out"), ("+max_epoch=1", ""), ("+sed=1", r"Did you mean seed\?")):
+        with pytest.raises(ConfigError, match=rf"Nothing reads {override[1:-2]}, which the run was given\. ?{says}"):
+            run(compose([*TINY, override], CONF))
+    read = compose([*TINY, f"output_dir={tmp_path}", "+width=6", "backbone.width=${width}"], CONF)
+    assert _completed(read).backbone.width == 6
     with pytest.raises(ConfigError, match=r"The run has no dataset\. You gave datset\. Add \+dataset=NAME"):
         run(compose(["+task=tiny", "+datset=tiny"], CONF))
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parent.parent / "conf"
 """Folder of the package's configs."""
 
+_KEY = re.compile(r"\+{0,2}[\w./@:-]+")
 _GROUP = re.compile(r"\w+(?:/\w+)*")
 _REFUSED_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^'@]+)")
 
@@ -48,10 +49,17 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
 def check_groups(overrides: Sequence[str], config_dir: str | Path | None = None) -> None:
     """Raises an error that says what to do where a group is to be null, of which Hydra gives a traceback alone.
 
+    Likewise where nothing stands behind the sign, which Hydra takes for an empty text.
+
     Raises:
-        ConfigError: A group is to be null.
+        ConfigError: A group is to be null, or a value was left out.
     """
     for override in overrides:
+        if override.endswith("=") and _KEY.fullmatch(override[:-1]):
+            raise ConfigError(
+                f"{override} has no value behind the sign. Write {override}VALUE, {override}null for none, or leave it "
+                f"out; an empty text is \"{override}''\"."
+            )
         group, _, name = override.lstrip("+").partition("=")
         options = options_of(group, config_dir) if name.lower() == "null" and _GROUP.fullmatch(group) else []
         if options:
