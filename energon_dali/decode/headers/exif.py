@@ -11,6 +11,9 @@ _ORIENTATION_TAG = 0x0112
 _SHORT = 3
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 """Bytes of a value of each type."""
+_RATIONAL = 5
+_FRACTIONS = {0x011A: 1, 0x011B: 1, 0x013E: 2, 0x013F: 6, 0x0211: 3, 0x0214: 6}
+"""Tags that DALI takes for so many fractions, whatever their type says."""
 
 
 def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
@@ -56,6 +59,8 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
 
 
 def _is_sound(data: Buffer, entry: int, start: int, end: int, byte_order: str) -> bool:
-    kind, values, where = unpack_from(byte_order + "HII", data, entry + 2)
+    tag, kind, values, where = unpack_from(byte_order + "HHII", data, entry)
+    if tag in _FRACTIONS and (kind, values) != (_RATIONAL, _FRACTIONS[tag]):
+        return False
     size = values * _SIZES.get(kind, end)
     return 0 < size <= 4 or (kind in _SIZES and size > 4 and start + where + size <= end)

@@ -18,7 +18,7 @@ from tests.decode.pictures import encode, exif, photograph
 
 PHOTO = photograph(size=(21, 14))
 UPRIGHT = {"image_decode": "rgb8", "apply_exif_orientation": True}
-ORIENTATION, OTHER_TAGS = 0x0112, (0x010F, 0x8769, 0x011A)
+ORIENTATION, OTHER_TAGS = 0x0112, (0x010F, 0x8769, 0x011A, 0x0128, 0x0213)
 
 
 def in_jpeg(*blocks: bytes) -> bytes:
