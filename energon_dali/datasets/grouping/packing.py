@@ -275,8 +275,7 @@ class _PackingIterator(StreamIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        # The chosen samples are read again at the first element, so that restoring itself costs nothing; a state that
-        # lacks something is refused here.
+        # The chosen samples are read again at the first element; a state that lacks something is refused here.
         self._saved = {name: state[name] for name in self.state_dict()}
         self._inner.load_state_dict(state["inner"])
 
