@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import tempfile
 import threading
@@ -72,7 +73,7 @@ class StoreIndex:
         if row is None:
             raise FileMissingError(
                 f"{self.root} has no media metadata of {name!r}. If there is such a file, run `energon-dali "
-                f"prepare-media {self.root}` with options that take it in."
+                f"prepare-media {shlex.quote(str(self.root))}` with options that take it in."
             )
         return read_media_metadata(*row)
 
@@ -115,13 +116,13 @@ class StoreIndex:
     def _missing(self) -> DatasetFormatError:
         return DatasetFormatError(
             f"{self.root / INDEX} is missing, in which files are found by name. Run `energon-dali prepare "
-            f"{self.root}` for tar shards, or `energon-dali prepare-media {self.root}` for the media metadata of a "
-            "plain folder."
+            f"{shlex.quote(str(self.root))}` for tar shards, or `energon-dali prepare-media "
+            f"{shlex.quote(str(self.root))}` for the media metadata of a plain folder."
         )
 
     def _garbled(self, what: str, command: str = "prepare") -> DatasetFormatError:
         return DatasetFormatError(
-            f"{self.root / INDEX} {what}. Make it anew with `energon-dali {command} {self.root}`."
+            f"{self.root / INDEX} {what}. Make it anew with `energon-dali {command} {shlex.quote(str(self.root))}`."
         )
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -67,7 +68,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         if not 0 <= number < len(self._shards):
             raise DatasetFormatError(
                 f"{self.root} has {len(self._shards)} shards by .info.json, and its index puts {key!r} in shard "
-                f"{number}. Run `energon-dali prepare {self.root}`."
+                f"{number}. Run `energon-dali prepare {shlex.quote(str(self.root))}`."
             )
         shard = self._shards[number]
         data = self._read(number, offset - BLOCK, size + BLOCK)
@@ -105,7 +106,8 @@ class WebdatasetFileStore(FileStore[bytes]):
             return self._reader(number).read_at(offset, size)
         except FileNotFoundError as error:
             raise ShardError(
-                f"{self.root / shard} is missing. Put it back, or run `energon-dali prepare {self.root}` without it.",
+                f"{self.root / shard} is missing. Put it back, or run `energon-dali prepare "
+                f"{shlex.quote(str(self.root))}` without it.",
                 shard,
             ) from error
         except (EnergonDaliError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class NativeSourceDataset(SavableDataset[Any]):
             raise ConfigError(
                 f'feed="native" needs the header check that `energon-dali prepare` writes, and {folder.path} has '
                 f"none. Run "
-                f'`energon-dali prepare {folder.path}`, or use feed="block".'
+                f'`energon-dali prepare {shlex.quote(str(folder.path))}`, or use feed="block".'
             )
         if not isinstance(order, OrderSpec):
             raise ConfigError(

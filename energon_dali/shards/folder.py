@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +162,7 @@ class WebdatasetFolder:
                 raise DatasetFormatError(
                     f"{split.path} names the shard {name!r} in {split_part!r}, which the index does not know. Correct "
                     "the split, or run "
-                    f"`energon-dali prepare {self.path}`."
+                    f"`energon-dali prepare {shlex.quote(str(self.path))}`."
                 )
             rows += self._ranges_of_shard(numbers[name], keys.get(name))
         table = np.array(rows, np.int64).reshape(-1, 3)

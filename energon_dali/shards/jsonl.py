@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -91,7 +92,7 @@ class JsonlFile:
         if int(offsets[-1]) != size or (len(offsets) > 1 and int(offsets[0]) != 0):
             raise DatasetFormatError(
                 f"{self.place} has {size:,} bytes, and {self.place.name}{INDEX_SUFFIX} was made of {int(offsets[-1]):,}"
-                f". Run `energon-dali prepare {self.place}`."
+                f". Run `energon-dali prepare {shlex.quote(str(self.place))}`."
             )
 
     def _size(self) -> int:
@@ -250,7 +251,7 @@ class JsonlReader:
         return found
 
     def _cure(self) -> str:
-        return f"Run `energon-dali prepare {self.file.path}`."
+        return f"Run `energon-dali prepare {shlex.quote(str(self.file.path))}`."
 
     def __getstate__(self) -> dict[str, Any]:
         return {"file": self.file}

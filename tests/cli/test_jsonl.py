@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
+import energon_dali
 from energon_dali.cli.main import main
 
 
@@ -31,3 +34,22 @@ def test_prepare_and_info(tmp_path: Path) -> None:
     missing = run("prepare", tmp_path / "none.jsonl")
     assert missing.exit_code == 1
     assert "is missing" in missing.output
+
+
+def test_the_command_of_a_message_runs_as_it_stands(tmp_path: Path) -> None:
+    """In a folder whose name a shell would take apart."""
+    path = tmp_path / "my 'data'" / "lines.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b'{"a": 1}\n')
+    _, command, _ = run("info", path).output.split("`")
+    program, *words = shlex.split(command)
+    assert (program, run(*words).exit_code) == ("energon-dali", 0)
+    assert "Samples:     1\n" in run("info", path).output
+
+
+def test_every_command_in_a_message_quotes_its_path() -> None:
+    places = {path: path.read_text() for path in Path(energon_dali.__file__).parent.rglob("*.py")}
+    command = re.compile(r"energon-dali[^`{}]*\{(?!shlex|command\})[^{}]*\}`")
+    unquoted = {str(path): command.findall(text) for path, text in places.items() if command.search(text)}
+    assert unquoted == {}
+    assert sum("shlex.quote(" in text for text in places.values()) > 15

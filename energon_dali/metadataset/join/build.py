@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -82,7 +83,7 @@ def _local_sqlite(column: ColumnFolder, folder: Path, number: int) -> Path:
     except FileNotFoundError as error:
         raise DatasetFormatError(
             f"{path} is missing, in which a join finds samples by key. Run `energon-dali prepare --tar-index-only "
-            f"{column.folder.path}`."
+            f"{shlex.quote(str(column.folder.path))}`."
         ) from error
     return local
 

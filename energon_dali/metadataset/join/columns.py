@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, permutations, product
@@ -120,7 +121,7 @@ def find_join_index(leaf: LeafReference, columns: Sequence[ColumnFolder]) -> Joi
             return index
     raise DatasetFormatError(
         f"{leaf.place}: the join has no index in {folder}, or only one of an older state of its datasets. Run "
-        f"`energon-dali prepare {folder.url.removesuffix('.cache')}`."
+        f"`energon-dali prepare {shlex.quote(folder.url.removesuffix('.cache'))}`."
     )
 
 
@@ -141,7 +142,7 @@ def _check_rows(leaf: LeafReference, columns: Sequence[ColumnFolder], index: Joi
         raise DatasetFormatError(
             f"{leaf.place}: {index.path} joins {rows} samples, and the part {primary.column.split_part!r} of "
             f"{primary.folder.path} has {kept}. It is the index of another part or state: run `energon-dali prepare "
-            f"{index.path.url.rpartition('.cache/')[0]}`."
+            f"{shlex.quote(index.path.url.rpartition('.cache/')[0])}`."
         )
 
 
@@ -157,6 +158,6 @@ def _uuid(column: ColumnFolder) -> str:
     if content is None:
         raise DatasetFormatError(
             f"{path} is missing, by which a join knows its datasets. Run `energon-dali prepare --tar-index-only "
-            f"{column.folder.path}`."
+            f"{shlex.quote(str(column.folder.path))}`."
         )
     return content.decode("utf-8", "replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -98,7 +99,7 @@ class ExtentIndex:
             raise DatasetFormatError(
                 f"{self.root}: {name} has {found.num_samples} samples by its index ({source}) and "
                 f"{self.shard_counts[name]} by "
-                f".info.json. Run `energon-dali prepare {self.root}`."
+                f".info.json. Run `energon-dali prepare {shlex.quote(str(self.root))}`."
             )
         self._cache[index] = found
         if len(self._cache) > CACHED_SHARDS:
@@ -128,7 +129,7 @@ class ExtentIndex:
             _log.warning(
                 "%s is of another index than %s and is not used; reading goes on without it, slower. Run "
                 "`energon-dali prepare %s`.",
-                meta / EXTENTS_NAME, UUID_NAME, self.root,
+                meta / EXTENTS_NAME, UUID_NAME, shlex.quote(str(self.root)),
             )  # fmt: skip
         sqlite = self._open_sqlite(meta / SQLITE_NAME)
         if sqlite is not None:
@@ -204,7 +205,7 @@ def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
     if starts[1:-1] != expected[1:-1] or len(starts) != len(expected):
         raise ShardError(
             f"{root / shard} changed since it was indexed: its samples do not begin where {shard}.idx says. Run "
-            f"`energon-dali prepare {root}`.",
+            f"`energon-dali prepare {shlex.quote(str(root))}`.",
             shard,
         )
     return builder.extents(reader.size)
@@ -213,5 +214,6 @@ def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
 def missing_shard(root: StoragePath, shard: str) -> ShardError:
     """Returns the error for a shard that is not there."""
     return ShardError(
-        f"{root / shard} is missing. Put it back, or run `energon-dali prepare {root}` without it.", shard
+        f"{root / shard} is missing. Put it back, or run `energon-dali prepare {shlex.quote(str(root))}` without it.",
+        shard,
     )

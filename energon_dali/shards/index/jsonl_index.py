@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,14 +63,15 @@ def read_jsonl_offsets(place: StoragePath) -> npt.NDArray[np.uint64]:
         if size < 16 or size % 8:
             raise DatasetFormatError(
                 f"{index} has {size} bytes, which is no list of at least two offsets of 8 bytes. Run `energon-dali "
-                f"prepare {place}`."
+                f"prepare {shlex.quote(str(place))}`."
             )
         if index.is_local:
             return np.memmap(index.local, np.dtype("<u8"), "r")
         return np.frombuffer(index.read_bytes(), np.dtype("<u8"))
     except FileNotFoundError as error:
-        raise DatasetFormatError(f"{place} is not prepared: {index} is missing. Run `energon-dali prepare {place}`.") \
-            from error  # fmt: skip
+        raise DatasetFormatError(
+            f"{place} is not prepared: {index} is missing. Run `energon-dali prepare {shlex.quote(str(place))}`."
+        ) from error
 
 
 def prepare_jsonl(path: str | StoragePath, *, progress: Callable[[int, int], None] | None = None) -> JsonlResult:

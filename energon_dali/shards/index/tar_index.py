@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,16 +29,16 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
     path = tar_index_path(root, shard)
     content = path.read_if_there()
     if content is None:
-        raise DatasetFormatError(f"{path} is missing. Make it with `energon-dali prepare {root}`.")
+        raise DatasetFormatError(f"{path} is missing. Make it with `energon-dali prepare {shlex.quote(str(root))}`.")
     if not content or len(content) % 8:
         raise DatasetFormatError(
             f"{path} has {len(content)} bytes, which is not a list of 8-byte offsets. Make it anew with `energon-dali "
-            f"prepare {root}`."
+            f"prepare {shlex.quote(str(root))}`."
         )
     offsets = np.frombuffer(content, "<u8")
     if (offsets[1:] < offsets[:-1]).any():
         raise DatasetFormatError(
-            f"{path} holds offsets that do not grow. Make it anew with `energon-dali prepare {root}`."
+            f"{path} holds offsets that do not grow. Make it anew with `energon-dali prepare {shlex.quote(str(root))}`."
         )
     return offsets
 

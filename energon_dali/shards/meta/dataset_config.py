@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,8 +63,8 @@ def read_dataset_config(
     content = path.read_if_there()
     if content is None:
         raise DatasetFormatError(
-            f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare {root}` with "
-            "--sample-type, or give "
+            f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare "
+            f"{shlex.quote(str(root))}` with --sample-type, or give "
             "dataset_config=NAME if it has another name."
         )
     config = parse_document(content, path, root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -29,13 +30,13 @@ def parse_document(content: bytes, path: StoragePath, root: StoragePath) -> dict
     except (ValueError, yaml.YAMLError) as error:
         raise DatasetFormatError(
             f"{path} cannot be parsed: {' '.join(str(error).split())}. Correct it, or make it anew with `energon-dali "
-            f"prepare {root}`."
+            f"prepare {shlex.quote(str(root))}`."
         ) from error
     if not isinstance(value, dict):
         raise DatasetFormatError(
             f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). Correct it, or make it "
             "anew with "
-            f"`energon-dali prepare {root}`."
+            f"`energon-dali prepare {shlex.quote(str(root))}`."
         )
     return value
 

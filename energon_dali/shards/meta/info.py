@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 
 from energon_dali.errors import DatasetFormatError
@@ -33,7 +34,8 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
         if root.is_local and not root.is_dir():
             raise DatasetFormatError(f"{root} is no folder. Give the folder that holds the tar shards.")
         raise DatasetFormatError(
-            f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare {root}`."
+            f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare "
+            f"{shlex.quote(str(root))}`."
         )
     counts = parse_document(content, path, root).get("shard_counts")
     if not isinstance(counts, dict) or not all(
@@ -42,7 +44,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
     ):
         raise DatasetFormatError(
             f"{path} has no `shard_counts` that give a number of samples per shard. Make it anew with `energon-dali "
-            f"prepare {root}`."
+            f"prepare {shlex.quote(str(root))}`."
         )
     return counts
 

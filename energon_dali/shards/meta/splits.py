@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,7 +50,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     else:
         raise DatasetFormatError(
             f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali "
-            f"prepare {root}`, "
+            f"prepare {shlex.quote(str(root))}`, "
             "or give split_config=NAME if it has another name."
         )
     document = parse_document(content, path, root)
@@ -60,7 +61,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
         raise DatasetFormatError(
             f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or "
             "shard/key]`; the "
-            f"lists hold text. Correct it, or make it anew with `energon-dali prepare {root}`."
+            f"lists hold text. Correct it, or make it anew with `energon-dali prepare {shlex.quote(str(root))}`."
         )
     return SplitConfig(
         {str(part): _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,8 @@ def add_folder_media(
     shards = [name for name in names if name.endswith(".tar")]
     if shards:
         raise DatasetFormatError(
-            f"{root} holds tar shards such as {shards[0]} and is not prepared. Run `energon-dali prepare {root}` first."
+            f"{root} holds tar shards such as {shards[0]} and is not prepared. Run `energon-dali prepare "
+            f"{shlex.quote(str(root))}` first."
         )
     jobs = [names[first : first + FILES_PER_JOB] for first in range(0, len(names), FILES_PER_JOB)]
     folder = building_folder(root, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -59,7 +60,7 @@ def add_media_metadata(
         try:
             (root / META / SQLITE_NAME).copy_to(copy)
         except FileNotFoundError as error:
-            message = f"{root} has no {META}/{SQLITE_NAME}. Run `energon-dali prepare {root}` first."
+            message = f"{root} has no {META}/{SQLITE_NAME}. Run `energon-dali prepare {shlex.quote(str(root))}` first."
             raise DatasetFormatError(message) from error
         with SqliteWriter(copy, samples=False, media=True) as tables:
             for scan in progress(scans, len(names)) if progress else scans:

@@ -31,6 +31,7 @@ class EvalLoader(Generic[T]):
         self.dataset = dataset
         self._options = options
         self._loader: BasicDataLoader[T] = BasicDataLoader(dataset, **options)
+        self._batches: Iterator[T] = iter(self._loader)
         self._given = 0
 
     def __iter__(self) -> Iterator[T]:
@@ -43,11 +44,12 @@ class EvalLoader(Generic[T]):
         """Returns an iteration that stands at the beginning."""
         if self._given:
             # Who knows the length does not ask for the end; then it comes now.
-            at_end = self._given >= len(self) and next(iter(self._loader), None) is None
+            at_end = self._given >= len(self) and next(self._batches, None) is None
             self._given = 0
             if not at_end:
                 self.close()
-        return iter(self._loader)
+        self._batches = iter(self._loader)
+        return self._batches
 
     def count(self, *, ended: bool) -> None:
         """Notes that a batch was given, or that the end came."""

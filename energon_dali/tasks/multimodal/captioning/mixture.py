@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def check_prepared(folders: Sequence[str]) -> None:
                 f"{folder} does not exist (from {Path.cwd()}). Run `make demo`, which makes demo/captions, or name "
                 "your own: dataset.cfg.data_dir=[FOLDER,FOLDER]."
             )
-        raise DatasetError(f"{folder} is not prepared: run `energon-dali prepare {folder}` once.")
+        raise DatasetError(f"{folder} is not prepared: run `energon-dali prepare {shlex.quote(str(folder))}` once.")
 
 
 def _absolute(path: str) -> str:
