@@ -22,15 +22,11 @@ def demux_stream(container: Any, stream: Any, *, tolerant: bool = False) -> Iter
     """
     from av.error import FFmpegError
 
-    packets = container.demux(stream)
-    while True:
-        try:
-            packet = next(packets)
+    try:
+        yield from container.demux(stream)
+    except IndexError:
         # PyAV 18.1 fails so behind the last packet, by chance, where FFmpeg met more streams on the way (FLV, MPEG-TS).
-        except (StopIteration, IndexError):
-            return
-        except (FFmpegError, EOFError):
-            if not tolerant:
-                raise
-            return
-        yield packet
+        return
+    except (FFmpegError, EOFError):
+        if not tolerant:
+            raise

@@ -32,17 +32,15 @@ def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator
     Raises:
         DecodeError: It takes too long, or there are too many packets.
     """
-    deadline = file.deadline()
-    packets = demux_stream(file.container, file.container.streams[position], tolerant=tolerant)
-    for number in range(file.limits.max_packets):
+    deadline, most = file.deadline(), file.limits.max_packets
+    stream = file.container.streams[position]
+    for number, packet in enumerate(demux_stream(file.container, stream, tolerant=tolerant)):
         if not number & 15:
             deadline.check()
-        packet = next(packets, None)
-        if packet is None:
-            return
+        if number >= most:
+            raise DecodeError(f"The sound has more packets than AVLimits(max_packets={most}) allows", "", ROUTE)
         if packet.size:
             yield packet
-    raise DecodeError(f"The sound has more packets than AVLimits(max_packets={number + 1}) allows", "", ROUTE)
 
 
 def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = False) -> list[AudioFrame]:
