@@ -16,6 +16,7 @@ from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.pyav import decode_clips, stage_clips
 from tests.av.corpus import VideoRecipe, encode_video, video_file
 from tests.av.full_decode import FullDecode, decode_fully
+from tests.av.test_odd_files import encode_pictures
 
 
 @cache
@@ -61,6 +62,24 @@ def test_times_that_contradict_the_decoder_are_put_in_its_order(name: str, conta
     handle, file = stage_clips("mp4", data, VideoClips(1, 3))
     file.close()
     assert not handle.packets_are_frames, "who counts packets would show others"
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"), [("libx264", "mp4"), ("libx264", "matroska"), ("mpeg4", "mp4"), ("mpeg4", "matroska")]
+)
+def test_packets_tell_the_frames_where_no_picture_comes_out_of_order(codec: str, container: str) -> None:
+    """Noise has no use for B-pictures, though the header says that they may come."""
+    data = encode_pictures(codec, container, "yuv420p", (64, 48), options=(("bf", "2"), ("b_strategy", "1")))
+    with AVDecoder(data) as decoder:
+        index = decoder.video.index
+        with decoder.video.file.opened() as opened:
+            context: Any = opened.streams.video[0].codec_context
+            assert context.has_b_frames, "the test's own file"
+    assert not index.proven, "all of it was decoded for the index"
+    check_frames(data, decode_fully(data))
+    handle, file = stage_clips("mp4", data, VideoClips(1, 3))
+    file.close()
+    assert handle.packets_are_frames
 
 
 def test_times_that_start_over_go_on() -> None:

@@ -75,12 +75,14 @@ def packed_avi() -> bytes:
 
 
 @cache
-def encode_pictures(codec: str, container: str, pixel_format: str, *sizes: tuple[int, int]) -> bytes:
-    """Returns a video of eight pictures of each size, one size after the other in one stream."""
+def encode_pictures(
+    codec: str, container: str, pixel_format: str, *sizes: tuple[int, int], options: tuple[tuple[str, str], ...] = ()
+) -> bytes:
+    """Returns a video of eight pictures of noise of each size, one size after the other in one stream."""
     stream = io.BytesIO()
     random = np.random.default_rng(3)
     with av.open(stream, "w", format=container) as target:
-        video = target.add_stream(codec, rate=25)
+        video = target.add_stream(codec, rate=25, options=dict(options))
         video.width, video.height, video.pix_fmt = *sizes[0], pixel_format
         number = 0
         for size in sizes:

@@ -12,6 +12,7 @@ from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable
 from energon_dali.av.video.key_packets import EMPTY_PICTURE_BYTES, find_length_size, is_clean_start, is_hidden
 from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 from energon_dali.av.video.mp4_table import read_sample_tables
+from energon_dali.av.video.picture_order import is_in_file_order
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "erro
             if table is None:
                 table = read_packets(file, facts)
             index = index_of_packets(table, facts, file.format, file.container.streams[facts.position])
+            if index is not None and _hides_order(file, facts, index):
+                index = None
         if index is None:
             index = index_by_decoding(file, facts, damaged)
     if not len(index):
@@ -135,9 +138,6 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
         or ordered[0] < table.pts[0] <= ordered[-1]
         or getattr(stream.codec_context, "field_order", 0) not in _PROGRESSIVE
         or (not timed and (np.diff(pts) <= 0).any())
-        # No picture is shown out of the order of the file, though the codec says so: a raw stream or an AVI was put
-        # into another container without times, and the times it got contradict the decoder's order.
-        or (facts.codec not in _UNORDERED and stream.codec_context.has_b_frames and (np.diff(pts) > 0).all())
     ):
         return None
     if facts.codec == "mpeg4" and _smallest_packet(table) <= EMPTY_PICTURE_BYTES:
@@ -147,6 +147,17 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
     return FrameIndex(
         ordered, table.durations[positions], table.is_key[positions], positions, starts, facts.time_base, table
     )
+
+
+def _hides_order(file: MediaFile, facts: StreamFacts, index: FrameIndex) -> bool:
+    """Returns whether times that rise in the order of the file contradict the order in which pictures are shown.
+
+    A raw stream or an AVI that was put into another container without times has such. Encoders that may put pictures
+    into another order, and did not, leave files that look alike: the pictures themselves tell.
+    """
+    context: Any = file.container.streams[facts.position].codec_context
+    told = facts.codec in _UNORDERED or context.codec.intra_only or not context.has_b_frames
+    return not told and bool((np.diff(index.positions) > 0).all()) and not is_in_file_order(file, facts)
 
 
 def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> FrameIndex:
