@@ -27,7 +27,8 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
         start: Where the TIFF header ("II" or "MM") begins; an "Exif" prefix of six bytes is stepped over.
         end: Where the block ends.
     """
-    if data[start : start + 6] == b"Exif\0\0":
+    prefixed = data[start : start + 6] == b"Exif\0\0"
+    if prefixed:  # PIL steps over it, DALI finds no orientation
         start += 6
     order = bytes(data[start : start + 4])
     if order == b"II*\0":
@@ -55,7 +56,7 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
             regular = regular and all(_is_sound(data, entry, start, end, byte_order) for entry in entries)
     except struct_error:
         regular = False
-    return orientation, regular
+    return orientation, regular and not prefixed
 
 
 def _is_sound(data: Buffer, entry: int, start: int, end: int, byte_order: str) -> bool:

@@ -77,6 +77,14 @@ def test_two_orientations_are_kept_from_dali(place: object) -> None:
                     np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("place", [in_png, in_webp])
+def test_a_prefix_that_belongs_to_jpegs_is_stepped_over(place: object) -> None:
+    data = place(b"Exif\0\0" + directory("<", (ORIENTATION, 3, 1, 6)))  # type: ignore[operator]
+    header = screen_image(data)
+    assert (header.orientation, header.dali_decodable) == (6, False)
+    assert DaliDecoder(image_decode_device="cpu", **UPRIGHT).decode("jpg", data).shape == (21, 14, 3)  # type: ignore[arg-type]
+
+
 def test_any_block_turns_images_alike() -> None:
     random = Random(3)
     places = (in_jpeg, in_jpeg, in_png, in_webp)
