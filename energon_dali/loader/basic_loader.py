@@ -35,8 +35,9 @@ T = TypeVar("T")
 class BasicDataLoader(Generic[T]):
     """Iterates a dataset, with worker processes if its WorkerConfig asks for some.
 
-    `iter(loader)` continues the live iteration until an epoch ends; the next `iter` begins the next epoch. Workers live
-    as long as the loader: until `close()`, the end of a `with`, the end of the process, or until nobody holds it.
+    `iter(loader)` continues the live iteration until an epoch ends; the next `iter` begins the next epoch, also behind
+    one that took all elements of an epoch and did not ask for more. Workers live as long as the loader: until
+    `close()`, the end of a `with`, the end of the process, or until nobody holds it.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
@@ -110,6 +111,7 @@ class BasicDataLoader(Generic[T]):
         self._state: State | None = None
         self._begun = False
         self._epoch = 0
+        self._given = 0
         self._pid = os.getpid()
         self._turn = threading.RLock()
 
@@ -134,14 +136,23 @@ class BasicDataLoader(Generic[T]):
                 delivery = self._delivery or self._open()
                 occupancy = delivery.occupancy
                 element = delivery.next()
+                self._given += 1
             except StopIteration:
                 self._epoch += 1
+                self._given = 0
+                self._note_closed(delivery)
                 raise
             except BaseException:
                 self.close()
                 raise
+            self._note_closed(delivery)
         self._clock.stop(started, occupancy)
         return cast(T, element)
+
+    def _note_closed(self, delivery: Delivery) -> None:
+        """Notes the position where a signal handler or another thread closed during the wait: what came counts."""
+        if self._delivery is not delivery:
+            self._state = delivery.state()
 
     def _check_process(self) -> None:
         """Refuses to take batches in a forked copy: it would take those of the loader that it is a copy of."""
@@ -172,10 +183,11 @@ class BasicDataLoader(Generic[T]):
         delivery, self._delivery = self._delivery, None
         if delivery is None:
             return
+        end, self._end = self._end, None  # another thread may open the next meanwhile
         self._state = delivery.state()
         self._watchdog.show_workers = None
-        if self._end is not None:
-            self._end()
+        if end is not None:
+            end()
         if self._cache_share is not None and self._cache_share is not self._cache_pool:
             self._cache_share.close()
 
@@ -242,13 +254,18 @@ class LoaderIterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         if self.exhausted:
             raise StopIteration
+        # Trainers that know the length do not ask for the end: it is that of the iterator before, and not of this one.
+        end_is_untold = self._epoch is None and self._loader._given > 0
         if self._epoch is None:
             self._epoch = self._loader._epoch
-        try:
-            return self._loader._next(self._epoch)
-        except StopIteration:
-            self.exhausted = True
-            raise
+        while True:
+            try:
+                return self._loader._next(self._epoch)
+            except StopIteration:
+                self.exhausted = not end_is_untold
+                if self.exhausted:
+                    raise
+            self._epoch, end_is_untold = self._loader._epoch, False
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,16 +15,19 @@ import pytest
 import torch
 import torch.distributed
 
+from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
-from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError
+from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError, WorkerError
 from energon_dali.loader import watchdog
 from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
+from energon_dali.loader.delivery import ThreadedDelivery
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
 from energon_dali.loader.watchdog import WaitMonitor, Watchdog
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import LENGTHS, Mishap, NumbersDataset, tree
+from tests.running_time import wait_until
 
 
 def place(workers: int = 0, rank: int = 0, world: int = 1, streams: int = len(LENGTHS)) -> WorkerConfig:
@@ -68,6 +72,16 @@ def test_breaking_and_iterating_again_continues(workers: int, rank_work: bool) -
         with pytest.raises(StopIteration):
             next(iterator)
         assert next(iter(batches))[:3] == expected(1)[0]
+
+
+@pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
+def test_who_takes_as_many_as_there_are_finds_the_next_epoch(workers: int, rank_work: bool) -> None:
+    with loader(place(workers), rank_work=rank_work) as batches:
+        for epoch in range(3):  # as Lightning does, which knows the length
+            assert [batch[:3] for batch in islice(batches, len(batches))] == expected(epoch)
+        assert [batch[:3] for batch in batches] == expected(3)
+    with loader(place(streams=1), lengths=[0]) as batches:
+        assert [*batches, *batches] == []
 
 
 def test_iterators_of_one_epoch_end_together() -> None:
@@ -119,6 +133,44 @@ def test_a_closed_loader_goes_on_behind_the_last_batch() -> None:
 def ranks(world: int, workers: int) -> Iterator[SavableDataLoader[Any]]:
     for rank in range(world):
         yield loader(place(workers, rank, world))
+
+
+def test_closing_inside_of_a_wait_repeats_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler does it, or another thread."""
+    todo: list[Any] = []
+
+    def make(*place: int) -> tuple[int, ...]:
+        if todo and place == (3, 0, 1):
+            todo.pop().close()
+        return place
+
+    with loader(place(), make=make) as batches:
+        todo.append(batches)
+        assert list(batches) == expected(0)
+    assert not todo
+    take = ThreadedDelivery._take
+
+    def interrupted(delivery: ThreadedDelivery) -> Any:
+        taken = take(delivery)
+        if todo and taken[1] is not None and taken[1][0][:3] == (3, 0, 1):
+            todo.pop().close()
+        return taken
+
+    monkeypatch.setattr(ThreadedDelivery, "_take", interrupted)
+    with loader(place(2), rank_work=True) as batches:
+        todo.append(batches)
+        assert [batch[:3] for batch in batches] == expected(0)
+    assert not todo
+
+
+def test_a_wait_for_a_thread_that_was_closed_ends() -> None:
+    dog = Watchdog(60, None, fail_on_timeout=True)
+    delivery = ThreadedDelivery(RankIterator(tree(place())), None, dog, None, depth=1)
+    wait_until(lambda: delivery.occupancy == 1)
+    delivery.close()
+    assert delivery.next() == expected(0)[0]
+    with pytest.raises(WorkerError, match="The loader was closed"):
+        delivery.next()
 
 
 def test_a_global_state_restores_onto_every_layout_that_fits() -> None:
