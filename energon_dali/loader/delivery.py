@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_dali.errors import WorkerError
 from energon_dali.loader.rank_stream import RankStream, Seal
 from energon_dali.loader.watchdog import WaitMonitor, Watchdog
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("energon_dali.loader")
 
 _JOIN_SECONDS = 10.0
+_CLOSED = "The loader was closed; make a new iterator to go on."
 
 
 class Delivery(Protocol):
@@ -66,8 +68,20 @@ class DirectDelivery:
         # With workers the pool asks the watchdog itself while it waits.
         self._monitor = WaitMonitor(watchdog) if pool is None else None
         self._state = rank.state_dict()
+        self._busy = self._closed = False
 
     def next(self) -> Any:
+        self._busy = True
+        try:
+            if self._closed:
+                raise WorkerError(_CLOSED)
+            return self._take()
+        finally:
+            self._busy = False
+            if self._closed:
+                self._rank.close()
+
+    def _take(self) -> Any:
         if self._monitor is not None:
             self._monitor.begin()
         try:
@@ -95,7 +109,10 @@ class DirectDelivery:
             self._monitor.close()
         if self._pool is not None:
             self._pool.close()
-        self._rank.close()
+        self._closed = True
+        # Else a signal handler or another thread closes inside of `next`, whose element still counts.
+        if not self._busy:
+            self._rank.close()
 
 
 class ThreadedDelivery:
@@ -220,6 +237,7 @@ def _run_ahead(rank: RankIterator[Any], change: Callable[[Any], Any] | None, lin
             seal: Seal = stream.seal(element)
             line.items.put((_ELEMENT, (element, seal), rank.state_dict()))
             element = None
+        line.items.put((_FAILED, WorkerError(_CLOSED), None))  # whoever still waits would wait for ever
     except BaseException as error:
         line.items.put((_FAILED, error, None))
     finally:

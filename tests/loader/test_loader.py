@@ -166,7 +166,7 @@ def test_closing_inside_of_a_wait_repeats_no_batch(monkeypatch: pytest.MonkeyPat
 def test_a_wait_for_a_thread_that_was_closed_ends() -> None:
     dog = Watchdog(60, None, fail_on_timeout=True)
     delivery = ThreadedDelivery(RankIterator(tree(place())), None, dog, None, depth=1)
-    wait_until(lambda: delivery.occupancy == 1)
+    assert wait_until(lambda: delivery.occupancy == 1, 60)
     delivery.close()
     assert delivery.next() == expected(0)[0]
     with pytest.raises(WorkerError, match="The loader was closed"):
