@@ -110,8 +110,7 @@ class BasicDataLoader(Generic[T]):
         self._end: weakref.finalize[..., Any] | None = None
         self._state: State | None = None
         self._begun = False
-        self._epoch = 0
-        self._given = 0
+        self._epoch = self._given = 0
         self._pid = os.getpid()
         self._turn = threading.RLock()
 
@@ -138,8 +137,7 @@ class BasicDataLoader(Generic[T]):
                 element = delivery.next()
                 self._given += 1
             except StopIteration:
-                self._epoch += 1
-                self._given = 0
+                self._epoch, self._given = self._epoch + 1, 0
                 self._note_closed(delivery)
                 raise
             except BaseException:
