@@ -51,9 +51,9 @@ def read_jpeg(data: Buffer) -> ImageHeader:
     if not frame:
         raise IrregularHeaderError
     header = _read_frame(data, frame, frame_marker, frame_length, orientation, adobe)
-    # Several EXIF blocks are for DALI what several orientations in one are. CMYK without Adobe's marker it inverts, and
-    # PIL does not.
-    header.dali_decodable &= regular and exif_blocks < 2 and (header.channels < 4 or adobe >= 0)
+    # Several EXIF blocks are for DALI what several orientations in one are. CMYK it rounds
+    # otherwise where there is black, and inverts it where Adobe's marker is missing.
+    header.dali_decodable &= regular and exif_blocks < 2 and header.channels < 4
     return header
 
 
