@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.av.library import load_pyav
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source, tag_options, view_bytes
@@ -270,12 +271,12 @@ def translated_errors(format: str = "") -> Iterator[None]:
 
     Raises:
         DecodeError: In place of an error of FFmpeg or PyAV.
+        DeviceError: There is no PyAV, or an older one.
     """
-    from av.error import FFmpegError
-
+    pyav = load_pyav()
     try:
         yield
-    except FFmpegError as error:
+    except pyav.error.FFmpegError as error:
         file = "it" if error.filename in (None, "", "<none>") else error.filename  # "<none>" where bytes are read
         raise DecodeError(f"FFmpeg cannot read {file}: {error.strerror or error}", format, ROUTE) from error
     except (EOFError, UnicodeError, OverflowError) as error:

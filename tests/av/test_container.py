@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ import av
 import numpy as np
 import pytest
 
-from energon_dali.av import AVLimits, MediaFile, VideoReader
+from energon_dali.av import AVDecoder, AVLimits, MediaFile, VideoReader
 from energon_dali.av.container import MAX_THREADS, count_threads
 from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.av.source import MemoryReader, tag_options
-from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.errors import ConfigError, DecodeError, DeviceError
 from tests.av.corpus import broken_files, video_file
 from tests.av.full_decode import decoded
 
@@ -225,3 +226,13 @@ def test_the_option_that_pyav_19_took_away_is_given_to_older_ones(
 ) -> None:
     monkeypatch.setattr(av, "__version__", version)
     assert tag_options() == options
+
+
+def test_a_pyav_that_is_missing_or_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = video_file("vp9-webm")
+    monkeypatch.setattr(av, "__version__", "17.1.0")
+    with pytest.raises(DeviceError, match=r"need PyAV 18, and this is PyAV 17\.1\.0\. Install .*'av>=18,<19'"):
+        AVDecoder(data).get_video()
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(DeviceError, match="need PyAV 18, and it cannot be imported"):
+        AVDecoder(data).get_video()
