@@ -117,6 +117,7 @@ def check_resume(
     for place, (state, epoch) in enumerate(zip(states, epoch_of, strict=True)):
         dataset = make()
         restored: Any = RankIterator(dataset)
+        restored.state_dict()  # who asks a dataset for its state before it is restored, changes nothing
         restored.load_state_dict(state)
         if made is not None:
             assert made(dataset) == [], f"restoring at {place} read samples before any was asked for"

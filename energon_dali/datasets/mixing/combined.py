@@ -117,6 +117,7 @@ class CombinedIterator(StreamIterator[Any]):
                 f"The state holds {len(states)} members of a {self._name}, and this one has {len(self._members)}. "
                 "Build it with the same datasets in the same order."
             )
+        self._states = [None] * len(self._members)  # what was asked before would be told of members that never moved
         for member, state in zip(self._members, states, strict=True):
             member.load_state_dict(state)
 
