@@ -1,4 +1,4 @@
-# Everything is made in .venv; PYTHON makes it and may be any Python from 3.11 on.
+# Everything is made in .venv; PYTHON makes it and may be any Python from 3.10 on.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -35,8 +35,8 @@ help:
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py constraints-ci.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is older than Python 3.11; name a newer one: make setup PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt torch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 
 from energon_dali.errors import DeviceError
 
-LEAST_PYAV = 18
-"""Older ones do not tell packets of cover pictures apart, nor the tables of MP4, nor name the colours of BT.2020."""
+LEAST_PYAV = (17, 1)
+"""The oldest that the tests have run with; 17.0 and older cannot open a clip."""
 
 
 def load_pyav() -> ModuleType:
@@ -21,10 +22,9 @@ def load_pyav() -> ModuleType:
     except ImportError as error:
         found = f"it cannot be imported ({error})"
     else:
-        if int(av.__version__.partition(".")[0]) >= LEAST_PYAV:
+        if tuple(map(int, re.findall(r"\d+", av.__version__)[:2])) >= LEAST_PYAV:
             return av
         found = f"this is PyAV {av.__version__}"
     raise DeviceError(
-        f"Videos and sounds need PyAV {LEAST_PYAV}, and {found}. Install it with pip install "
-        f"'av>={LEAST_PYAV},<{LEAST_PYAV + 1}'; it comes for Python 3.11 and newer."
+        f"Videos and sounds need PyAV 17.1 or 18, and {found}. Install it with pip install 'av>=17.1,<19'."
     )

@@ -21,7 +21,7 @@ PACKAGES = {
 }
 """Package: (module, what it is for)."""
 
-_WANTED = {"av": "'av>=18,<19'"}
+_WANTED = {"av": "'av>=17.1,<19'"}
 """What pip is to be told instead of the package's name: no other PyAV is known to do."""
 
 _FOR_URLS = "multi-storage-client"

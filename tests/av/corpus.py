@@ -35,7 +35,7 @@ ENCODERS = {
 COLOURS = {
     "bt601": (Colorspace.ITU601, ColorPrimaries.SMPTE170M, ColorTrc.SMPTE170M),
     "bt709": (Colorspace.ITU709, ColorPrimaries.BT709, ColorTrc.BT709),
-    "bt2020": (Colorspace.BT2020, ColorPrimaries.BT2020, ColorTrc.BT2020_10),
+    "bt2020": (9, ColorPrimaries.BT2020, ColorTrc.BT2020_10),  # a matrix that PyAV 17.1 has no name for
 }
 
 

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "numpy is broken": (finds("imports", numpy="ImportError: x.so"), "numpy", "broken", "--force-reinstall", "cpu gpu"),
     "no module loads": (fails("imports", error="SIGILL"), "pillow", "broken", "--force-reinstall", "cpu gpu"),
     "no Pillow codec": (fails("image", "pil"), "JPEG, Pillow", "broken", "reinstall pillow", "cpu gpu"),
-    "no video codec": (fails("video", "pyav"), "H.264, PyAV", "broken", "reinstall 'av>=18,<19'", "cpu gpu"),
+    "no video codec": (fails("video", "pyav"), "H.264, PyAV", "broken", "reinstall 'av>=17.1,<19'", "cpu gpu"),
     "DALI crashes": (fails("dali", error="SIGSEGV"), "NVIDIA DALI", "broken", "uninstall nvidia-dali", "cpu gpu"),
     "DALI crashes on pictures": (fails("image", "cpu"), "JPEG, DALI on the CPU", "broken", "--force", "cpu gpu"),
     "no driver": (fails("driver"), "driver", "broken", "580 or newer", "gpu"),
