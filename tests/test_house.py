@@ -22,9 +22,6 @@ ORDER = (
 )  # fmt: skip
 """A folder imports only from those before it, and from the modules at the top of the package."""
 
-MAX_LINES_MODULE = 300
-MAX_LINES_FUNCTION = 60
-
 
 def modules() -> list[Path]:
     return sorted([*PACKAGE.rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
@@ -129,26 +126,6 @@ def test_kernels_import_nothing_of_the_package() -> None:
         if imported.startswith("energon_dali") and not imported.startswith("energon_dali.kernels")
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Returns the lines of a function without its docstring: to explain more must not make it too long."""
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
-    return lines - len((ast.get_docstring(function) or "").splitlines())
-
-
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_module_and_its_functions_are_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    lines = text.count("\n")
-    assert lines < MAX_LINES_MODULE, f"{path.relative_to(ROOT)} has {lines} lines"
-    long = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := lines_of_code(node)) >= MAX_LINES_FUNCTION
-    ]
-    assert not long, "\n".join(long)
 
 
 def packages_with_all() -> list[str]:
