@@ -66,7 +66,7 @@ class CacheEntry:
         """Whether the file on disk is a pickle."""
         self.content: Any = None
         self.source: SourceInfo | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def read_store(self) -> tuple[Any, SourceInfo | None]:
         """Returns (content, where it was read), straight from the store.

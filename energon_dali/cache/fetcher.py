@@ -144,8 +144,8 @@ class Fetcher:
     def _start_thread(self) -> None:
         # Daemons: a read that hangs must not keep the process from ending.
         thread = threading.Thread(target=self._work, name="energon-dali-cache", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _let_go(self) -> None:
         """Forgets entries without references, and their files."""
@@ -216,7 +216,10 @@ class Fetcher:
                 del self._queue[entry]
                 entry.progress = Progress.FETCHING
                 self._fetching += 1
-            progress = self._fetch(entry)
+            try:
+                progress = self._fetch(entry)
+            except BaseException as error:  # SystemExit too: the thread would end, and take() wait for the entry
+                entry.error, progress = error, Progress.FAILED
             with self._change:
                 self._fetching -= 1
                 entry.progress = progress

@@ -200,6 +200,35 @@ def test_a_disk_that_fails_costs_a_second_read_and_no_sample(folder: Path) -> No
     assert later.get() == b"4" * 100, "a closed pool reads from the store"
 
 
+def test_a_store_that_raises_system_exit_ends_neither_the_thread_nor_the_wait(folder: Path) -> None:
+    class GivesUp(Numbers):
+        def __getitem__(self, key: str) -> Any:
+            super().__getitem__(key)
+            if key == "1":
+                raise SystemExit("a library gave up")
+            return super().__getitem__(key)
+
+    store, errors = GivesUp(), []
+    store.gate.clear()
+    pool = FileStoreCachePool(parent_cache_dir=folder, num_workers=1)
+    bad, good = pool.get_lazy(store, "1"), pool.get_lazy(store, "2")
+    wait_until(lambda: store.reads == ["1"])
+
+    def wait() -> None:
+        try:
+            bad.get()
+        except BaseException as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    store.gate.set()
+    waiting.join(60)
+    assert errors == ["a library gave up"]
+    assert good.get() == b"2" * 100
+    pool.close()
+
+
 def test_a_relative_folder_stays_where_it_was_meant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     pool = FileStoreCachePool(parent_cache_dir=".", num_workers=1)

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.runtime.library import Pipeline
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.output import count_bytes
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, build_pipeline
-from energon_dali.decode.dali.runtime.run import BatchT, Run
+from energon_dali.decode.dali.runtime.run import BatchT, Block, Run
 from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 
@@ -45,6 +45,10 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._queue: queue.SimpleQueue[Run[BatchT] | None] = queue.SimpleQueue()
         self._flying: deque[Run[BatchT]] = deque()
         self._held: Run[BatchT] | None = None
+        # Plain sets, which need no lock: their callers may be a finaliser in a thread that holds one.
+        self._open_blocks: set[Block] = set()
+        self._booked: set[Run[BatchT]] = set()
+        self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -97,11 +101,17 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         """Gives runs to the engine's thread, which is started if it does not run.
 
         Raises:
+            DeviceFailedError: The engine's thread ended by an error, earlier.
             RuntimeError: The engine is closed.
         """
         with self._lock:
+            if self._failure is not None:
+                raise self._dead_error(self._failure)
             if self._closing:
                 raise RuntimeError("This engine is closed: it takes no more blocks. Make or use another decoder.")
+            for block in {run.block for run in runs}:
+                self._open_blocks.add(block)
+                block.future.add_done_callback(lambda _, block=block: self._open_blocks.discard(block))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=f"energon-dali-{self.device}", daemon=True)
                 self._thread.start()
@@ -137,6 +147,28 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._pipeline = None
 
     def _work(self) -> None:
+        """Thread body. Whatever ends the thread fails all blocks that wait for it, and every later one."""
+        try:
+            self._serve()
+        except BaseException as error:
+            _LOG.exception("The thread that decodes on %s ended by an error.", self.device)
+            with self._lock:
+                self._failure = error
+            for run in list(self._booked):
+                self._unbook(run)
+            for block in list(self._open_blocks):
+                block.fail(self._dead_error(error))
+
+    def _dead_error(self, error: BaseException) -> DeviceFailedError:
+        failed = DeviceFailedError(
+            f"The thread that decodes on {self.device} ended by {type(error).__name__}: {error}. Nothing was skipped. "
+            "The log has its traceback; start the process again, or call release_memory() of energon_dali.decode.dali "
+            "to begin with a new thread."
+        )
+        failed.__cause__ = error
+        return failed
+
+    def _serve(self) -> None:
         more = True
         while more or self._flying:
             while more and len(self._flying) < self.options.tuning.runs_in_flight and self._held is None:
@@ -178,9 +210,9 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         if not self._memory.acquire(run.source_bytes, wait=not self._flying):
             self._held = run
             return True
-        run.booked = True
+        self._booked.add(run)
         try:
-            self._launch(run.batch)
+            run.pipeline = self._launch(run.batch)
             self._flying.append(run)
         except BaseException as error:  # whoever waits for the block must hear of it
             self._unbook(run)
@@ -188,8 +220,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         return True
 
     def _unbook(self, run: Run[BatchT]) -> None:
-        if run.booked:
-            run.booked = False
+        if run in self._booked:
+            self._booked.remove(run)
             self._memory.release_run(run.source_bytes)
 
     def _launch(self, batch: BatchT) -> Pipeline:
@@ -201,9 +233,10 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
     def _outputs_of(self, run: Run[BatchT]) -> Any | None:
         """Waits for a run and returns its TensorList; None if it failed, with the reason in the run."""
-        assert self._pipeline is not None
+        assert run.pipeline is not None
         try:
-            (outputs,) = self._pipeline.outputs(cuda_stream=run.block.stream)
+            # Of the pipeline that the run was started in: a later launch that failed has put another in its place.
+            (outputs,) = run.pipeline.outputs(cuda_stream=run.block.stream)
         except Exception as error:  # DALI raises RuntimeError; whoever waits must hear of all
             run.error = error
             return None  # its memory stays booked: it is decoded again
@@ -258,7 +291,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         except DeviceFailedError as failed:
             return failed
         wrapped = DeviceFailedError(
-            f"DALI could not start a run on {self.device}: {error}. The pipeline is made anew for the next block."
+            f"DALI could not start a run on {self.device}: {error}. The next block gets a new pipeline."
         )
         wrapped.__cause__ = error
         return wrapped

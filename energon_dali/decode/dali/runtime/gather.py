@@ -38,11 +38,10 @@ class Gather:
         """Takes the outcomes of some positions once they are there; a failure of the part is one of the block."""
 
         def take(done: Future[list[Outcome]]) -> None:
-            error = done.exception()
-            if error is None:
+            try:
                 self.put(positions, done.result())
-                return
-            with suppress(InvalidStateError):  # another part failed before
-                self.future.set_exception(error)
+            except BaseException as error:  # a callback's own error, or CancelledError, would reach nobody
+                with suppress(InvalidStateError):  # another part failed before
+                    self.future.set_exception(error)
 
         part.add_done_callback(take)

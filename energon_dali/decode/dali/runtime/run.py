@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from energon_dali.decode.dali.runtime.library import Pipeline
 from energon_dali.decode.interface import Outcome
 
 BatchT = TypeVar("BatchT")
@@ -53,7 +54,7 @@ class Run(Generic[BatchT]):
     """What goes through the pipeline."""
     source_bytes: int
     """Memory that it takes."""
+    pipeline: Pipeline | None = None
+    """Where it was started."""
     error: BaseException | None = None
     """Why it failed."""
-    booked: bool = False
-    """Whether its memory is booked."""

@@ -1,0 +1,97 @@
+"""The engine's thread: a failure in it is an error for whoever waits, and never a wait without end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import pytest
+
+from energon_dali.decode import DaliDecoder, Decoded, MediaHandle
+from energon_dali.decode.dali.images.engine import DaliImageEngine
+from energon_dali.decode.dali.images.graph import ImageGraph
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.gather import Gather
+from energon_dali.decode.dali.runtime.memory import DeviceMemory
+from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
+from energon_dali.decode.interface import Outcome
+from energon_dali.errors import DeviceFailedError
+from tests.decode.pictures import pictures
+
+DECODER = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
+
+
+class FaultyEngine(DaliImageEngine):
+    """Waits in its first launch until it is let go, and fails in a given launch or delivery."""
+
+    def __init__(self, *, failing_launch: int = -1, failing_take: int = -1) -> None:
+        options = PipelineOptions(device=Device("cpu", None), num_threads=1, max_batch_size=2)
+        self.memory = DeviceMemory(options.device)
+        super().__init__(ImageGraph.from_spec(DECODER.spec), options, self.memory)
+        self.go = threading.Event()
+        self.launches = self.takes = 0
+        self.failing_launch, self.failing_take = failing_launch, failing_take
+
+    def feed(self, pipeline: Any, batch: Any) -> None:
+        assert self.go.wait(60)
+        self.launches += 1
+        if self.launches == self.failing_launch:
+            raise RuntimeError("the input is not there")
+        super().feed(pipeline, batch)
+
+    def take(self, outputs: Any, batch: Any, stream: Any) -> list[Any]:
+        self.takes += 1
+        if self.takes == self.failing_take:
+            raise SystemExit("a library gave up")
+        return super().take(outputs, batch, stream)
+
+    def submit_images(self, count: int) -> list[Future[list[Outcome]]]:
+        """Submits blocks of one image each, all of them before the first one starts."""
+        futures = [self.submit([handle()]) for _ in range(count)]
+        self.go.set()
+        return futures
+
+
+def handle() -> MediaHandle:
+    return DECODER.stage("jpg", pictures()["jpeg-420"])
+
+
+def error_of(future: Future[Any]) -> BaseException | None:
+    return future.exception(timeout=60)
+
+
+def test_a_launch_that_fails_while_a_run_is_in_flight_fails_its_own_block_alone() -> None:
+    engine = FaultyEngine(failing_launch=2)
+    first, second, third = engine.submit_images(3)
+    assert isinstance(first.result(60)[0], Decoded)
+    assert isinstance(error_of(second), DeviceFailedError)
+    assert isinstance(third.result(60)[0], Decoded)
+    assert isinstance(engine.submit([handle()]).result(60)[0], Decoded)
+    assert engine.memory.use().in_flight_bytes == 0
+    engine.close(60)
+
+
+def test_whatever_ends_the_thread_fails_all_blocks_and_every_later_one() -> None:
+    engine = FaultyEngine(failing_take=2)
+    futures = engine.submit_images(5)
+    assert isinstance(futures[0].result(60)[0], Decoded)
+    for future in futures[1:]:
+        error = error_of(future)
+        assert isinstance(error, DeviceFailedError)
+        assert "SystemExit: a library gave up" in str(error)
+    assert engine.memory.use().in_flight_bytes == 0  # or the other engines of the device would wait for it
+    with pytest.raises(DeviceFailedError, match="a library gave up"):
+        engine.submit([handle()])
+    engine.close(60)
+
+
+@pytest.mark.parametrize("fault", ["cancelled", "too few"])
+def test_a_part_that_is_cancelled_or_short_fails_the_whole_block(fault: str) -> None:
+    gather, part = Gather(2), Future[list[Outcome]]()
+    gather.put_when_done([0, 1], part)
+    if fault == "cancelled":
+        assert part.cancel()
+    else:
+        part.set_result([Decoded(1, "pil")])
+    assert isinstance(gather.future.exception(0), CancelledError if fault == "cancelled" else ValueError)
