@@ -13,7 +13,7 @@ from energon_dali.cli.failure import told_to_user
 from energon_dali.datasets.base import State
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
-from energon_dali.loader.state_file import StateFile, find_state_files, read_state_file, write_state_file
+from energon_dali.loader.state_file import StateFile, find_state_files, read_state_file, write_state_files
 
 _SHOWN_DATASETS = 12
 
@@ -65,8 +65,8 @@ def checkpoint_redist(
         taken = [path for path in written if path.exists()]
         if taken and not force_overwrite:
             raise StateError(f"{taken[0]} is there already. Choose another folder, or give --force-overwrite.")
-        for path, state in zip(written, states, strict=True):
-            write_state_file(path, state, wrapped=files[0].wrapped)
+        write_state_files(dict(zip(written, states, strict=True)), wrapped=files[0].wrapped)
+        for path in written:
             click.echo(f"Wrote {path}")
 
 

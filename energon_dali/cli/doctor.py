@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
+from energon_dali.cli.failure import told_to_user
 from energon_dali.diagnosis import ThisHost, WantedDevice, diagnose
+from energon_dali.shards.storage.atomic_file import write_atomically
 
 
 @click.command()
@@ -27,9 +29,6 @@ def doctor(wanted: WantedDevice, json_file: Path | None) -> None:
     for line in diagnosis.lines():
         click.echo(line)
     if json_file is not None:
-        try:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(diagnosis.to_json(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise click.ClickException(f"--json {json_file} cannot be written: {error}. Name another.") from error
+        with told_to_user():
+            write_atomically(json_file, (json.dumps(diagnosis.to_json(), indent=1) + "\n").encode())
     sys.exit(not diagnosis.works)

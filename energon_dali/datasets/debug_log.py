@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
+from energon_dali.shards.storage.atomic_file import write_failure
 
 if TYPE_CHECKING:
     from energon_dali.worker_config import WorkerConfig
@@ -28,6 +29,7 @@ class DebugLog:
     def __init__(self, config: WorkerConfig) -> None:
         self._rank = config.rank
         self._path = None
+        self._stopped = False
         if config.worker_debug_path is not None:
             self._path = str(config.worker_debug_path).format(worker_id=config.rank, pid=os.getpid())
             try:
@@ -42,7 +44,7 @@ class DebugLog:
                 ) from error
 
     def element(self, stream: int, count: int, keys: Any, *, mode: str | None = None) -> None:
-        """Writes one line about an element that is delivered.
+        """Writes one line about an element that is delivered; warns once and then writes no more if that fails.
 
         Args:
             stream: Its stream.
@@ -50,14 +52,24 @@ class DebugLog:
             keys: What `keys_of` gives for it.
             mode: "train" or "val" where that is known.
         """
+        if self._stopped:
+            return
         values = {"rank": self._rank, "stream": stream, "count": count, "keys": keys}
         line = json.dumps(values if mode is None else {**values, "mode": mode}, default=str)
         if self._path is None:
             _LOG.info("%s", line)
             return
         # Opened for each line: the log is for hunting errors, and must be whole when the process dies.
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            self._stopped = True  # training matters more than its log
+            _LOG.warning(
+                "The debug log stops here, and training goes on without it: could not write %s: %s",
+                self._path,
+                write_failure(error),
+            )
 
 
 def keys_of(element: Any) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from energon_dali.datasets.base import State
-from energon_dali.errors import StateError
+from energon_dali.errors import StateError, StorageError
 from energon_dali.loader.loader_state import check_format
+from energon_dali.shards.storage.atomic_file import atomic_file
 
 MEGATRON_KEY = "dataloader_state_dict"
 """Megatron-LM keeps the loader's state under this name in a file of its own per rank."""
@@ -52,29 +55,35 @@ def read_state_file(path: Path) -> StateFile:
     return StateFile(path, states, wrapped)
 
 
-def write_state_file(path: Path, state: State, *, wrapped: bool) -> None:
-    """Writes one state, in the format that the name ends in.
+def write_state_files(files: Mapping[Path, State], *, wrapped: bool) -> None:
+    """Writes states, each in the format of its file name; replaces the old files only once all new ones are written.
 
     Args:
-        path: Ends in .json, .pt or .pth.
-        state: The state.
+        files: States by path; each path ends in .json, .pt or .pth.
         wrapped: Write `{"dataloader_state_dict": state}`.
 
     Raises:
-        StateError: The name ends otherwise, or the file cannot be written.
+        StateError: A name ends otherwise, or a file cannot be written. All files are then as they were before.
     """
-    _check_suffix(path)
-    value: Any = {MEGATRON_KEY: state} if wrapped else state
+    for path in files:
+        _check_suffix(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".json":
-            path.write_text(json.dumps(value) + "\n")
-        else:
-            import torch
+        with ExitStack() as replaced:
+            for path, state in files.items():
+                content = _packed(path, {MEGATRON_KEY: state} if wrapped else state)
+                replaced.enter_context(atomic_file(path)).write_bytes(content)
+    except StorageError as error:
+        raise StateError(f"{error} The files of before are unchanged.") from error
 
-            torch.save(value, path)
-    except OSError as error:
-        raise StateError(f"{path} cannot be written: {error}. Choose another place.") from error
+
+def _packed(path: Path, value: Any) -> bytes:
+    if path.suffix == ".json":
+        return (json.dumps(value) + "\n").encode()
+    import torch
+
+    content = io.BytesIO()  # torch.save turns the errors of a file of its own into a RuntimeError without a reason
+    torch.save(value, content)
+    return content.getvalue()
 
 
 def find_state_files(paths: Sequence[Path]) -> list[Path]:

@@ -13,9 +13,10 @@ from energon_dali.cli.main import main
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.loader_state import make_state, merge_states, rank_part, split_state
-from energon_dali.loader.state_file import MEGATRON_KEY, read_state_file
+from energon_dali.loader.state_file import MEGATRON_KEY, read_state_file, write_state_files
 from energon_dali.worker_config import WorkerConfig
 from tests.datasets.oracle import Counting
+from tests.full_disk import largest_file
 
 STREAMS = 6
 
@@ -168,3 +169,19 @@ def test_a_state_is_split_among_ranks_that_divide_its_streams() -> None:
         split_state(whole, 5)
     with pytest.raises(StateError, match="in none of the states"):
         split_state(rank_states(2)[0], 2)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pt"])
+def test_a_full_disk_leaves_all_files_as_they_were(tmp_path: Path, suffix: str) -> None:
+    paths = write(tmp_path, rank_states(2), suffix)
+    before = {path: path.read_bytes() for path in paths}
+    with largest_file(100):
+        code, text = run("redist", *paths, tmp_path, "--new-world-size", 2, "--force-overwrite")
+    assert code == 1
+    assert "Could not write" in text
+    assert "unchanged" in text
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    path = tmp_path / "other" / f"state{suffix}"
+    with largest_file(100), pytest.raises(StateError, match=r"other/state\.\w+: File too large"):
+        write_state_files({path: rank_states(1)[0]}, wrapped=True)
+    assert list(path.parent.iterdir()) == []

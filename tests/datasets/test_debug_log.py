@@ -8,6 +8,7 @@ import pytest
 
 from energon_dali.errors import ConfigError
 from tests.datasets.oracle import Counting, config, take
+from tests.full_disk import largest_file
 
 
 def test_a_line_for_each_delivered_element(tmp_path: Path) -> None:
@@ -34,3 +35,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="worker_debug_path"):
         take(Counting(2, config(1, worker_log_level=1, worker_debug_path=str(tmp_path / "file" / "log"))), 1)
+
+
+def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = config(1, worker_log_level=1, worker_debug_path=str(tmp_path / "log.jsonl"))
+    with largest_file(100), caplog.at_level(logging.WARNING, "energon_dali.debug"):
+        assert len(take(Counting(9, job), 10)) == 9
+    assert [record.message.partition(str(tmp_path))[0] for record in caplog.records] == [
+        "The debug log stops here, and training goes on without it: could not write "
+    ]
+    assert "ulimit -f" in caplog.records[0].message

@@ -16,6 +16,7 @@ import numpy as np
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import StoragePath
+from energon_dali.shards.storage.atomic_file import writing
 
 MAGIC = b"JIDX0001"
 _HEADER_BYTES = 16
@@ -30,9 +31,12 @@ def write_join_index(path: Path, num_columns: int, blocks: Iterable[Int64Array])
         path: Local file.
         num_columns: Number of datasets.
         blocks: int64[rows, num_columns, 3], one after the other.
+
+    Raises:
+        StorageError: It cannot be written.
     """
     rows = 0
-    with path.open("wb") as file:
+    with writing(path), path.open("wb") as file:
         file.write(MAGIC + np.array([num_columns], "<i8").tobytes())
         for block in blocks:
             file.write(np.ascontiguousarray(block, "<i8").tobytes())

@@ -7,10 +7,9 @@ import resource
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 
-from energon_dali.errors import StorageError
+from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
 from energon_dali.shards.storage.retry import with_retries
 
 
@@ -103,25 +102,11 @@ class LocalBackend:
         return with_retries(Path(url).read_bytes, f"read {url}")
 
     def write_bytes(self, url: str, content: bytes) -> None:
-        self._replace(url, lambda temporary: Path(temporary).write_bytes(content))
+        write_atomically(url, content)
 
     def write_file(self, url: str, local: str) -> None:
-        self._replace(url, lambda temporary: shutil.move(local, temporary))
-
-    @staticmethod
-    def _replace(url: str, write: Callable[[str], object]) -> None:
-        temporary = f"{url}.{os.getpid()}.tmp"
-        try:
-            Path(url).parent.mkdir(parents=True, exist_ok=True)
-            write(temporary)
-            os.replace(temporary, url)
-        except OSError as error:
-            raise StorageError(
-                f"Could not write {url}: {error}. Check that the folder may be written to and that the disk is not "
-                "full."
-            ) from error
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        with atomic_file(url) as temporary:
+            shutil.move(local, temporary)
 
     def size(self, url: str) -> int:
         return with_retries(lambda: os.stat(url).st_size, f"look at {url}")

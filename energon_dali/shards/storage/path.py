@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from energon_dali.errors import StorageError
+from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalBackend
 
 if TYPE_CHECKING:
@@ -132,13 +133,16 @@ class StoragePath:
 
         Raises:
             FileNotFoundError: There is no such file.
-            StorageError: It cannot be read.
+            StorageError: It cannot be read, or the copy cannot be written.
         """
         reader = self.open()
         try:
-            with local.open("wb") as copy:
-                for offset in range(0, reader.size, COPY_BYTES):
-                    copy.write(reader.read_at(offset, COPY_BYTES))
+            with writing(local):
+                local.write_bytes(b"")
+            for offset in range(0, reader.size, COPY_BYTES):
+                data = reader.read_at(offset, COPY_BYTES)
+                with writing(local), local.open("ab") as copy:
+                    copy.write(data)
         finally:
             reader.close()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energon_dali.errors import ConfigError, ShardError
+from energon_dali.shards.storage.atomic_file import writing
 
 _TAR_BLOCK_BYTES = 512
 
@@ -54,6 +55,7 @@ def write_index_files(
     Raises:
         ConfigError: A row has another number of extents, no image, or an offset that is no multiple of 512.
         ShardError: An extent ends behind its shard's end (which ends the process in DALI), or a shard is gone.
+        StorageError: An index cannot be written.
     """
     sizes = [_size_of(shard) for shard in shards]
     paths: list[str] = []
@@ -67,7 +69,8 @@ def write_index_files(
         ))  # fmt: skip
         if number + 1 == len(rows) or rows[number + 1].shard != row.shard:
             index = Path(folder) / f"{first_row}-{len(indices)}.idx"
-            index.write_text(f"v1.2 {len(lines)}\n" + "\n".join(lines) + "\n")
+            with writing(index):
+                index.write_text(f"v1.2 {len(lines)}\n" + "\n".join(lines) + "\n")
             paths.append(shards[row.shard])
             indices.append(str(index))
             lines = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.shards.storage.atomic_file import atomic_file
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def write_captions(images: Sequence[torch.Tensor], written: Sequence[str], true:
         for row, (words, colour) in enumerate(((text, "black"), (own, "grey"))):
             shown = "\n".join(textwrap.wrap(" ".join(words.split()), 38)[:3])
             draw.multiline_text((left + 4, top + TILE_PX + row * 40), shown, fill=colour, font=font, spacing=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".part")
-    sheet.save(unfinished, "PNG")
-    os.replace(unfinished, path)
+    with atomic_file(path) as unfinished:
+        sheet.save(unfinished, "PNG")
 
 
 def show_captions(

@@ -9,18 +9,18 @@ from __future__ import annotations
 import io
 import json
 import os
-import uuid
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
+from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.kernels.color_quantize import Palette, color_quantize
 from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
 from energon_dali.plan.rng import mix, mix_arrays
 from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.shards.storage.atomic_file import write_atomically
 
 _MAX_PICTURES = 2048
 _PIXELS_PER_PICTURE = 16
@@ -49,14 +49,7 @@ def stored_palette(dataset: str | os.PathLike[str], colors: int, seed: int = 0) 
     if path.exists():
         return _read(path)
     palette = learn_palette(training_pixels(dataset, seed), colors, seed)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-    try:
-        partial.write_text(json.dumps({"unit": "an eighth of a level", "colors": palette.units}) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"The palette cannot be written to {path}: {error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, (json.dumps({"unit": "an eighth of a level", "colors": palette.units}) + "\n").encode())
     return palette
 
 

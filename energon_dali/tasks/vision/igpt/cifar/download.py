@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
-import uuid
 from pathlib import Path
 
 from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.shards.storage.atomic_file import atomic_file
 
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -50,23 +49,19 @@ def download(url: str, path: Path, md5: str, *, progress: bool = True) -> None:
         StorageError: There is no way to the address, the connection broke, or the file cannot be written.
         DatasetFormatError: The checksum is another.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = _fetch(url, partial, progress)
+    with atomic_file(path) as partial:
+        try:
+            found = _fetch(url, partial, progress)
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            raise StorageError(
+                f"{url} could not be downloaded to {path}: {error}. Where there is no network, put the archive there "
+                "by other means, or name it with dataset.cfg.archive=/path/of/the/archive."
+            ) from error
         if found != md5:
             raise DatasetFormatError(
                 f"{url} gave a file with the MD5 {found}, and {md5} is expected. Try again; or download it by other "
                 f"means to {path}."
             )
-        partial.replace(path)
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        raise StorageError(
-            f"{url} could not be downloaded to {path}: {error}. Where there is no network, put the archive there by "
-            "other means, or name it with dataset.cfg.archive=/path/of/the/archive."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _fetch(url: str, partial: Path, progress: bool) -> str:

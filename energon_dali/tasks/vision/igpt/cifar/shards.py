@@ -18,6 +18,7 @@ from PIL import Image
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.shards import StoragePath, prepare_dataset
 from energon_dali.shards.meta.dataset_config import sample_config, write_dataset_config
+from energon_dali.shards.storage.atomic_file import write_atomically
 from energon_dali.tasks.vision.igpt.cifar.archive import LabelledPictures, read_archive
 from energon_dali.tasks.vision.igpt.cifar.download import md5_of
 
@@ -151,7 +152,8 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     field_map = {"image": "png", "label": "cls"}
     write_dataset_config(StoragePath.of(str(folder)), sample_config("ImageClassificationSample", field_map))
     facts = {"archive_md5": md5, "classes": content.classes, "train": count - num_val, "val": num_val}
-    (folder / FACTS).write_text(json.dumps({**facts, "test": len(content.test.labels), "split_seed": recipe.seed}))
+    document = {**facts, "test": len(content.test.labels), "split_seed": recipe.seed}
+    write_atomically(folder / FACTS, json.dumps(document).encode())
 
 
 def _write_part(folder: Path, part: str, prefix: str, pictures: LabelledPictures, indices: Sequence[int]) -> None:
