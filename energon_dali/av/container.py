@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.av.library import load_pyav
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
-from energon_dali.av.source import MediaSource, check_source, open_source, pickle_source, tag_options, view_bytes
+from energon_dali.av.source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.stream_facts import StreamFacts, find_facts
+from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class MediaFile:
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise ConfigError(f"threads={threads!r} was given. At least one decodes. Give 1 or more, or None.")
         self._container: InputContainer | None = None
+        self._reader: Any = None
+        """What the open container reads from."""
         self._is_at_start = False
         """Whether nobody chose a stream to read since the container was opened."""
         self._pid = os.getpid()
@@ -177,8 +180,7 @@ class MediaFile:
             DecodeError: The file cannot be opened any more.
         """
         with self._lock, translated_errors(self.format):
-            if self._container is not None:
-                self._container.close()
+            self._shut()
             self._container = self._open()
             return self._container
 
@@ -187,28 +189,30 @@ class MediaFile:
         if self._pid != os.getpid():
             self._abandon()
         with self._lock:
-            container, self._container = self._container, None
-            if container is not None:
-                container.close()
+            self._shut()
+
+    def _shut(self) -> None:
+        container, self._container = self._container, None
+        if container is not None:
+            container.close()
+        if isinstance(self._reader, FileReader):
+            self._reader.close()
+        self._reader = None
 
     def _open(self) -> InputContainer:
-        import av
-
         with view_bytes(self.source) as data:
             if data is not None:
                 screen_mp4(data)
         timeout = self.limits.max_seconds
         self._is_at_start = True
-        container: InputContainer = av.open(
-            open_source(self.source), "r", buffer_size=READ_BYTES, timeout=timeout, **tag_options()
-        )
-        return container
+        self._reader = open_source(self.source)
+        return open_container(self._reader, buffer_size=READ_BYTES, timeout=timeout)
 
     def _abandon(self) -> None:
         """Forgets a container of the parent process without freeing it: its decoding threads are not in this one."""
         if self._container is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._container))
-        self._container = None
+        self._container = self._reader = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
 import pickle
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, BinaryIO, cast
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DecodeError
 
 MediaSource = bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
 """What a media file can be given as: its bytes, a seekable binary stream, or a path."""
-
-
-def tag_options() -> dict[str, Any]:
-    """Returns options of `av.open` with which tags that are not UTF-8 fail no file, for this PyAV: 19 needs none."""
-    import av
-
-    return {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
 
 
 class MemoryReader:
@@ -58,6 +53,71 @@ class MemoryReader:
     def tell(self) -> int:
         """Returns the position in bytes."""
         return self._position
+
+
+class FileReader:
+    """A seekable reader over a file; FFmpeg would take some paths for something else ("concat:a|b", "img%03d.png").
+
+    Args:
+        path: Of a file.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if stat.S_ISDIR(os.fstat(self._descriptor).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._position = 0
+        self.name = path
+        """For FFmpeg's messages."""
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns up to `size` bytes from the position on, all that are left if it is negative.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        wanted = size if size >= 0 else max(0, os.fstat(self._descriptor).st_size - self._position)
+        data = os.pread(self._descriptor, wanted, self._position)
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves the position and returns it; it never lies before the start.
+
+        Raises:
+            OSError: The size of the file cannot be found out.
+        """
+        if whence == os.SEEK_END:
+            base = os.fstat(self._descriptor).st_size
+        else:
+            base = self._position if whence == os.SEEK_CUR else 0
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        """Returns the position in bytes."""
+        return self._position
+
+    def close(self) -> None:
+        """Closes the file; nothing can be read any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def check_source(source: Any) -> MediaSource:
@@ -102,7 +162,7 @@ def pickle_source(source: MediaSource, protocol: int) -> Any:
 
 @contextmanager
 def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
-    """Gives the bytes of a source without copying: memory, or a file that is mapped; None behind a stream or a URL.
+    """Gives the bytes of a source without copying: memory, or a file that is mapped; None for a stream.
 
     The view ends with the `with` block.
     """
@@ -120,15 +180,20 @@ def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
 
 
 def open_source(source: MediaSource) -> Any:
-    """Returns what FFmpeg is given: a path, or an object with read, seek and tell, at its start.
+    """Returns what FFmpeg reads from: an object with read, seek and tell, at its start.
 
     Raises:
         ConfigError: It is a stream that was closed.
+        DecodeError: It is the path of a file that cannot be opened.
     """
     if isinstance(source, memoryview):
         return MemoryReader(source)
     if isinstance(source, str):
-        return source
+        try:
+            return FileReader(source)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise DecodeError(f"The file {source!r} cannot be opened: {reason}", "", "pyav") from error
     if getattr(source, "closed", False):
         raise ConfigError(
             "The media file was given as a stream, and that is closed. Keep it open as long as it is used, "

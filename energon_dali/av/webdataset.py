@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from energon_dali.av.container import translated_errors
 from energon_dali.av.data import AVData
 from energon_dali.av.decoder import AVDecoder
-from energon_dali.av.source import MemoryReader, tag_options
+from energon_dali.av.source import MemoryReader
+from energon_dali.demuxers import open_container
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,14 +62,7 @@ class AVWebdatasetDecoder:
         if self.av_decode == "AVDecoder":
             return decoder
         if self.av_decode == "pyav":
-            return _open_container(data)
+            with translated_errors():
+                return open_container(MemoryReader(memoryview(data).cast("B")))
         with decoder:
             return decoder.get_frames(self.video_decode_audio)
-
-
-def _open_container(data: bytes | memoryview) -> InputContainer:
-    import av
-
-    with translated_errors():
-        container: InputContainer = av.open(MemoryReader(memoryview(data).cast("B")), "r", **tag_options())
-        return container

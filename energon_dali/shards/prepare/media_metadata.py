@@ -139,10 +139,10 @@ def describe_image(data: bytes) -> dict[str, Any] | None:
 
 def describe_av(data: bytes) -> dict[str, Any] | None:
     """Returns durations (seconds), sizes (pixels), rates and counts of video or audio, as the header has them."""
-    import av
+    from energon_dali.demuxers import open_container
 
     try:
-        with av.open(io.BytesIO(data)) as container:
+        with open_container(io.BytesIO(data)) as container:
             facts: dict[str, Any] = {}
             if container.streams.video:
                 video = container.streams.video[0]

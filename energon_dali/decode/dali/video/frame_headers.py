@@ -13,10 +13,11 @@ import re
 from collections.abc import Callable, Iterator
 
 from energon_dali.av.container import translated_errors
-from energon_dali.av.source import MemoryReader, tag_options
+from energon_dali.av.source import MemoryReader
 from energon_dali.decode.dali.video.parameter_sets import CODECS_WITH_PARAMETERS, keeps_parameters
 from energon_dali.decode.headers.header import IrregularHeaderError
 from energon_dali.decode.headers.jpeg import read_jpeg
+from energon_dali.demuxers import open_container
 from energon_dali.errors import DecodeError
 
 FrameShape = tuple[int, int, str]
@@ -41,11 +42,9 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
         codec: FFmpeg's name of the codec.
         shape: What FFmpeg found when it opened the file.
     """
-    import av
-
     try:
-        with translated_errors(), av.open(MemoryReader(memoryview(data).cast("B")), options=_WITHOUT_DECODERS,
-                                          **tag_options()) as container:  # fmt: skip
+        reader = MemoryReader(memoryview(data).cast("B"))
+        with translated_errors(), open_container(reader, _WITHOUT_DECODERS) as container:
             (stream,) = container.streams.video
             if stream.codec_context is None or (stream.width, stream.height) != shape[:2]:
                 return False

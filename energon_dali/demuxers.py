@@ -1,0 +1,93 @@
+"""Opens media files with the demuxers that read one file and nothing else.
+
+FFmpeg chooses the demuxer by content, whatever a part is called, and some of its demuxers open what the content names:
+other files, addresses in the network, capture devices. So only demuxers of the list below are used, everything is read
+through Python, and FFmpeg itself can open nothing.
+
+Not in the list, of those that FFmpeg 8 and PyAV's wheels have:
+
+- They refer to other files or addresses: concat (ffconcat), hls, sdp, rtsp, rtp, sap, dash, imf, image2, vobsub, mlv,
+  webm_dash_manifest, avisynth, vapoursynth, and svg_pipe. lavfi has filters that do. mov may refer to other files (data
+  references); FFmpeg ignores that unless it is told otherwise, and could open nothing here.
+- They read devices: alsa, fbdev, kmsgrab, oss, v4l2, x11grab.
+- They hold neither video nor audio: subtitles, text (tty, bin, xbin, ffmetadata), scripts (sbg).
+- Formats of old games and consoles, which no dataset was seen to use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
+_VIDEO = (
+    "asf", "asf_o", "avi", "dv", "film_cpk", "flic", "flv", "gxf", "ivf", "live_flv", "lxf", "matroska", "mov", "mpeg",
+    "mpegts", "mxf", "nsv", "nut", "nuv", "ogg", "pva", "rm", "roq", "smk", "swf", "webm", "wtv", "yuv4mpegpipe",
+)  # fmt: skip
+"""Containers of video and audio."""
+_VIDEO_STREAMS = (
+    "apv", "av1", "avs2", "avs3", "cavsvideo", "dirac", "dnxhd", "evc", "h261", "h263", "h264", "hevc", "m4v", "mjpeg",
+    "mjpeg_2000", "mpegvideo", "mpjpeg", "obu", "vc1", "vc1test", "vvc",
+)  # fmt: skip
+"""Video without a container."""
+_AUDIO = (
+    "aa", "aac", "ac3", "ac4", "aea", "aiff", "amr", "amrnb", "amrwb", "ape", "aptx", "aptx_hd", "ast", "au", "avr",
+    "bonk", "caf", "codec2", "dsf", "dss", "dts", "dtshd", "eac3", "epaf", "flac", "g722", "g723_1", "g729", "gsm",
+    "iamf", "iff", "ilbc", "ircam", "lc3", "loas", "mlp", "mmf", "mp3", "mpc", "mpc8", "nistsphere", "oma", "osq",
+    "pvf", "qcp", "qoa", "rka", "rso", "sbc", "sds", "shn", "sln", "sox", "spdif", "tak", "truehd", "tta", "voc", "vqf",
+    "w64", "wav", "wavarc", "wsd", "wv", "wve", "xwma",
+)  # fmt: skip
+"""Audio, with a container and without."""
+_IMAGES = (
+    "apng", "bmp_pipe", "cri_pipe", "dds_pipe", "dpx_pipe", "exr_pipe", "gem_pipe", "gif", "gif_pipe", "hdr_pipe",
+    "ico", "j2k_pipe", "jpeg_pipe", "jpegls_pipe", "jpegxl_anim", "jpegxl_pipe", "jpegxs_pipe", "pam_pipe", "pbm_pipe",
+    "pcx_pipe", "pfm_pipe", "pgm_pipe", "pgmyuv_pipe", "pgx_pipe", "phm_pipe", "photocd_pipe", "pictor_pipe",
+    "png_pipe", "ppm_pipe", "psd_pipe", "qdraw_pipe", "qoi_pipe", "sgi_pipe", "sunrast_pipe", "tiff_pipe", "webp_pipe",
+    "xbm_pipe", "xpm_pipe", "xwd_pipe",
+)  # fmt: skip
+"""Images and animations, which some datasets keep under the suffix of a video."""
+DEMUXERS = frozenset((*_VIDEO, *_VIDEO_STREAMS, *_AUDIO, *_IMAGES))
+"""FFmpeg's names of the demuxers that may be used."""
+
+_OPTIONS = {"format_whitelist": ",".join(sorted(DEMUXERS)), "protocol_whitelist": "none"}
+
+
+def tag_options() -> dict[str, Any]:
+    """Returns options of `av.open` with which tags that are not UTF-8 fail no file, for this PyAV: 19 needs none."""
+    import av
+
+    return {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
+
+
+def open_container(reader: Any, options: dict[str, str] | None = None, **settings: Any) -> InputContainer:
+    """Returns PyAV's container of a media file.
+
+    Args:
+        reader: The file: an object with read, seek and tell, at its start. A path is not taken, so that FFmpeg opens
+            nothing by itself.
+        options: Options of FFmpeg.
+        **settings: Further arguments of `av.open`.
+
+    Raises:
+        DecodeError: The format is not one of `DEMUXERS`, or the header is damaged.
+        FFmpegError: FFmpeg does not know the format or cannot read it.
+    """
+    import av
+
+    assert not isinstance(reader, str), "FFmpeg opens no path"
+    try:
+        container: InputContainer = av.open(
+            reader, "r", options={**_OPTIONS, **(options or {})}, **tag_options(), **settings
+        )
+    except av.error.ArgumentError as error:  # what FFmpeg says of a format that is not in the list
+        raise DecodeError(
+            "Its format is not one that is read, or its header is damaged. Formats that refer to other files or to "
+            "addresses (ffconcat, HLS and other playlists, SDP) are refused, because a dataset must not reach outside "
+            "itself. Store the media itself",
+            "",
+            "pyav",
+        ) from error
+    return container
