@@ -1,6 +1,6 @@
-"""Turns decoded frames into RGB by the colours that the stream declares.
+"""Turns decoded frames into RGB by the colours that they declare.
 
-The rule for what a stream does not declare:
+The rule for what a frame does not declare:
 
 - Matrix: BT.709 where the picture is at least 1280 wide or more than 576 high, BT.601 otherwise. This is what players
   do (mpv and libplacebo by this very rule, others by the height alone). Plain swscale, and so PyAV and Energon, take
@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
-
-    from energon_dali.av.stream_facts import StreamFacts
 
 Matrix = Literal["rgb", "bt601", "bt709", "bt2020", "fcc", "smpte240m"]
 
@@ -75,9 +73,13 @@ def find_colours(matrix: int, colour_range: int, pixel_format: str, width: int, 
     return ColourFacts(guessed if found == "rgb" else found, full)
 
 
-def colours_of_stream(facts: StreamFacts) -> ColourFacts:
-    """Returns the colours of a video stream."""
-    return find_colours(facts.colour_matrix, facts.colour_range, facts.pixel_format, facts.width, facts.height)
+def colours_of_frame(frame: VideoFrame) -> ColourFacts:
+    """Returns the colours of a decoded frame.
+
+    The tags are the frame's own, which the decoder sets: always BT.601 for VP8 and Motion JPEG, and those of the
+    bitstream for most other codecs. The container's may say otherwise.
+    """
+    return find_colours(int(frame.colorspace), int(frame.color_range), frame.format.name, frame.width, frame.height)
 
 
 class FrameConverter:
@@ -105,8 +107,7 @@ class FrameConverter:
             frame: Decoded, of any size and pixel format.
             target: uint8 [height, width, 3]; every element is written.
         """
-        tag = int(frame.colorspace)
-        facts = find_colours(tag, int(frame.color_range), frame.format.name, frame.width, frame.height)
+        facts = colours_of_frame(frame)
         given: dict[str, Any] = {}
         if facts.matrix != "rgb":
             given = {"src_colorspace": _SWS_MATRICES[facts.matrix], "src_color_range": 2 if facts.full_range else 1}

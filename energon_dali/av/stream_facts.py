@@ -44,10 +44,6 @@ class StreamFacts:
     """Bits per component."""
     average_rate: Fraction | None = None
     """Frames per second, on average."""
-    colour_matrix: int = 2
-    """AVColorSpace of the stream; 2 where it is not tagged."""
-    colour_range: int = 0
-    """AVColorRange of the stream: 0 not tagged, 1 limited, 2 full."""
     is_interlaced_mpeg4: bool = False
     """Whether it is MPEG-4 (part 2) with interlaced pictures, some of which refer forward: see `mpeg4_header`."""
     sample_rate: int = 0
@@ -77,8 +73,6 @@ def find_facts(stream: Stream) -> StreamFacts:
             "pixel_format": pixels.name if pixels is not None else "",
             "bit_depth": max((part.bits for part in pixels.components), default=0) if pixels is not None else 0,
             "average_rate": stream.average_rate,
-            "colour_matrix": int(context.colorspace),
-            "colour_range": int(context.color_range),
             "is_interlaced_mpeg4": _codec_name(context) == "mpeg4"
             and bool(context.has_b_frames)
             and is_interlaced_mpeg4(context.extradata),

@@ -209,7 +209,7 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     handle.timestamps = index.times[handle.frame_indices]
     handle.width, handle.height = video.width, video.height
     handle.codec, handle.profile, handle.pixel_format = video.codec, video.profile, video.pixel_format
-    handle.bit_depth, handle.colour = video.bit_depth, reader.colours
+    handle.bit_depth = video.bit_depth
     handle.rotation = reader.rotation if spec.apply_rotation else 0
     handle.frame_count = len(index)
     handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)

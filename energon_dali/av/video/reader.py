@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.colour import ColourFacts, FrameConverter, colours_of_stream
+from energon_dali.av.colour import ColourFacts, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
 from energon_dali.av.stream_facts import StreamFacts
@@ -81,8 +81,25 @@ class VideoReader:
 
     @property
     def colours(self) -> ColourFacts:
-        """How the stream's numbers stand for colours."""
-        return colours_of_stream(self.facts)
+        """How the numbers of the first frame stand for colours, as its decoder says: containers may say otherwise.
+
+        Decodes the first frame, once per file.
+
+        Raises:
+            DecodeError: No frame can be decoded.
+        """
+        colours: ColourFacts | None = self.file.cache.get("colours")
+        if colours is None:
+            position = self.facts.position
+            with self.file.opened():
+                container = self.file.rewind()
+                stream: Any = container.streams[position]
+                self.file.select(stream)
+                frame = next(container.decode(stream), None)
+            if frame is None:
+                raise DecodeError("No frame of the video can be decoded", self.facts.codec, ROUTE)
+            colours = self.file.cache["colours"] = colours_of_frame(frame)
+        return colours
 
     @property
     def rotation(self) -> int:

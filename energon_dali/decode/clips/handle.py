@@ -51,7 +51,7 @@ class ClipsHandle(MediaHandle):
     bit_depth: int = 8
     """Bits per component."""
     colour: ColourFacts | None = None
-    """How the stored frames become RGB."""
+    """How the stored frames become RGB; None where nobody has looked yet (`find_colour`)."""
     frame_count: int = 0
     """Frames of the whole video."""
     frames_to_decode: int = 0
@@ -79,6 +79,21 @@ class ClipsHandle(MediaHandle):
         from energon_dali.decode.pyav import decode_clips
 
         return decode_clips(self)
+
+    def find_colour(self) -> ColourFacts:
+        """Returns how the stored frames become RGB, by the first frame, which is decoded once per handle.
+
+        The header does not tell: decoders set the colours of their frames, whatever the container says.
+
+        Raises:
+            DecodeError: No frame can be decoded.
+        """
+        if self.colour is None:
+            from energon_dali.av import MediaFile, VideoReader
+
+            with MediaFile(self.data, limits=self.limits, threads=1) as file:
+                self.colour = VideoReader(file).colours
+        return self.colour
 
     def __repr__(self) -> str:
         return (

@@ -22,8 +22,11 @@ from energon_dali.errors import DecodeError
 
 FrameShape = tuple[int, int, str]
 """Width and height in pixels, and FFmpeg's name of the pixel format."""
+FrameHeader = tuple[int, int, str, int]
+"""The same, and a number that stands for the colour matrix: one correction is made for all frames."""
 
 _VP9_SYNC = 0x498342
+_VP9_BT601, _VP9_RGB = 1, 7
 _VP9_FORMATS = {(1, 1): "yuv420p", (1, 0): "yuv422p", (0, 1): "yuv440p", (0, 0): "yuv444p"}
 _JPEG_FORMATS = {"420": "yuvj420p", "422": "yuvj422p", "444": "yuvj444p"}
 _JPEG_FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xd8]")
@@ -57,28 +60,31 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
 
 
 def _have_shape(
-    packets: Iterator[memoryview], read: Callable[[memoryview], Iterator[FrameShape | None]], shape: FrameShape
+    packets: Iterator[memoryview], read: Callable[[memoryview], Iterator[FrameHeader | None]], shape: FrameShape
 ) -> bool:
-    """Returns whether all frames have a shape; None stands for that of an earlier frame."""
-    count = 0
+    """Returns whether all frames have a shape, and one colour matrix; None is a frame like an earlier one."""
+    expected: FrameHeader | None = None
     for packet in packets:
         for found in read(packet):
-            if (found is None and count == 0) or found not in (None, shape):
+            if expected is None:
+                if found is None or found[:3] != shape:
+                    return False
+                expected = found
+            elif found not in (None, expected):
                 return False
-            count += 1
-    return count > 0
+    return expected is not None
 
 
-def _read_vp8(packet: memoryview) -> Iterator[FrameShape | None]:
+def _read_vp8(packet: memoryview) -> Iterator[FrameHeader | None]:
     if packet[0] & 1:  # an inter frame: as large as the keyframe before it
         yield None
         return
     if bytes(packet[3:6]) != b"\x9d\x01\x2a":
         raise IrregularHeaderError
-    yield (packet[6] | packet[7] << 8) & 0x3FFF, (packet[8] | packet[9] << 8) & 0x3FFF, "yuv420p"
+    yield (packet[6] | packet[7] << 8) & 0x3FFF, (packet[8] | packet[9] << 8) & 0x3FFF, "yuv420p", 0
 
 
-def _read_vp9(packet: memoryview) -> Iterator[FrameShape | None]:
+def _read_vp9(packet: memoryview) -> Iterator[FrameHeader | None]:
     for frame in _split_superframe(packet):
         yield _read_vp9_frame(frame)
 
@@ -99,7 +105,7 @@ def _split_superframe(packet: memoryview) -> Iterator[memoryview]:
         position += size
 
 
-def _read_vp9_frame(frame: memoryview) -> FrameShape | None:
+def _read_vp9_frame(frame: memoryview) -> FrameHeader | None:
     bits = _Bits(frame[:32])
     if bits.take(2) != 2:
         raise IrregularHeaderError
@@ -119,25 +125,25 @@ def _read_vp9_frame(frame: memoryview) -> FrameShape | None:
     bits.take(8 + 3 * 4)
     if any(bits.take(1) for _ in range(3)):  # as large as a frame it refers to
         return None
-    return bits.take(16) + 1, bits.take(16) + 1, ""  # a size of its own: not followed further
+    return bits.take(16) + 1, bits.take(16) + 1, "", 0  # a size of its own: not followed further
 
 
-def _read_vp9_shape(bits: _Bits, profile: int, *, has_format: bool, skipped_bits: int = 0) -> FrameShape:
+def _read_vp9_shape(bits: _Bits, profile: int, *, has_format: bool, skipped_bits: int = 0) -> FrameHeader:
     if bits.take(24) != _VP9_SYNC:
         raise IrregularHeaderError
-    pixel_format = "yuv420p"
+    pixel_format, matrix = "yuv420p", _VP9_BT601
     if has_format:
-        if profile >= 2 or bits.take(3) == 7:  # more than 8 bits; RGB
-            return 0, 0, ""
+        if profile >= 2 or (matrix := bits.take(3)) == _VP9_RGB:  # more than 8 bits, or RGB
+            return 0, 0, "", 0
         bits.take(1)
         if profile == 1:
             pixel_format = _VP9_FORMATS[bits.take(1), bits.take(1)]
             bits.take(1)
     bits.take(skipped_bits)
-    return bits.take(16) + 1, bits.take(16) + 1, pixel_format
+    return bits.take(16) + 1, bits.take(16) + 1, pixel_format, matrix
 
 
-def _read_mjpeg(packet: memoryview) -> Iterator[FrameShape | None]:
+def _read_mjpeg(packet: memoryview) -> Iterator[FrameHeader | None]:
     data = bytes(packet)
     try:
         header = read_jpeg(data)
@@ -148,7 +154,7 @@ def _read_mjpeg(packet: memoryview) -> Iterator[FrameShape | None]:
     again = _JPEG_FRAME.search(data, scan) is not None
     if data[:2] != b"\xff\xd8" or header.color != "ycc" or not header.dali_decodable or again:
         raise IrregularHeaderError
-    yield header.width, header.height, _JPEG_FORMATS.get(header.subsampling, "")
+    yield header.width, header.height, _JPEG_FORMATS.get(header.subsampling, ""), 0
 
 
 class _Bits:
@@ -165,6 +171,6 @@ class _Bits:
         return self._value >> self._left & ((1 << count) - 1)
 
 
-_READERS: dict[str, Callable[[memoryview], Iterator[FrameShape | None]]] = {
+_READERS: dict[str, Callable[[memoryview], Iterator[FrameHeader | None]]] = {
     "vp8": _read_vp8, "vp9": _read_vp9, "mjpeg": _read_mjpeg,
 }  # fmt: skip

@@ -53,10 +53,13 @@ def find_correction(handle: ClipsHandle) -> ColorMatrix:
     """Returns what leads from DALI's colours, BT.601 always, to the colours of the file.
 
     Full and limited range DALI tells apart itself; the correction is the same for both.
+
+    Raises:
+        DecodeError: No frame can be decoded, and nobody has looked at the colours yet.
     """
-    assert handle.colour is not None, "videos without known colours do not suit DALI"
-    assert handle.colour.matrix != "rgb", "nor do those in RGB"
-    return ColorMatrix.between("bt601", handle.colour.matrix)
+    colour = handle.find_colour()
+    assert colour.matrix != "rgb", "videos in RGB do not suit DALI"
+    return ColorMatrix.between("bt601", colour.matrix)
 
 
 def define_video_pipeline(graph: VideoGraph, pipeline: PipelineOptions) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from energon_dali.decode.dali.crossover import prefers_dali_clips
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
+from energon_dali.errors import DecodeError
 from energon_dali.kernels.color_matrix import STANDARDS
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _GPU_SIDES: dict[str, tuple[int, int]] = {
 def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: int | None = None) -> bool:
     """Returns whether DALI decodes the clips of a video rightly and without danger to the process.
 
-    The frame headers of a video that passes all other tests are read, once per handle, which takes a demux.
+    The frame headers of a video that passes all other tests are read and its first frame is decoded, once per handle.
 
     Args:
         handle: The video; what was found about its frames is noted in `uniform_frames`.
@@ -49,7 +50,7 @@ def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: 
         return False
     if _CONTAINERS.isdisjoint(handle.format.split(",")):
         return False
-    if handle.colour is None or handle.colour.matrix not in STANDARDS or handle.bit_depth != 8:
+    if handle.bit_depth != 8:
         return False
     limits = handle.limits
     if limits is not None and count_decoded_bytes(handle) > limits.max_bytes:
@@ -60,7 +61,12 @@ def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: 
     if handle.uniform_frames is None:
         shape = (handle.width, handle.height, handle.pixel_format)
         handle.uniform_frames = has_uniform_frames(handle.data, handle.codec, shape)
-    return handle.uniform_frames
+    if not handle.uniform_frames:
+        return False
+    try:
+        return handle.find_colour().matrix in STANDARDS
+    except DecodeError:
+        return False
 
 
 def prefers_dali(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:

@@ -27,7 +27,7 @@ from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
 from energon_dali.samples import Clips
-from tests.av.corpus import VIDEOS, video_file
+from tests.av.corpus import VIDEOS, VideoRecipe, encode_video, video_file
 from tests.decode.dali.video.uneven_videos import UNEVEN, uneven_video
 
 EXACT_FLAGS = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
@@ -78,6 +78,48 @@ def test_frames_colours_and_times_are_those_of_the_file(name: str) -> None:
     if not VIDEOS[name].saturated:  # there PyAV's fast conversion is far from its own exact one
         for ours, theirs in zip(clips.frames.flatten(0, 1), reference.frames.flatten(0, 1), strict=True):
             assert explain_difference(ours.numpy(), theirs.numpy(), CLIPS) is None
+
+
+@pytest.mark.parametrize("size", [(720, 576), (1280, 720)], ids=["576 lines", "720 lines"])
+@pytest.mark.parametrize(("codec", "tag"), [("vp8", None), ("vp8", 1), ("vp9", None), ("vp9", 1), ("vp9", 9),
+                                            ("mjpeg", None), ("mjpeg", 1)])  # fmt: skip
+def test_colours_are_those_of_the_frames_whatever_the_container_says(
+    codec: str, tag: int | None, size: tuple[int, int]
+) -> None:
+    """VP8 and Motion JPEG are BT.601 by definition, VP9 says its matrix in each key frame."""
+    box = "mkv" if codec == "mjpeg" else "webm"
+    data = encode_video(VideoRecipe(codec, box, frames=2, size=size, saturated=True))
+    if tag is not None:
+        data = with_colour_matrix(data, tag)
+    spec = VideoClips(1, 2)
+    ours, theirs = clips_of(data, spec).frames, SampleDecoder(av_decode=spec).stage("webm", data).frames
+    assert ours is not None
+    assert (ours.float() - theirs.float()).abs().mean() < 2  # another matrix is 8 away from it
+
+
+def with_colour_matrix(data: bytes, matrix: int) -> bytes:
+    """Returns a Matroska file whose container declares a colour matrix (AVColorSpace)."""
+    stream = io.BytesIO()
+    with av.open(io.BytesIO(data)) as given, av.open(stream, "w", format="matroska") as made:
+        video: Any = made.add_stream_from_template(given.streams.video[0])
+        video.codec_context.colorspace = matrix
+        for packet in given.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = video
+                made.mux(packet)
+    return stream.getvalue()
+
+
+def test_a_matrix_that_changes_stays_away_from_dali() -> None:
+    data = encode_video(VideoRecipe("vp9", "webm", frames=4, gop=2, colour="bt601"))
+    with av.open(io.BytesIO(data)) as container:
+        (_, second) = [bytes(packet) for packet in container.demux(video=0) if packet.size and packet.is_keyframe]
+    # Frame marker, profile, flags and sync code take 32 bits; the matrix follows in 3.
+    assert data.count(second) == 1
+    assert second[4] >> 5 == 1
+    changed = data.replace(second, second[:4] + bytes([second[4] & 0x1F | 2 << 5]) + second[5:])
+    assert suits_dali_video(handle_of(data), "cpu")
+    assert not suits_dali_video(handle_of(changed), "cpu")
 
 
 @pytest.mark.parametrize("size", [(61, 45), 40, (120, 120)], ids=str)
@@ -177,6 +219,7 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
     good, short = handle_of(video_file(name)), handle_of(video_file(name))
     short.frame_indices = short.frame_indices + 1000
     cut = handle_of(video_file("vp9-webm"))
+    assert suits_dali_video(cut, "cpu")
     cut.data = bytes(cut.data)[: len(cut.data) // 3]
     outcomes = submit_clips(decoder_of(TWO_CLIPS), Device("cpu"), [good, short, good, cut, good]).result(60)
     assert [type(outcome) for outcome in outcomes] == [Decoded, DecodeFailure, Decoded, DecodeFailure, Decoded]
