@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.recorder import FailureRecord
+from energon_dali.error_handlers import LOGGER, log_exception
 from energon_dali.errors import DecodeError, FatalSampleError, SkipSample, WorkerError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ NEVER_HEALS = (
     ReferenceError, NameError, FatalSampleError, WorkerError,
 )  # fmt: skip
 """Errors that the next sample would meet as well: programming errors and a process at its end."""
+
+_TOLD_AGAIN = frozenset(10**power for power in range(3, 12))
+"""At which numbers of failures of one kind the log says so again."""
 
 _DEVICE_ERRORS = (
     "CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error"
@@ -57,8 +61,15 @@ class HookGuard:
         """Ends a run of consecutive failures."""
         self._consecutive = 0
 
+    def skipped(self) -> None:
+        """Counts a sample that the stage dropped on purpose."""
+        self._context.recorder.skip(self.stage)
+
     def failed(self, error: Exception, sample: Any, *, epoch: int = 0) -> None:
         """Counts a failure and returns, so that the caller goes on with the next sample.
+
+        Where the user gave no other error handler, the first failure of a kind (stage, type of the error, line that
+        raised it) is printed in full in each process, and the others are counted.
 
         Args:
             error: What was raised.
@@ -68,13 +79,12 @@ class HookGuard:
         Raises:
             FatalSampleError: The error cannot heal, too many came in a row, or the user's error handler raised
                 StopIteration.
-            Exception: A device error, as it came; or whatever the user's error handler raises.
+            Exception: A device error or a FatalSampleError, as it came; or whatever the user's error handler raises.
         """
         if isinstance(error, SkipSample):
-            self._context.recorder.count("samples.skipped")
-            self._context.recorder.count(f"skipped.{self.stage}")
+            self.skipped()
             return
-        if is_device_error(error):
+        if is_device_error(error) or isinstance(error, FatalSampleError):
             raise error
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(
@@ -85,7 +95,8 @@ class HookGuard:
         sources = sources_of(sample)
         key = key_of(sample)
         first = sources[0] if sources else None
-        self._context.recorder.fail(
+        kind = f"{self.stage}: {type(error).__name__}{_place_of(error)}"
+        nth = self._context.recorder.fail(
             FailureRecord(
                 stage=self.stage,
                 reason=f"{error}" if isinstance(error, DecodeError) else text_of(error),
@@ -93,10 +104,14 @@ class HookGuard:
                 shard=first.shard_name if first else "",
                 key=key,
                 epoch=epoch,
+                kind=kind,
             )
         )
         try:
-            self._handler(error, sample, list(sources) if sources else None)
+            if self._handler is not log_exception or nth == 1:
+                self._handler(error, sample, list(sources) if sources else None)
+            elif nth in _TOLD_AGAIN:
+                LOGGER.error("%s: %d samples were dropped for this so far; the last was %r.", kind, nth, key)
         except StopIteration as end:  # as it is, it would end the epoch in silence
             raise FatalSampleError(
                 f"global_error_handler raised StopIteration for the sample {key!r}, on which {self.stage} had failed. "
@@ -114,6 +129,33 @@ class HookGuard:
                 f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
                 f"sample was {key!r}: {what}. {cure}"
             ) from error
+        self._context.recorder.note_dropped()
+
+
+def check_result(stage: str, result: Any) -> Any:
+    """Returns what a hook returned.
+
+    Args:
+        stage: Name of the hook.
+        result: What it returned.
+
+    Raises:
+        FatalSampleError: It is None, which would reach the trainer in place of a sample or batch.
+    """
+    if result is None:
+        raise FatalSampleError(
+            f"{stage} returned None. It must return the sample or batch that it made: check that each way through it "
+            "ends with a return statement. To drop a sample, raise SkipSample() in it."
+        )
+    return result
+
+
+def _place_of(error: BaseException) -> str:
+    """Returns " at FILE:LINE" of the line that raised an exception; "" where it was never raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
 def text_of(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from types import GeneratorType
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, StreamContext
-from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.hook_guard import HookGuard, check_result
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import FatalSampleError, StateError
 from energon_dali.task_encoder.context import sample_context
@@ -94,6 +94,8 @@ class HookRunner:
                 self._fail(RuntimeError(f"{self._stage} raised StopIteration"), end)
             else:
                 self._guard.succeeded()
+                if self.offset == 0:  # a generator that gives nothing drops its input
+                    self._guard.skipped()
                 self._finish()
             return NOTHING
         except Exception as error:
@@ -108,11 +110,13 @@ class HookRunner:
                     f"{self._stage} returned a generator and is no generator function itself, so that its results "
                     "would not be taken one by one. Write `yield from` in it instead of `return`."
                 )
+            check_result(self._stage, result)
             keys = self._keys
             self._guard.succeeded()
             self._finish()
             self.key = (self._name, index, *keys)
             return set_restore_key(result, self.key)
+        check_result(self._stage, result)
         self.offset += 1
         if self.skip_outputs:
             self.skip_outputs -= 1

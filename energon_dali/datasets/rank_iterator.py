@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of
-from energon_dali.datasets.recorder import Recorder
-from energon_dali.errors import LayoutError, StateError
+from energon_dali.datasets.recorder import Recorder, describe_dropped
+from energon_dali.errors import FatalSampleError, LayoutError, StateError
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockFeed
 
 T = TypeVar("T")
+logger = logging.getLogger("energon_dali.loader")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._begun = False
         self._warm = False
         self._restored: set[int] = set()
+        self._dropped_before = self.recorder.dropped()
 
     def _iterator(self, stream: int) -> StreamIterator[T]:
         iterator = self._iterators.get(stream)
@@ -88,6 +91,8 @@ class RankIterator(Iterator[T], Generic[T]):
         while True:
             running = [stream for stream in self._streams if stream not in self._ended]
             if not running:
+                if not any(self._counts.values()):
+                    self._check_empty_epoch()
                 if self._limit is None or self._given or not any(self._counts.values()):
                     self._end_epoch()
                 # The data ended just where the last virtual epoch did: it begins again, and no epoch is empty.
@@ -121,8 +126,30 @@ class RankIterator(Iterator[T], Generic[T]):
                     if stream not in self._restored:
                         self._feed.start(hand_over.feed_stream(stream), None)
 
+    def _check_empty_epoch(self) -> None:
+        """Judges an epoch that gave nothing.
+
+        Raises:
+            FatalSampleError: Samples were tried, and at least one failed.
+        """
+        dropped = self.recorder.dropped() - self._dropped_before
+        if not dropped:
+            return
+        rank = self._dataset.worker_config.rank
+        what = f"No sample of this epoch arrived on rank {rank}: {describe_dropped(dropped)}."
+        if not any(name.startswith("failed.") for name in dropped):
+            logger.warning("%s Check the condition on which they are skipped.", what)
+            return
+        last = self.recorder.last_failure()
+        example = f" The last was {last.shard}/{last.key}: {last.reason}." if last else ""
+        raise FatalSampleError(
+            f"{what}{example} An empty epoch would look like a finished one, so the run ends here: correct the hook or "
+            "the data. The log shows the first traceback of each kind."
+        )
+
     def _end_epoch(self) -> None:
         self._given = 0
+        self._dropped_before = self.recorder.dropped()
         if len(self._ended) == len(self._streams):
             self._ended.clear()
             self._counts = dict.fromkeys(self._streams, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class FailureRecord:
     """The sample's `__key__`."""
     epoch: int = 0
     """The epoch in which it was dropped."""
+    kind: str = ""
+    """What failures of one cause have in common: the stage, the type of the error, and the line that raised it."""
 
 
 class Recorder:
@@ -37,6 +40,12 @@ class Recorder:
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
+        self._kinds: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._kinds_here: Counter[str] = Counter()
+        self.on_dropped: Callable[[], None] | None = None
+        """Called after each dropped sample, by the thread that dropped it; an exception of it ends the run. What runs
+        without giving a batch is heard and stopped here."""
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter, such as "samples.skipped" or "route.dali-cpu"."""
@@ -48,12 +57,52 @@ class Recorder:
         with self._lock:
             self._seconds[stage] += seconds
 
-    def fail(self, failure: FailureRecord) -> None:
-        """Counts a dropped sample and keeps its name."""
+    def skip(self, stage: str) -> None:
+        """Counts a sample that a stage dropped on purpose."""
+        with self._lock:
+            self._counts["samples.skipped"] += 1
+            self._counts[f"skipped.{stage}"] += 1
+            self._dropped[f"skipped.{stage}"] += 1
+        self.note_dropped()
+
+    def fail(self, failure: FailureRecord) -> int:
+        """Counts a failed sample and keeps its name; returns how many of its kind failed in this process so far."""
         with self._lock:
             self._counts["samples.failed"] += 1
             self._counts[f"failed.{failure.stage}"] += 1
+            self._dropped[f"failed.{failure.stage}"] += 1
             self._failures.append(failure)
+            self._kinds[failure.kind] += 1
+            self._kinds_here[failure.kind] += 1
+            return self._kinds_here[failure.kind]
+
+    def note_dropped(self) -> None:
+        """Calls `on_dropped`, if there is one.
+
+        Raises:
+            Exception: Whatever it raises.
+        """
+        if self.on_dropped is not None:
+            self.on_dropped()
+
+    def dropped(self) -> Counter[str]:
+        """Returns how many samples each stage dropped since the beginning, drained or not.
+
+        Returns:
+            Counts by "skipped.STAGE" and "failed.STAGE".
+        """
+        with self._lock:
+            return self._dropped.copy()
+
+    def failure_kinds(self) -> dict[str, int]:
+        """Returns how many samples failed for each kind of failure (see `FailureRecord.kind`), since the last drain."""
+        with self._lock:
+            return dict(self._kinds)
+
+    def last_failure(self) -> FailureRecord | None:
+        """Returns the last failure that was not drained; None if there is none."""
+        with self._lock:
+            return self._failures[-1] if self._failures else None
 
     def drain(self) -> dict[str, Any] | None:
         """Returns what came since the last drain as plain values, and forgets it; None if nothing came."""
@@ -64,14 +113,21 @@ class Recorder:
                 "counts": dict(self._counts),
                 "seconds": dict(self._seconds),
                 "failures": [asdict(failure) for failure in self._failures],
+                "kinds": dict(self._kinds),
             }
             self._counts.clear()
             self._seconds.clear()
             self._failures.clear()
+            self._kinds.clear()
             return record
 
-    def merge(self, record: dict[str, Any] | None) -> None:
-        """Adds what another process drained."""
+    def merge(self, record: dict[str, Any] | None, *, again: bool = False) -> None:
+        """Adds what another process drained.
+
+        Args:
+            record: What `drain` returned.
+            again: It was drained here, and is put back.
+        """
         if record is None:
             return
         with self._lock:
@@ -79,6 +135,10 @@ class Recorder:
             for stage, seconds in record["seconds"].items():
                 self._seconds[stage] += seconds
             self._failures.extend(FailureRecord(**failure) for failure in record["failures"])
+            self._kinds.update(record["kinds"])
+            if not again:
+                dropped = ("skipped.", "failed.")
+                self._dropped.update({name: n for name, n in record["counts"].items() if name.startswith(dropped)})
 
     def snapshot(self) -> dict[str, Any]:
         """Returns everything so far as plain values, without forgetting it."""
@@ -87,4 +147,21 @@ class Recorder:
                 "counts": dict(self._counts),
                 "seconds": dict(self._seconds),
                 "failures": [asdict(failure) for failure in self._failures],
+                "kinds": dict(self._kinds),
             }
+
+
+def describe_dropped(dropped: Counter[str]) -> str:
+    """Returns counts of dropped samples as a phrase: "30 failed in decode and 12,000 were skipped by encode_sample".
+
+    Args:
+        dropped: As `Recorder.dropped` gives them, or a difference of two; "" where it holds none.
+    """
+    phrases = []
+    for name, count in sorted(dropped.items()):
+        way, _, stage = name.partition(".")
+        if way == "failed":
+            phrases.append(f"{count:,} failed in {stage}")
+        else:
+            phrases.append(f"{count:,} {'was' if count == 1 else 'were'} skipped by {stage}")
+    return " and ".join(phrases)

@@ -15,6 +15,7 @@ from energon_dali.cache import CachePool, pool_context
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.recorder import Recorder
+from energon_dali.error_handlers import LOGGER
 from energon_dali.errors import ConfigError
 from energon_dali.loader.delivery import Delivery
 from energon_dali.loader.delivery_setup import DeliverySetup, open_delivery, wants_decode_process
@@ -100,10 +101,12 @@ class BasicDataLoader(Generic[T]):
         self._start_method = check_start_method(start_method)
         self._pins = wants_pinning(pin_memory)
         self._decode_process = wants_decode_process(decode_process, self._tree)
-        self._watchdog = Watchdog(
-            watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout
-        )
         self._recorder = Recorder()
+        self._watchdog = Watchdog(
+            watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
+            recorder=self._recorder,
+        )  # fmt: skip
+        self._failures_told = 0
         self._clock = TrainerClock()
         self._ranges = _Ranges()
         self._delivery: Delivery | None = None
@@ -139,6 +142,7 @@ class BasicDataLoader(Generic[T]):
             except StopIteration:
                 self._epoch, self._given = self._epoch + 1, 0
                 self._note_closed(delivery)
+                self._sum_up_failures()
                 raise
             except BaseException:
                 self.close()
@@ -188,6 +192,17 @@ class BasicDataLoader(Generic[T]):
             end()
         if self._cache_share is not None and self._cache_share is not self._cache_pool:
             self._cache_share.close()
+        self._sum_up_failures()
+
+    def _sum_up_failures(self) -> None:
+        """Logs how many samples failed in which way, where more did than were printed."""
+        kinds = self._recorder.failure_kinds()
+        total = sum(kinds.values())
+        if total == self._failures_told or max(kinds.values()) == 1:
+            return
+        self._failures_told = total
+        rows = [f"{count:,} x {kind}" for kind, count in sorted(kinds.items(), key=lambda row: -row[1])]
+        LOGGER.error("%s samples were dropped so far because of failures:\n%s", f"{total:,}", "\n".join(rows))
 
     def __enter__(self) -> BasicDataLoader[T]:
         return self

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from energon_dali.errors import WorkerError
 from energon_dali.loader.rank_stream import RankStream, Seal
-from energon_dali.loader.watchdog import WaitMonitor, Watchdog
+from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import State
@@ -69,6 +69,7 @@ class DirectDelivery:
         self._monitor = WaitMonitor(watchdog) if pool is None else None
         self._state = rank.state_dict()
         self._busy = self._closed = False
+        rank.recorder.on_dropped = self._check_open
 
     def next(self) -> Any:
         self._busy = True
@@ -76,6 +77,10 @@ class DirectDelivery:
             if self._closed:
                 raise WorkerError(_CLOSED)
             return self._take()
+        except WaitExpired as expired:
+            assert self._monitor is not None
+            assert self._monitor.error is not None
+            raise self._monitor.error from expired
         finally:
             self._busy = False
             if self._closed:
@@ -100,6 +105,11 @@ class DirectDelivery:
         self._state = self._rank.state_dict()
         self._watchdog.fed()
         return element
+
+    def _check_open(self) -> None:
+        """Ends a wait in which all samples are dropped, where a signal handler or another thread closed."""
+        if self._closed:
+            raise WorkerError(_CLOSED)
 
     def state(self) -> State:
         return self._state
@@ -139,6 +149,7 @@ class ThreadedDelivery:
         self._state = rank.state_dict()
         self._depth = depth
         self._line = _Line(depth)
+        rank.recorder.on_dropped = self._line.check_open
         self._stream = RankStream()
         self._ended = False
         self._failure: BaseException | None = None
@@ -211,6 +222,11 @@ class _Line:
         self.stopped = False
         for _ in range(depth):
             self.room.put(True)
+
+    def check_open(self) -> None:
+        """Ends the thread where it would drop samples without end after the loader was closed."""
+        if self.stopped:
+            raise WorkerError(_CLOSED)
 
     def stop(self) -> None:
         self.stopped = True

@@ -37,6 +37,8 @@ class LoaderStatistics:
     """All other counters."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     """The last samples that were dropped, by dataset, shard and key."""
+    failure_kinds: dict[str, int] = field(default_factory=dict)
+    """How many samples failed, by stage, type of the error and line that raised it."""
     gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
     """GPU memory of this process as torch sees it: allocated, reserved and their peaks; empty without CUDA."""
 
@@ -63,6 +65,7 @@ class LoaderStatistics:
             "blend": {name: dict(row) for name, row in self.blend.items()},
             "counts": dict(self.counts),
             "failures": list(self.failures),
+            "failure_kinds": dict(self.failure_kinds),
             "gpu_memory_bytes": dict(self.gpu_memory_bytes),
         }
 
@@ -83,6 +86,7 @@ class LoaderStatistics:
         rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]
         rows += [(name, str(count)) for name, count in sorted(self.counts.items())]
         rows += [(f"GPU memory {name}", f"{size / 2**20:.0f} MiB") for name, size in self.gpu_memory_bytes.items()]
+        rows += [(f"failed {count} times", kind) for kind, count in sorted(self.failure_kinds.items())]
         for failure in self.failures[-_SHOWN_FAILURES:]:
             rows.append((f"failed in {failure['stage']}", f"{failure['shard']}/{failure['key']}: {failure['reason']}"))
         width = max(len(name) for name, _ in rows)
@@ -135,6 +139,7 @@ class TrainerClock:
             blend=take_shares(counts),
             counts=counts,
             failures=record["failures"],
+            failure_kinds=record["kinds"],
             gpu_memory_bytes=_gpu_memory(),
         )
 

@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 
+from energon_dali.datasets.recorder import Recorder, describe_dropped
 from energon_dali.errors import ConfigError, WatchdogTimeoutError
 
 logger = logging.getLogger("energon_dali.loader")
@@ -23,6 +25,7 @@ class Watchdog:
         initial_timeout_seconds: The same for the first batch; None is `timeout_seconds`.
         fail_on_timeout: Raise instead of warning.
         show_workers: Makes worker processes print their stacks.
+        recorder: Knows how many samples were dropped, for the message.
 
     Raises:
         ConfigError: A timeout is not positive.
@@ -35,6 +38,7 @@ class Watchdog:
         *,
         fail_on_timeout: bool,
         show_workers: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         for name, seconds in (
             ("watchdog_timeout_seconds", timeout_seconds),
@@ -48,6 +52,8 @@ class Watchdog:
         self._initial = initial_timeout_seconds if initial_timeout_seconds is not None else timeout_seconds
         self._fail = fail_on_timeout
         self.show_workers = show_workers
+        self._recorder = recorder or Recorder()
+        self._dropped: Counter[str] = Counter()
         self._first = True
         self._complained = False
 
@@ -59,6 +65,7 @@ class Watchdog:
     def fed(self) -> None:
         """Notes that a batch came."""
         self._first = self._complained = False
+        self._dropped = self._recorder.dropped()
 
     def check(self, waited_seconds: float) -> None:
         """Complains, once per wait, if a wait is too long.
@@ -76,15 +83,28 @@ class Watchdog:
         if limit is None or waited_seconds < limit or self._complained:
             return None
         self._complained = True
-        message = (
-            f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. The stacks below show where "
-            "the threads of this process stand; workers print theirs to standard error. If a long wait is normal here, "
-            "raise watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for the first batch)."
+        dropped = describe_dropped(self._recorder.dropped() - self._dropped)
+        told = f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
+        if dropped:
+            told += f"Of the samples since the last batch, {dropped}: if all are, correct the hook or filter. "
+        told += (
+            "If a long wait is normal here, raise watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for "
+            "the first batch)."
         )
-        logger.warning("%s\n%s", message, stacks())
+        logger.warning(
+            "%s The stacks of all threads of this process follow; workers print theirs to standard error.\n%s",
+            told, stacks(),
+        )  # fmt: skip
         if self.show_workers is not None:
             self.show_workers()
-        return WatchdogTimeoutError(message) if self._fail else None
+        return WatchdogTimeoutError(f"{told} The log shows the stacks of all threads.") if self._fail else None
+
+
+class WaitExpired(BaseException):
+    """Interrupts a thread whose wait took too long.
+
+    Not an Exception: a hook or a reader would take that for a bad sample, and go on.
+    """
 
 
 class WaitMonitor:
@@ -94,11 +114,17 @@ class WaitMonitor:
         watchdog: Judges the waits.
     """
 
+    error: WatchdogTimeoutError | None = None
+    """Why a wait was interrupted."""
+
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
         self._since: tuple[float, int] | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._interrupted = False
+        # Re-entrant: a signal handler in the middle of a wait may ask for a batch as well.
+        self._lock = threading.RLock()
 
     def begin(self) -> None:
         """Notes that the calling thread begins to wait."""
@@ -112,8 +138,12 @@ class WaitMonitor:
             self._thread = thread
 
     def end(self) -> None:
-        """Notes that the wait is over."""
-        self._since = None
+        """Notes that the wait is over: from now on nothing interrupts the thread any more."""
+        with self._lock:
+            since, self._since = self._since, None
+            if self._interrupted and since is not None:
+                self._interrupted = False
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(since[1]), None)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -136,21 +166,17 @@ class WaitMonitor:
                 continue
             told = since
             error = self._watchdog.judge(waited)
-            if error is not None and self._since == since:
-                # The only way into another thread: it is raised there at the next line of Python.
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(since[1]), ctypes.py_object(_ElsewhereTimeoutError)
-                )
-
-
-class _ElsewhereTimeoutError(WatchdogTimeoutError):
-    """Raised in a waiting thread by the monitor, which cannot give arguments along."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "No batch came for longer than the watchdog allows (watchdog_timeout_seconds); the log shows where every "
-            "thread stood. Raise the timeout, or leave fail_on_timeout out to be warned only."
-        )
+            while error is not None:
+                with self._lock:
+                    if self._since is not since:
+                        break
+                    self.error, self._interrupted = error, True
+                    # The only way into another thread: it is raised there at the next line of Python.
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(since[1]), ctypes.py_object(WaitExpired)
+                    )
+                if stop.wait(1.0):  # once more where a bare `except:` of a hook took it
+                    return
 
 
 def stacks() -> str:

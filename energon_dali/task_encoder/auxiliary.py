@@ -9,7 +9,7 @@ from zlib import crc32
 
 from energon_dali.cache import DecodeFileStore, FileStore, PrimaryFileStore, active_pool
 from energon_dali.cache.decode_file_store import FileStoreDecoder, StagingDecoder
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, FatalSampleError
 from energon_dali.samples import CrudeSample
 from energon_dali.task_encoder.cooking import Cooker
 
@@ -113,16 +113,28 @@ def seed_of(sample: Mapping[str, Any]) -> int:
 
 def cook_one(auxiliaries: Auxiliaries, sample: CrudeSample) -> Any:
     """Returns what a cooker makes of a crude sample."""
-    return auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample))
+    return _made(auxiliaries, auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample)))
 
 
 def cook_each(auxiliaries: Auxiliaries, sample: CrudeSample) -> Iterator[Any]:
     """Yields what a cooker that is a generator function makes of a crude sample."""
     made = auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample))
-    if inspect.isgenerator(made):
-        yield from made
-    else:
-        yield made
+    for result in made if inspect.isgenerator(made) else (made,):
+        yield _made(auxiliaries, result)
+
+
+def _made(auxiliaries: Auxiliaries, result: Any) -> Any:
+    """Returns what a cooker made.
+
+    Raises:
+        FatalSampleError: It is None.
+    """
+    if result is None:
+        raise FatalSampleError(
+            f"The cooker {name_of(auxiliaries.cooker)} returned None. It must return the sample that it made: check "
+            "that each way through it ends with a return statement. To drop a sample, raise SkipSample() in it."
+        )
+    return result
 
 
 def name_of(cooker: Cooker[Any]) -> str:

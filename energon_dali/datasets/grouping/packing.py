@@ -11,7 +11,7 @@ from energon_dali.datasets.base import SavableDataset, State, StreamContext, Str
 from energon_dali.datasets.decode_stage import decode_elements
 from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard, check_result
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key, freeze_key, restored
 from energon_dali.decode import Decoder
@@ -247,7 +247,7 @@ class _PackingIterator(StreamIterator[Any]):
             if self._dataset.sample_encoder is not None:
                 try:
                     with sample_context(index, self._seed):
-                        sample = self._dataset.sample_encoder(sample)
+                        sample = check_result(self._encode_guard.stage, self._dataset.sample_encoder(sample))
                 except Exception as error:
                     self._encode_guard.failed(error, original)
                     continue

@@ -80,6 +80,7 @@ class _FilterIterator(StreamIterator[Any]):
             self._guard.succeeded()
             if wanted:
                 return element
+            self._guard.skipped()
 
     def last_key(self, element: Any) -> Key:
         return self._inner.last_key(element)

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from energon_dali.datasets.recorder import Recorder
 from energon_dali.loader.delivery import ThreadedDelivery
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class RemoteRank:
 
     def __init__(self, process: DecodeProcess, first_state: Callable[[], State]) -> None:
         self._process = process
+        self.recorder = Recorder()
+        """Nothing is dropped on this side."""
         self._state: Callable[[], State] | State | bytes = first_state
 
     def __iter__(self) -> RemoteRank:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.loader.decode_process.batch import Extent
-from energon_dali.loader.workers.messages import Codec, StreamFailed
+from energon_dali.loader.workers.messages import Codec, StillAtWork, StreamFailed
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -94,4 +94,4 @@ class Farewell:
     record: dict[str, Any] | None
 
 
-CODEC = Codec((Wanted, BatchSent, EpochEnded, StreamFailed, Farewell))
+CODEC = Codec((Wanted, BatchSent, EpochEnded, StreamFailed, Farewell, StillAtWork))

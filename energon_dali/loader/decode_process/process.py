@@ -23,7 +23,7 @@ from energon_dali.loader.workers.channel import Channel
 from energon_dali.loader.workers.failure import rebuild_error, task_error
 from energon_dali.loader.workers.handle import end_process, how_it_ended
 from energon_dali.loader.workers.launch import launch
-from energon_dali.loader.workers.messages import StreamFailed
+from energon_dali.loader.workers.messages import StillAtWork, StreamFailed
 from energon_dali.loader.workers.task_pickle import pickle_task
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class DecodeProcess:
             self._recorder.merge(pickle.loads(source[first : first + size]))
         else:
             self._recorder.merge(message.record)
+        if isinstance(message, StillAtWork):
+            return
         self._waiting.append((message, payload))
 
     def _wait(self) -> None:

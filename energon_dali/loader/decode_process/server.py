@@ -13,6 +13,8 @@ from energon_dali.loader.decode_process.batch import pack_batch
 from energon_dali.loader.decode_process.messages import CODEC, BatchSent, EpochEnded, Farewell, Wanted
 from energon_dali.loader.workers.failure import failed_stream
 from energon_dali.loader.workers.lifeline import calm_down, die_with, seed_generators
+from energon_dali.loader.workers.messages import StillAtWork
+from energon_dali.loader.workers.report import DropReport
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import State
@@ -106,6 +108,7 @@ class DecodeServer:
         self._room = 0
         self._ended = False
         self._failed = False
+        self._report = DropReport(channel, self._recorder, lambda record: CODEC.encode(StillAtWork(record)))
 
     def serve(self) -> None:
         """Runs until the trainer hangs up; after it said that it wants to stop only for the sake of its GPU memory.
@@ -142,6 +145,9 @@ class DecodeServer:
             )  # fmt: skip
         except Exception as error:
             self._fail(error)
+            return
+        if self._rank.pool is not None:
+            self._rank.pool.on_wait = lambda waited_seconds: self._report.tell()
 
     def _heard(self, *, wait: bool) -> bool:
         """Takes note of all that the trainer said; returns False if it wants to stop."""
@@ -166,6 +172,7 @@ class DecodeServer:
         """Makes a batch and sends it, or what came in its place."""
         assert self._rank is not None
         rank = self._rank.iterator
+        self._report.begin()
         try:
             data, descriptors = self._encoded(next(rank), rank.state_dict)
         except StopIteration:

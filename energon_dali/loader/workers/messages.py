@@ -75,6 +75,14 @@ class BlockSent:
 
 
 @dataclass(slots=True, eq=False)
+class StillAtWork:
+    """No block or batch is done yet, but samples were tried: what became of them."""
+
+    record: dict[str, Any] | None
+    """What the recorder drained."""
+
+
+@dataclass(slots=True, eq=False)
 class StreamFailed:
     """A stream ended with an exception."""
 
@@ -89,7 +97,7 @@ class StreamFailed:
     record: dict[str, Any] | None
 
 
-Message = StartStream | Progress | BlockSent | StreamFailed
+Message = StartStream | Progress | BlockSent | StreamFailed | StillAtWork
 
 _LENGTH_BYTES = 4
 
@@ -120,7 +128,7 @@ class Codec:
         return self._kinds[kind](*values), payload
 
 
-_CODEC = Codec((StartStream, Progress, BlockSent, StreamFailed))
+_CODEC = Codec((StartStream, Progress, BlockSent, StreamFailed, StillAtWork))
 
 
 def encode(message: Message, payload: bytes | bytearray = b"") -> bytes:

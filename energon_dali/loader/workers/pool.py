@@ -17,7 +17,7 @@ from energon_dali.loader.workers.failure import task_error
 from energon_dali.loader.workers.fed_stream import FedStream
 from energon_dali.loader.workers.handle import WorkerHandle, end_workers
 from energon_dali.loader.workers.launch import StartMethod, check_start_method, launch
-from energon_dali.loader.workers.messages import BlockSent, StartStream, StreamFailed, WorkerTask
+from energon_dali.loader.workers.messages import BlockSent, StartStream, StillAtWork, StreamFailed, WorkerTask
 from energon_dali.loader.workers.task_pickle import pickle_task
 
 if TYPE_CHECKING:
@@ -239,6 +239,8 @@ class WorkerPool:
             self._recorder.merge(message.record)
             if not self._streams[message.stream].accept(message, payload) and message.arena >= 0:
                 worker.progress.unseen_arenas.append(message.arena)
+        elif isinstance(message, StillAtWork):
+            self._recorder.merge(message.record)
         elif isinstance(message, StreamFailed):
             self._recorder.merge(message.record)
             if message.stream < 0:

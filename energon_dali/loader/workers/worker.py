@@ -13,6 +13,7 @@ from energon_dali.loader.workers.channel import Channel
 from energon_dali.loader.workers.failure import failed_stream
 from energon_dali.loader.workers.lifeline import calm_down, die_with, seed_generators
 from energon_dali.loader.workers.messages import BlockSent, Progress, StartStream, WorkerTask
+from energon_dali.loader.workers.report import DropReport
 from energon_dali.loader.workers.transport import pack
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class WorkerServer:
         self._recorder: Recorder = Recorder()
         self._arenas = ArenaStore(task.spare_arenas)
         self._streams: dict[int, _Stream] = {}
+        self._report = DropReport(
+            channel, self._recorder, lambda record: messages.encode(messages.StillAtWork(record))
+        )
 
     def serve(self) -> None:
         """Runs until the rank hangs up.
@@ -166,6 +170,7 @@ class WorkerServer:
 
     def _produce(self, number: int) -> None:
         stream = self._streams[number]
+        self._report.begin()
         try:
             block = stream.iterator.next_block()
             stream.credits -= 1
