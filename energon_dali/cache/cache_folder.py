@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -11,16 +9,13 @@ import threading
 from pathlib import Path
 
 from energon_dali.errors import StorageError
+from energon_dali.shards.storage.owned_folder import OwnedFolder, remove_stale
 
 PREFIX = "energon-dali-cache-"
-LOCK = "owner.lock"
 
 
 class CacheFolder:
-    """A folder that is removed when its owner lets it go, and by the next owner beside it if that was killed.
-
-    The owner holds a lock on a file in it. The kernel lets go of the lock when the process ends, however it ends, so a
-    folder whose lock is free belongs to nobody.
+    """A folder that is removed when its owner lets it go, and by the next owner next to it if that was killed.
 
     Args:
         parent: Folder in which to make it; made if it is not there. Folders of dead processes in it are removed.
@@ -30,26 +25,19 @@ class CacheFolder:
     """
 
     def __init__(self, parent: Path) -> None:
+        remove_stale(parent, PREFIX)
         try:
-            parent.mkdir(parents=True, exist_ok=True)
-            remove_stale(parent)
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            unlocked = self.path / "new.lock"
-            self._lock = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unlocked.rename(self.path / LOCK)  # nobody ever sees it under this name without its lock
+            self._folder = OwnedFolder(parent, PREFIX)
         except OSError as error:
             raise StorageError(
                 f"No cache folder can be made in {parent}: {error}. Give parent_cache_dir a folder on a local disk "
                 "that may be written to."
             ) from error
+        self.path = self._folder.path
 
     def remove(self) -> None:
         """Removes the folder with everything in it; may be called again."""
-        if self._lock >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+        self._folder.remove()
 
 
 class ProcessFolder:
@@ -125,26 +113,3 @@ class ProcessFolder:
                     shutil.rmtree(path, ignore_errors=True)
             if self._own is not None:
                 self._own.remove()
-
-
-def remove_stale(parent: Path) -> None:
-    """Removes the folders in `parent` that this user's dead processes left."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            status = folder.lstat()
-            if status.st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
-                _remove_if_stale(folder)
-
-
-def _remove_if_stale(folder: Path) -> None:
-    """Removes a folder whose lock nobody holds.
-
-    Raises:
-        OSError: Somebody holds it, or it has none (yet).
-    """
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from energon_dali.cli.failure import told_to_user
 from energon_dali.diagnosis import ThisHost, WantedDevice, diagnose
+from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import write_atomically
 
 
@@ -29,6 +29,8 @@ def doctor(wanted: WantedDevice, json_file: Path | None) -> None:
     for line in diagnosis.lines():
         click.echo(line)
     if json_file is not None:
-        with told_to_user():
+        try:
             write_atomically(json_file, (json.dumps(diagnosis.to_json(), indent=1) + "\n").encode())
+        except StorageError as error:
+            raise click.ClickException(f"--json {json_file} cannot be written. {error}") from error
     sys.exit(not diagnosis.works)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def prepare(path: str, **given: object) -> None:
         ratio = None if options.split_parts else parse_ratio(_ratio_text(options))
         result = _run(root, shards, ratio, options)
         _report_unreadable(root, result.unreadable, options)
+        _report_split(result, ratio)
         _write_config(root, result, options)
         click.echo(f"Done. Prepared {sum(result.shard_counts.values()):,} samples.")
 
@@ -174,6 +176,25 @@ def _run(
     click.echo("Keys are not unique. Writing the shards anew, with the name of its shard before each key.")
     prefix_keys(root, shards, num_workers=workers)
     return attempt()
+
+
+def _report_split(result: PrepareResult, ratio: dict[str, float] | None) -> None:
+    """Says how many samples each part of the split has, and warns of parts that were asked for and have none."""
+    click.echo("Split into whole shards:")
+    for part, shards in result.split_parts.items():
+        click.echo(f"- {part}: {result.split_samples[part]:,} samples in {len(shards):,} shards")
+    empty = [part for part, count in result.split_samples.items() if not count and (ratio is None or ratio[part] > 0)]
+    if empty and ratio is not None:
+        shares = [share for share in ratio.values() if share > 0]
+        needed = math.ceil(sum(shares) / min(shares))
+        click.echo(
+            f"Warning: {' and '.join(empty)} got no sample. A split takes whole shards, and there are "
+            f"{len(result.shard_counts)}: this ratio needs about {needed} shards. Write more and smaller shards, "
+            "choose another ratio, or name the shards of each part with --split-parts.",
+            err=True,
+        )
+    elif empty:
+        click.echo(f"Warning: {' and '.join(empty)} got no sample.", err=True)
 
 
 def _report_unreadable(root: StoragePath, unreadable: list[UnreadablePart], options: PrepareOptions) -> None:

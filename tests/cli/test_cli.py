@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 from energon_dali import __version__
 from energon_dali.cli.main import main
 from energon_dali.decode.headers.label import unpack_header
-from energon_dali.shards import WebdatasetFolder
+from energon_dali.shards import ShardReader, WebdatasetFolder
 from tests.shards.tars import captions, jpeg, write_tar
 
 
@@ -208,3 +209,56 @@ def test_what_cannot_work_is_said(tmp_path: Path, words: tuple[str, ...], messag
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "is no folder" in run("prepare", tmp_path / "x").output
     assert "is no folder" in run("info", tmp_path / "x").output
+
+
+def test_the_samples_of_each_part_are_shown_and_an_empty_part_is_warned_of(tmp_path: Path) -> None:
+    captions(tmp_path, shards=4)
+    shown = ok("prepare", tmp_path, *QUIET, "--split-ratio", "8,1,1")
+    assert "- train: 12 samples in 3 shards" in shown
+    assert "- val: 0 samples in 0 shards" in shown
+    assert "Warning: val got no sample." in shown
+    assert "about 10 shards" in shown
+    enough = ok("prepare", tmp_path, *QUIET, "--split-ratio", "2,1,1", "--force-overwrite")
+    assert "- val: 4 samples in 1 shards" in enough
+    assert "Warning" not in enough
+    assert "Warning" not in ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0", "--force-overwrite")
+
+
+def test_a_part_that_is_empty_because_its_samples_are_excluded(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"good.jpg": jpeg(8, 8), "bad.jpg": b"text", "bad.png": b"text"})
+    write_tar(tmp_path / "b.tar", {"worse.jpg": b"text"})
+    parts = ("--split-parts", "train:a", "--split-parts", "val:b", "--exclude-unreadable")
+    shown = ok("prepare", tmp_path, *QUIET, *parts)
+    assert "- train: 1 samples in 1 shards" in shown
+    assert "Warning: val got no sample." in shown
+
+
+def test_a_folder_of_pictures_is_told_how_to_become_shards(tmp_path: Path) -> None:
+    folder = tmp_path / "my pictures"
+    for name in ("cat.jpg", "cat.txt", "cat-2.jpg", "cat-2.txt", "dogs/dog.jpg", ".hidden"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(jpeg(8, 8) if name.endswith("jpg") else b"text")
+    refused = run("prepare", folder, *QUIET, "--split-ratio", "1,0,0")
+    assert refused.exit_code == 1
+    command = next(line for line in refused.output.splitlines() if "tar -cf" in line)
+    subprocess.run(command, shell=True, check=True)
+    shards = tmp_path / "my pictures-shards"
+    assert f"energon-dali prepare '{shards}'" in refused.output
+    ok("prepare", shards, *QUIET, "--split-ratio", "1,0,0")
+    reader = ShardReader(WebdatasetFolder(str(shards)))
+    found = {sample.key: sorted(sample.parts) for sample in reader.read([0] * 3, [0, 1, 2])}
+    reader.close()
+    assert found == {"cat-2": ["jpg", "txt"], "cat": ["jpg", "txt"], "dogs/dog": ["jpg"]}
+
+
+@pytest.mark.parametrize("command", ["prepare", "info", "lint", "prepare-media"])
+def test_an_empty_path_and_that_of_what_was_prepared(tmp_path: Path, command: str) -> None:
+    captions(tmp_path)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    words = {"prepare": [*QUIET, "--split-ratio", "1,0,0"], "prepare-media": ["--media-metadata-by-header"]}
+    empty = run(command, "", *words.get(command, []))
+    assert empty.exit_code != 0
+    assert "The path is empty" in empty.output
+    inner = run(command, tmp_path / ".nv-meta", *words.get(command, []))
+    assert inner.exit_code != 0
+    assert f"Give the dataset it belongs to: {tmp_path}" in inner.output

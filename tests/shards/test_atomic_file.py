@@ -116,3 +116,9 @@ def test_links_are_followed_and_pipes_stay_pipes(tmp_path: Path) -> None:
     reader.join(60)
     assert read == [b"through"]
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_too(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file/sub/name: Not a directory"):
+        write_atomically(tmp_path / "file" / "sub" / "name", b"")

@@ -193,12 +193,17 @@ def test_an_index_of_the_same_samples_keeps_its_identity(tmp_path: Path) -> None
     changed = prepared()
     assert changed != first, "a key is another, at the same place"
     extents.unlink()
-    without = prepared()
-    assert without != changed, "nothing says that the samples are the same"
-    uuid_file.write_text("of another program")
-    assert prepared() not in (without, "of another program")
+    assert prepared() == changed, "index.sqlite says that the samples are the same"
     extents.write_bytes(extents.read_bytes()[:-8])
-    assert len(prepared()) == 36
+    assert prepared() == changed, "the same"
+    assert prepared(check_part=lambda name, data: PartFacts("any", 1, 1)) == changed, "facts of media are no samples"
+    uuid_file.write_text("of another program")
+    assert prepared() == "of another program", "index.sqlite is of the program that wrote last"
+    extents.unlink()
+    (tmp_path / ".nv-meta" / "index.sqlite").unlink()
+    assert len(prepared()) == 36, "nothing says that the samples are the same"
+    uuid_file.write_text("\x1b" * 100)
+    assert len(prepared()) == 36, "no identity that could be stored"
     assert prepared(shards=["shard_1.tar", "shard_0.tar", "shard_2.tar"]) != prepared()
 
 

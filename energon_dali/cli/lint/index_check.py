@@ -23,7 +23,7 @@ def check_index(folder: WebdatasetFolder, number: int) -> Iterator[Flaw]:
         number: Number of the shard.
     """
     name = folder.shard_names[number]
-    scan = index_shard(ShardJob(folder.root, write_tar_index=False), name)
+    scan = index_shard(ShardJob(folder.root), name)
     if scan.error:
         yield Flaw(name, "", scan.error)
         return

@@ -27,9 +27,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from energon_dali.errors import DatasetFormatError
+from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards.index.extents import ShardExtents
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.backend import RangeReader
 
 MAGIC = b"EDEXT001"
@@ -47,11 +48,16 @@ class ExtentFileWriter:
 
     Args:
         path: Local file to write.
+
+    Raises:
+        StorageError: It cannot be written; from all methods.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb")
-        self._file.write(bytes(_HEADER.size))
+        self._path = path
+        with writing(path):
+            self._file: BinaryIO = path.open("wb")
+            self._file.write(bytes(_HEADER.size))
         self._lines = bytearray()
 
     def add(self, section: bytes, names: bytes, num_samples: int, num_parts: int, shard_bytes: int) -> None:
@@ -64,27 +70,23 @@ class ExtentFileWriter:
             num_parts: Parts in the shard.
             shard_bytes: Size of the tar in bytes.
         """
-        offset = self._file.tell()
-        self._file.write(section)
-        self._file.write(names)
-        self._file.write(bytes(-(len(section) + len(names)) % 8))
+        with writing(self._path):
+            offset = self._file.tell()
+            self._file.write(section)
+            self._file.write(names)
+            self._file.write(bytes(-(len(section) + len(names)) % 8))
         crc = zlib.crc32(names, zlib.crc32(section))
         self._lines += _LINE.pack(offset, len(section), len(names), num_samples, num_parts, shard_bytes, crc, 0)
 
-    @property
-    def table(self) -> bytes:
-        """The lines of the shards so far; equal lines, by their CRC, are of equal sections."""
-        return bytes(self._lines)
-
     def finish(self, uuid: str, shard_counts: Mapping[str, int]) -> None:
         """Writes the table and the header."""
-        table = self._file.tell()
-        self._file.write(self._lines)
-        size = self._file.tell()
-        self._file.seek(0)
-        self._file.write(
-            _HEADER.pack(MAGIC, uuid.encode(), len(shard_counts), table, size, digest_of_counts(shard_counts))
-        )
+        digest = digest_of_counts(shard_counts)
+        with writing(self._path):
+            table = self._file.tell()
+            self._file.write(self._lines)
+            size = self._file.tell()
+            self._file.seek(0)
+            self._file.write(_HEADER.pack(MAGIC, uuid.encode(), len(shard_counts), table, size, digest))
 
     def __enter__(self) -> ExtentFileWriter:
         return self
@@ -92,7 +94,12 @@ class ExtentFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        try:
+            with writing(self._path):
+                self._file.close()
+        except StorageError:
+            if error is None:  # what could not be written before is tried again
+                raise
 
 
 def pack_names(part_names: list[str], formats: list[str]) -> bytes:
@@ -129,11 +136,6 @@ class ExtentFile:
         fd = getattr(self._reader, "fd", None)
         if fd is not None:
             self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-
-    @property
-    def table(self) -> bytes:
-        """The lines of all shards, as `ExtentFileWriter.table` gives them."""
-        return self._table
 
     def shard(self, index: int) -> ShardExtents:
         """Returns the extents of a shard; views of the mapped file where it is local.

@@ -131,29 +131,11 @@ class ExtentIndex:
                 "`energon-dali prepare %s`.",
                 meta / EXTENTS_NAME, UUID_NAME, shlex.quote(str(self.root)),
             )  # fmt: skip
-        sqlite = self._open_sqlite(meta / SQLITE_NAME)
+        sqlite = open_sqlite(meta / SQLITE_NAME)
         if sqlite is not None:
             self._sqlite = sqlite
             return "sqlite"
         return "tar"
-
-    def _open_sqlite(self, path: StoragePath) -> SqliteIndex | None:
-        if path.is_local:
-            if not path.is_file():
-                return None
-            index = SqliteIndex(path.local)
-        else:
-            with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
-                copy = Path(folder) / SQLITE_NAME
-                try:
-                    path.copy_to(copy)
-                except FileNotFoundError:
-                    return None
-                index = SqliteIndex(copy)  # stays open after its name is gone
-        if index.has_parts:
-            return index
-        index.close()
-        return None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root, "shard_counts": self.shard_counts}
@@ -163,6 +145,31 @@ class ExtentIndex:
 
     def __repr__(self) -> str:
         return f"ExtentIndex({self.root}, {len(self._names)} shards)"
+
+
+def open_sqlite(path: StoragePath) -> SqliteIndex | None:
+    """Returns the index of samples in tables; None if there is none, or an old one without the table of parts.
+
+    Raises:
+        DatasetFormatError: It is damaged.
+        StorageError: It cannot be read.
+    """
+    if path.is_local:
+        if not path.is_file():
+            return None
+        index = SqliteIndex(path.local)
+    else:
+        with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
+            copy = Path(folder) / SQLITE_NAME
+            try:
+                path.copy_to(copy)
+            except FileNotFoundError:
+                return None
+            index = SqliteIndex(copy)  # stays open after its name is gone
+    if index.has_parts:
+        return index
+    index.close()
+    return None
 
 
 def read_uuid(root: StoragePath) -> str:

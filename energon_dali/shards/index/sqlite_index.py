@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-from energon_dali.errors import DatasetFormatError
+from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
 
 _SAMPLE_TABLES = """
@@ -47,25 +48,32 @@ class SqliteWriter:
         path: Local file; a new one if `samples`.
         samples: Make the tables of samples.
         media: Make the tables of media, if they are not there.
+
+    Raises:
+        StorageError: It cannot be written; from all methods and from the `with` statement.
+        DatasetFormatError: The file that is there is damaged; likewise.
     """
 
     def __init__(self, path: Path, *, samples: bool, media: bool) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        # The file is thrown away if anything fails, so it needs no journal.
-        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
-            self._db.execute(f"PRAGMA {pragma}")
-        self._db.executescript((_SAMPLE_TABLES if samples else "") + (_MEDIA_TABLES if media else ""))
-        self._db.execute("BEGIN")
+        self._path = path
         self._samples = samples
+        with self._writing():
+            self._db = sqlite3.connect(path, isolation_level=None)
+            # The file is thrown away if anything fails, so it needs no journal.
+            for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
+                self._db.execute(f"PRAGMA {pragma}")
+            self._db.executescript((_SAMPLE_TABLES if samples else "") + (_MEDIA_TABLES if media else ""))
+            self._db.execute("BEGIN")
         self.duplicates: list[tuple[str, int, int]] = []
 
     def add_samples(self, samples: list[SampleRow], parts: Iterable[PartRow]) -> None:
         """Adds a shard; keys that were there before go to `duplicates` as (key, first tar file, this tar file)."""
-        before = self._db.total_changes
-        self._db.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", samples)
-        if self._db.total_changes - before < len(samples):
-            self._find_duplicates(samples)
-        self._db.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+        with self._writing():
+            before = self._db.total_changes
+            self._db.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+            if self._db.total_changes - before < len(samples):
+                self._find_duplicates(samples)
+            self._db.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
 
     def _find_duplicates(self, samples: list[SampleRow]) -> None:
         query = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?"
@@ -76,11 +84,26 @@ class SqliteWriter:
 
     def add_media(self, rows: Iterable[MediaRow]) -> None:
         """Adds or replaces facts about media."""
-        self._db.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
+        with self._writing():
+            self._db.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
 
     def add_media_filter(self, strategy: str, patterns: str) -> None:
         """Notes which media were looked at."""
-        self._db.execute("INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)", (strategy, patterns))
+        insert = "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)"
+        with self._writing():
+            self._db.execute(insert, (strategy, patterns))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"Could not write {self._path}: {error}. Check that the disk is not full, that files may grow "
+                "(`ulimit -f`), and that you may write to the folder."
+            ) from error
+        except sqlite3.Error as error:
+            raise DatasetFormatError(f"{self._path.name} is damaged ({error}). Run `energon-dali prepare`.") from error
 
     def __enter__(self) -> SqliteWriter:
         return self
@@ -88,12 +111,15 @@ class SqliteWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            if self._samples:
-                for statement in _SAMPLE_INDEXES.strip().rstrip(";").split(";"):
-                    self._db.execute(statement)
-            self._db.execute("COMMIT")
-        self._db.close()
+        try:
+            if error is None:
+                with self._writing():
+                    if self._samples:
+                        for statement in _SAMPLE_INDEXES.strip().rstrip(";").split(";"):
+                            self._db.execute(statement)
+                    self._db.execute("COMMIT")
+        finally:
+            self._db.close()
 
 
 class SqliteIndex:

@@ -25,6 +25,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
             f"{root} is a file, and neither a metadataset (.yaml) nor lines of JSON (.jsonl). Give one of these, or "
             "the folder that holds the tar shards."
         )
+    refuse_meta(root)
     for name in INFO_NAMES:
         path = root / META / name
         content = path.read_if_there()
@@ -49,6 +50,19 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
     return counts
 
 
+def refuse_meta(root: StoragePath) -> None:
+    """Refuses the folder of prepared files where that of the dataset is meant.
+
+    Raises:
+        DatasetFormatError: The path ends in `.nv-meta`.
+    """
+    if root.name == META:
+        raise DatasetFormatError(
+            f"{root} holds what `energon-dali prepare` wrote. Give the dataset it belongs to: "
+            f"{root.url.rpartition('/')[0]}"
+        )
+
+
 def info_present(root: StoragePath) -> bool:
     """Returns whether the dataset was prepared before.
 
@@ -58,16 +72,24 @@ def info_present(root: StoragePath) -> bool:
     return any((root / META / name).is_file() for name in INFO_NAMES)
 
 
-def write_shard_counts(root: StoragePath, shard_counts: Mapping[str, int], version: str) -> None:
-    """Writes `.info.json`, and `.info.yaml` too where there is one, so that no reader finds an old one.
+def pack_shard_counts(root: StoragePath, shard_counts: Mapping[str, int], version: str) -> dict[str, bytes]:
+    """Returns `.info.json`, and `.info.yaml` too where there is one, so that no reader finds an old one.
+
+    Args:
+        root: Folder of the dataset.
+        shard_counts: Samples per shard, in the order of the index.
+        version: Program that counted them.
+
+    Returns:
+        Content of each file, by its name in `.nv-meta`.
 
     Raises:
-        StorageError: They cannot be written.
+        StorageError: The storage does not answer.
     """
     import yaml
 
     document = {"energon_version": version, "shard_counts": dict(shard_counts)}
-    (root / META / INFO_NAMES[0]).write_bytes(json.dumps(document, indent=2).encode())
-    older = root / META / INFO_NAMES[1]
-    if older.is_file():
-        older.write_bytes(yaml.safe_dump(document, sort_keys=False).encode())
+    files = {INFO_NAMES[0]: json.dumps(document, indent=2).encode()}
+    if (root / META / INFO_NAMES[1]).is_file():
+        files[INFO_NAMES[1]] = yaml.safe_dump(document, sort_keys=False).encode()
+    return files

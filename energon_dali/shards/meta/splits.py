@@ -68,23 +68,30 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     )
 
 
+def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:
+    """Returns the split file; patterns with braces are written as they are.
+
+    Raises:
+        DatasetFormatError: The name ends neither in .yaml nor in .json.
+    """
+    document = {"split_parts": {part: list(shards) for part, shards in split_parts.items()}, "exclude": list(exclude)}
+    if name.endswith(".json"):
+        return json.dumps(document, indent=2).encode()
+    if name.endswith(".yaml"):
+        return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
+    raise DatasetFormatError(f"The split cannot be written to {name!r}: give a name that ends in .yaml or .json.")
+
+
 def write_split(
     root: StoragePath, name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()
 ) -> None:
-    """Writes the parts of a dataset; patterns with braces are written as they are.
+    """Writes the split file, as `pack_split` gives it.
 
     Raises:
         DatasetFormatError: The name ends neither in .yaml nor in .json.
         StorageError: It cannot be written.
     """
-    document = {"split_parts": {part: list(shards) for part, shards in split_parts.items()}, "exclude": list(exclude)}
-    if name.endswith(".json"):
-        text = json.dumps(document, indent=2)
-    elif name.endswith(".yaml"):
-        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    else:
-        raise DatasetFormatError(f"The split cannot be written to {name!r}: give a name that ends in .yaml or .json.")
-    (root / META / name).write_bytes(text.encode())
+    (root / META / name).write_bytes(pack_split(name, split_parts, exclude))
 
 
 def _is_names(value: object) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
 import tarfile
 from collections.abc import Sequence
 
-from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.errors import DatasetFormatError, ShardError, StorageError
 from energon_dali.shards.index.sample_names import split_member_name
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.atomic_file import atomic_file
 
 
 class DuplicateKeysError(DatasetFormatError):
@@ -50,21 +49,20 @@ def prefix_keys(path: str | StoragePath, shards: Sequence[str], *, num_workers: 
 
 def _prefix_shard(root: StoragePath, shard: str) -> str:
     place = (root / shard).local
-    temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
     prefix = shard.removesuffix(".tar")
     try:
-        with tarfile.open(place, "r:") as old, tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as new:
+        with (
+            atomic_file(place) as temporary,
+            tarfile.open(place, "r:") as old,
+            tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as new,
+        ):
             for member in old:
                 if member.isreg() and split_member_name(member.name) is not None:
                     member.name = f"{prefix}/{member.name}"
                     member.pax_headers = {}
                 new.addfile(member, old.extractfile(member) if member.isreg() else None)
-        shutil.copymode(place, temporary)
-        os.replace(temporary, place)
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, StorageError) as error:
         raise ShardError(
             f"{place} could not be written with unique keys: {error}. It stays as it was.", shard
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return shard

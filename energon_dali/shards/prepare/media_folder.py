@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from energon_dali.errors import DatasetFormatError, EnergonDaliError
 from energon_dali.shards.index.extent_index import SQLITE_NAME
 from energon_dali.shards.index.sqlite_index import MediaRow, SqliteWriter
 from energon_dali.shards.meta.document import META
+from energon_dali.shards.meta.info import refuse_meta
 from energon_dali.shards.prepare.building import building_folder, useful_workers
 from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order
@@ -37,6 +37,7 @@ def add_folder_media(
         DatasetFormatError: There is no such folder, or it holds tar shards, which have to be prepared first.
         StorageError: It cannot be listed, or the table not written.
     """
+    refuse_meta(root)
     if not root.is_dir():
         raise DatasetFormatError(f"{root} is no folder. Give a prepared dataset, or a folder of media files.")
     names = [name for name in root.list_files() if not name.startswith(f"{META}/") and f"/{META}/" not in name]
@@ -47,9 +48,8 @@ def add_folder_media(
             f"{shlex.quote(str(root))}` first."
         )
     jobs = [names[first : first + FILES_PER_JOB] for first in range(0, len(names), FILES_PER_JOB)]
-    folder = building_folder(root, tmp_path)
     described = 0
-    try:
+    with building_folder(root, tmp_path) as folder:
         copy = folder / SQLITE_NAME
         try:
             (root / META / SQLITE_NAME).copy_to(copy)
@@ -62,8 +62,6 @@ def add_folder_media(
                 described += len(rows)
             tables.add_media_filter(media_filter.strategy, ",".join(media_filter.patterns))
         (root / META / SQLITE_NAME).write_file(copy)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return described
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -51,11 +50,10 @@ def add_media_metadata(
     if not info_present(root):
         return add_folder_media(root, media_filter, num_workers=num_workers, tmp_path=tmp_path)
     names = list(read_shard_counts(root))
-    folder = building_folder(root, tmp_path)
-    job = ShardJob(root, describe_media=media_filter, write_tar_index=False)
+    job = ShardJob(root, describe_media=media_filter)
     scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
     described = 0
-    try:
+    with building_folder(root, tmp_path) as folder:
         copy = folder / SQLITE_NAME
         try:
             (root / META / SQLITE_NAME).copy_to(copy)
@@ -70,6 +68,4 @@ def add_media_metadata(
                 described += len(scan.media)
             tables.add_media_filter(media_filter.strategy, ",".join(media_filter.patterns))
         (root / META / SQLITE_NAME).write_file(copy)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return described

@@ -11,7 +11,6 @@ from energon_dali.shards.index.extent_index import missing_shard
 from energon_dali.shards.index.extents import ExtentsBuilder, PartFacts, ShardExtents
 from energon_dali.shards.index.sample_names import PartMember, group_members
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
-from energon_dali.shards.index.tar_index import pack_tar_index, tar_index_path
 from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
 from energon_dali.shards.prepare.media_metadata import kind_of_suffix
 from energon_dali.shards.storage import StoragePath
@@ -40,7 +39,6 @@ class ShardJob:
     root: StoragePath
     check_part: CheckPart | None = None
     describe_media: DescribeMedia | None = None
-    write_tar_index: bool = True
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ class ShardScan:
 
 
 def index_shard(job: ShardJob, shard: str) -> ShardScan:
-    """Returns what a shard holds, and writes its `.tar.idx`; a shard that cannot be used is told in `error`."""
+    """Returns what a shard holds; a shard that cannot be used has an `error`."""
     try:
         return _index_shard(job, shard)
     except (DatasetError, StorageError) as error:
@@ -133,8 +131,6 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
         scan.error = (
             f"{job.root / shard} holds no sample: no file named KEY.PART. Remove it, or exclude it with --exclude."
         )
-    elif job.write_tar_index:
-        tar_index_path(job.root, shard).write_bytes(pack_tar_index(scan.starts))
     return scan
 
 

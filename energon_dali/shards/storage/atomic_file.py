@@ -48,7 +48,8 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.replace(temporary, target)
             sync_folder(target.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:

@@ -39,11 +39,13 @@ class StoragePath:
             place: A local path, or a URL: file://, s3://, gs://, ais://, msc://, http:// or https://.
 
         Raises:
-            StorageError: The URL's scheme is not known.
+            StorageError: The path is empty, or the URL's scheme is not known.
         """
         if isinstance(place, StoragePath):
             return place
         text = os.fspath(place)
+        if not text:
+            raise StorageError("The path is empty. Give the path of a file or folder, such as . for this folder.")
         scheme, separator, _ = text.partition("://")
         if not separator:
             return cls(os.path.abspath(os.path.expanduser(text)))
