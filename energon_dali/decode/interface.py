@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from energon_dali.samples import SourceInfo
 
 Placement = Literal["worker", "rank"]
-Route = Literal["dali-gpu-hardware", "dali-gpu", "dali-cpu", "pil", "pyav", "fallback", "failed"]
+Route = Literal["dali-gpu", "dali-host", "dali-cpu", "pil", "pyav", "fallback", "failed"]
+"""Which decoder made a value: DALI's codecs on a GPU; DALI's CPU threads in a GPU's pipeline; DALI on the CPU; PIL;
+PyAV; one of the last two, for a file that DALI gave up; none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,8 @@ class Decoded:
     """A torch tensor, numpy array or PIL image, as the spec says."""
     route: Route
     """Which decoder made it."""
+    ready: Any = None
+    """torch.cuda.Event after which the value may be used; None if nothing has to wait for it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -4,96 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import UserDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from energon_dali.loader.rank_stream import RankStream, find_cuda_tensors
+from tests.fake_cuda import FakeCuda, GpuTensor, Stream
 
 
-@dataclass(eq=False)
-class Stream:
-    """A stream whose work is a list of words."""
-
-    device: int
-    work: list[str] = field(default_factory=list)
-
-    def wait_stream(self, other: Stream) -> None:
-        self.work += other.work
-
-    def wait_event(self, event: Event) -> None:
-        self.work += event.work
-
-
-class Event:
-    """What a stream had done when it was recorded."""
-
-    work: list[str]
-
-    def record(self, stream: Stream) -> None:
-        self.work = list(stream.work)
-
-
-class Cuda(threading.local):
-    """Current device and streams per thread, as CUDA has them: a new thread stands on GPU 0 and its default stream."""
-
-    Event = Event
-    default = (Stream(0), Stream(1))
-
-    def __init__(self, initialized: bool = True, backend: str = "native") -> None:
-        self.initialized, self.backend = initialized, backend
-        self.device = 0
-        self.streams = list(self.default)
-
-    def is_initialized(self) -> bool:
-        return self.initialized
-
-    def get_allocator_backend(self) -> str:
-        return self.backend
-
-    def current_device(self) -> int:
-        return self.device
-
-    def set_device(self, device: int) -> None:
-        self.device = device
-
-    def current_stream(self, device: int) -> Stream:
-        return self.streams[device]
-
-    def set_stream(self, stream: Stream) -> None:
-        self.streams[stream.device] = stream
-
-    def Stream(self, device: int) -> Stream:
-        return Stream(device)
-
-
-class GpuTensor(torch.Tensor):
-    """A tensor that says it lies on a GPU, and notes the streams that its memory is kept for."""
-
-    recorded: list[Any]
-    gpu: int
-
-    @staticmethod
-    def on(gpu: int) -> GpuTensor:
-        tensor = torch.zeros(1).as_subclass(GpuTensor)
-        tensor.recorded, tensor.gpu = [], gpu
-        return tensor
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda", self.gpu)
-
-    def record_stream(self, stream: Any) -> None:
-        self.recorded.append(stream)
-
-
-def run_rank(rank: RankStream, cuda: Cuda, element: Any) -> tuple[Any, int]:
+def run_rank(rank: RankStream, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
     """Returns (the seal, the device) of a thread that makes an element: "made" on every current stream."""
     done: list[Any] = []
 
@@ -111,7 +32,7 @@ def run_rank(rank: RankStream, cuda: Cuda, element: Any) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
 def test_the_rank_works_on_the_trainers_device_and_its_batch_is_ready_there(backend: str) -> None:
-    cuda = Cuda(backend=backend)
+    cuda = FakeCuda(backend=backend)
     cuda.set_device(1)
     trainer = Stream(1, ["weights"])
     cuda.set_stream(trainer)
@@ -126,7 +47,7 @@ def test_the_rank_works_on_the_trainers_device_and_its_batch_is_ready_there(back
 
 
 def test_a_trainer_that_changes_its_stream_and_a_second_gpu() -> None:
-    cuda = Cuda()
+    cuda = FakeCuda()
     first, second = Stream(0), Stream(0)
     cuda.set_stream(first)
     batch = [GpuTensor.on(0), GpuTensor.on(1)]
@@ -141,7 +62,7 @@ def test_a_trainer_that_changes_its_stream_and_a_second_gpu() -> None:
 
 
 def test_without_cuda_nothing_is_asked_of_it() -> None:
-    rank = RankStream(Cuda(initialized=False))
+    rank = RankStream(FakeCuda(initialized=False))
     rank.enter()
     assert rank.seal({"x": torch.zeros(1)}) == ()
     rank.hand_over(None, ())

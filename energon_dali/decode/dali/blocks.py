@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
 from energon_dali.decode.dali.routing import decode_by_pil, suits_dali, takes_dali
-from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.device import Device, use_device
 from energon_dali.decode.dali.runtime.gather import Gather
-from energon_dali.decode.dali.runtime.output import bring_to_device, consumer_stream
+from energon_dali.decode.dali.runtime.output import bring_to_device, consumer_stream, seal, work_stream
 from energon_dali.decode.dali.runtime.registry import engine_for
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.screen import screen_image
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _PIL_THREADS = 2
 _pil_pool: ThreadPoolExecutor | None = None
 _pil_lock = threading.Lock()
+_of_thread = threading.local()
+"""`streams`: the CUDA streams that a thread of the pool copies on, by device."""
 
 
 def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
@@ -44,7 +47,7 @@ def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> F
     clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
     if not clips:
         return _submit_images(decoder, handles)
-    gather = Gather(len(handles))
+    gather = Gather(len(handles), consumer_stream(decoder.video_device))
     _submit_clips(decoder, handles, clips, gather)
     if len(clips) < len(handles):
         chosen = set(clips)
@@ -66,30 +69,62 @@ def _submit_clips(
         if takes_dali(handle, decoder.video_decode_device, device):
             for_dali[position] = handle
         else:
-            gather.put_when_done([position], _pool().submit(_decode_clips, handle, device, stream))
+            gather.put_when_done([position], _pool().submit(_bring, _decode_clips, handle, device, stream))
     if for_dali:
         from energon_dali.decode.dali.video import submit_clips
 
         gather.put_when_done(list(for_dali), submit_clips(decoder, device, list(for_dali.values()), stream))
 
 
-def _decode_clips(handle: ClipsHandle, device: Device, stream: Any) -> list[Outcome]:
+def _bring(
+    decode: Callable[[Any, Callable[[Any], Any]], Outcome], handle: MediaHandle, device: Device, consumer: Any
+) -> list[Outcome]:
+    """Returns the outcome of a handle that the CPU decodes; a thread of the pool copies its values to the device.
+
+    Args:
+        decode: Decodes a handle and brings what it made to the device by the function that it is given.
+        handle: The handle.
+        device: Where the other values of the block are.
+        consumer: torch.cuda.Stream on which they will be used.
+    """
+    use_device(device)
+    work = _work_stream_of_thread(device)
+    copies = consumer if work is None else work
+    outcomes = [decode(handle, lambda value: bring_to_device(value, device, copies))]
+    seal(outcomes, work, consumer)
+    return outcomes
+
+
+def _work_stream_of_thread(device: Device) -> Any:
+    """Returns the stream that the calling thread, one of the pool's, copies on: made once per GPU."""
+    streams: dict[Device, Any] = _of_thread.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = work_stream(device)
+    return streams[device]
+
+
+def _decode_clips(handle: ClipsHandle, bring: Callable[[Any], Any]) -> Outcome:
     from energon_dali.decode.pyav import decode_by_pyav
 
-    return [decode_by_pyav(handle, lambda frames: bring_to_device(frames, device, stream))]
+    return decode_by_pyav(handle, bring)
 
 
 def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
     device = decoder.device
     stream = consumer_stream(device)
     first = handles[0].spec if handles else decoder.spec
-    if all(type(handle) is DaliHandle and handle.spec is first for handle in handles):
-        return _submit(decoder, first, device, handles, stream)
-    gather = Gather(len(handles))
-    groups: dict[ImageSpec, list[int]] = {}
+    # CPU threads decode some formats, and a pipeline for these has more threads.
+    on_host = device.kind == "gpu" and bool(handles) and not has_gpu_codec(handles[0].format)
+    if all(
+        type(handle) is DaliHandle and handle.spec is first
+        and (device.kind == "cpu" or has_gpu_codec(handle.format) != on_host) for handle in handles
+    ):  # fmt: skip
+        return _submit(decoder, first, device, handles, stream, on_host)
+    gather = Gather(len(handles), stream)
+    groups: dict[tuple[ImageSpec, bool], list[int]] = {}
     for position, handle in enumerate(handles):
         if isinstance(handle, DecodedHandle):
-            gather.put_when_done([position], _pool().submit(_move_one, handle, device, stream))
+            gather.put_when_done([position], _pool().submit(_bring, _move_one, handle, device, stream))
             continue
         try:
             fit = type(handle) is DaliHandle or _is_fit(handle)
@@ -97,19 +132,21 @@ def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Futu
             gather.put([position], [DecodeFailure(error.reason, error.format, error.route, handle.source)])
             continue
         if fit:
-            groups.setdefault(handle.spec, []).append(position)
+            on_host = device.kind == "gpu" and not has_gpu_codec(handle.format)
+            groups.setdefault((handle.spec, on_host), []).append(position)
         else:
-            gather.put_when_done([position], _pool().submit(_decode_one, handle, device, stream))
-    for spec, positions in groups.items():
-        gather.put_when_done(positions, _submit(decoder, spec, device, [handles[i] for i in positions], stream))
+            gather.put_when_done([position], _pool().submit(_bring, decode_by_pil, handle, device, stream))
+    for (spec, on_host), positions in groups.items():
+        part = _submit(decoder, spec, device, [handles[i] for i in positions], stream, on_host)
+        gather.put_when_done(positions, part)
     return gather.future
 
 
 def _submit(
-    decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any
+    decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any, on_host: bool
 ) -> Future[list[Outcome]]:
     engine = engine_for(
-        DaliImageEngine, ImageGraph.from_spec(spec), decoder.pipeline_options(device),
+        DaliImageEngine, ImageGraph.from_spec(spec), decoder.pipeline_options(device, on_host=on_host),
         gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
     )  # fmt: skip
     return engine.submit(handles, stream=stream)
@@ -121,12 +158,8 @@ def _is_fit(handle: MediaHandle) -> bool:
     return suits_dali(header, spec) and (header.width, header.height) == (handle.width, handle.height)
 
 
-def _decode_one(handle: MediaHandle, device: Device, stream: Any) -> list[Outcome]:
-    return [decode_by_pil(handle, lambda value: bring_to_device(value, device, stream))]
-
-
-def _move_one(handle: DecodedHandle, device: Device, stream: Any) -> list[Outcome]:
-    return [Decoded(bring_to_device(handle.pixels, device, stream), "pil")]
+def _move_one(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:
+    return Decoded(bring(handle.pixels), "pil")
 
 
 def _pool() -> ThreadPoolExecutor:

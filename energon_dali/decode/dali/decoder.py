@@ -58,7 +58,8 @@ class DaliDecoder(MediaDecoder):
         video_decode_device: Likewise for clips of videos. "auto" takes what is faster for each video, and PyAV is one
             of the choices.
         num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
-            the CPU and 4 on a GPU.
+            the CPU and 4 on a GPU, where formats that CPU threads decode (PNG, WebP, BMP, PNM) take as many as on the
+            CPU.
         max_batch_size: Most images per run; larger blocks are split.
         feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
             where the order of the dataset allows it.
@@ -169,8 +170,8 @@ class DaliDecoder(MediaDecoder):
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
         """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
 
-        Costs about 15 us per handle in the calling thread. On a GPU the values are ready on the CUDA stream that is
-        current in the calling thread now; nothing waits for them.
+        Costs about 15 us per handle in the calling thread. On a GPU the values are for the CUDA stream that is current
+        in the calling thread now: it waits for them when the future's result is taken; the host does not.
 
         Returns:
             A future that fails with DeviceFailedError or MemoryError alone, never because of bad data. The handles'
@@ -196,15 +197,25 @@ class DaliDecoder(MediaDecoder):
             "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes, "tuning": asdict(self.tuning),
         }  # fmt: skip
 
-    def threads_on(self, device: Device) -> int:
-        """Returns the number of CPU threads of a pipeline on a device."""
+    def threads_on(self, device: Device, *, on_host: bool = False) -> int:
+        """Returns the number of CPU threads of a pipeline on a device.
+
+        Args:
+            device: Where it decodes.
+            on_host: Whether it is a GPU's pipeline whose CPU threads decode: PNG, WebP, BMP and PNM.
+        """
         if self.num_threads is not None:
             return self.num_threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" else 4)
+        return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" or on_host else 4)
 
     def pipeline_options(
-        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None
+        self,
+        device: Device,
+        *,
+        most_samples: int | None = None,
+        batch_size: int | None = None,
+        on_host: bool = False,
     ) -> PipelineOptions:
         """Returns how a pipeline of this decoder runs on a device.
 
@@ -212,12 +223,14 @@ class DaliDecoder(MediaDecoder):
             device: Where it decodes.
             most_samples: Bound of the samples per run beside `max_batch_size`.
             batch_size: Samples per run, in place of both.
+            on_host: Whether the CPU threads of a GPU's pipeline decode.
         """
         from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
         samples = batch_size or min(self.max_batch_size, most_samples or self.max_batch_size)
         return PipelineOptions(
-            device=device, num_threads=self.threads_on(device), max_batch_size=samples, tuning=self.tuning
+            device=device, num_threads=self.threads_on(device, on_host=on_host), max_batch_size=samples,
+            tuning=self.tuning,
         )
 
     def _finish_image(self, handle: MediaHandle) -> Any:

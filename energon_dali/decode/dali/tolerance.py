@@ -18,7 +18,10 @@ The reader of PyAV takes swscale's fast conversion, which at the video's own, ev
 pixels without interpolation: sharp edges of colours differ by many levels. Resizing, swscale scales luma and chroma,
 DALI RGB.
 
-DALI on a GPU against the CPU: the JPEG library is another one. Its inverse DCT and colour conversion round differently.
+DALI on a GPU against the CPU (nothing of it has been measured): nvJPEG, nvJPEG2000 and nvTIFF decode JPEG, JPEG 2000
+and TIFF there. nvJPEG's inverse DCT and colour conversion round differently; nvTIFF and nvJPEG2000 should be exact
+where the format is lossless. PNG, WebP, BMP and PNM are decoded by CPU threads, as on the CPU. Gray images ("L") are
+computed from RGB on the GPU, which may round halves to even: 256 of the 2**24 colours may differ by one level.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ CPU_BILINEAR = Tolerance(inside=1, anywhere=32, border_px=4, psnr_db=48)
 CPU_BICUBIC = Tolerance(inside=4, anywhere=32, border_px=4, psnr_db=48)
 """Bicubic on the CPU, against PIL on bytes: observed, not derived. The strict test is the one against PIL in floats."""
 GPU = Tolerance(inside=12, anywhere=40, border_px=4, psnr_db=40)
-"""A GPU against the CPU, JPEG; other formats are decoded on the CPU and are as there. Not yet measured on hardware."""
+"""A GPU against the CPU, for JPEG. Not yet measured on hardware."""
 CLIPS = Tolerance(inside=48, anywhere=64, border_px=2, psnr_db=34)
 """Clips of photographs, DALI against PyAV's fast conversion: observed, not derived. The strict tests are those against
 the exact conversion."""

@@ -203,6 +203,13 @@ def test_gpu_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         _ = DaliDecoder(image_decode_device=0).device
     assert DaliDecoder().device == device.Device("cpu")
     monkeypatch.setattr(device, "_count_gpus", lambda: 2)
+    with pytest.raises(DeviceError, match=r"torch .* is built for the CPU alone.*README"):
+        _ = DaliDecoder(image_decode_device="gpu").device
+    assert DaliDecoder().device == device.Device("cpu")  # DALI sees GPUs that torch cannot use
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(DeviceError, match=r"the driver is probably too old for CUDA 13\.0"):
+        _ = DaliDecoder(image_decode_device="gpu").device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(DeviceError, match=r"image_decode_device=2 does not exist: CUDA sees 2 GPU\(s\)"):
         _ = DaliDecoder(image_decode_device=2).device
     assert DaliDecoder(image_decode_device=1).device == device.Device("gpu", 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from energon_dali.decode.dali.images.codecs import image_route
 from energon_dali.decode.dali.images.feed import ImageBatch, feed_batch, split_block
 from energon_dali.decode.dali.images.graph import ImageGraph, define_pipeline
 from energon_dali.decode.dali.images.recovery import decode_suspects
@@ -14,12 +15,14 @@ from energon_dali.decode.dali.runtime.library import Pipeline
 from energon_dali.decode.dali.runtime.output import bring_to_device, take_values
 from energon_dali.decode.dali.runtime.run import Block, Run
 from energon_dali.decode.geometry import handle_geometry
-from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import DecodeError
 
 
 class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
     """The engine of one image graph; a block costs about 15 us per handle in the thread that submits it."""
+
+    media = "image"
 
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
         block = Block([None] * len(handles), len(handles), stream)
@@ -55,9 +58,14 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
         return take_values(outputs, batch.handles[0].spec, stream)
 
-    def rescue(self, run: Run[ImageBatch], run_alone: Callable[[ImageBatch], list[Any]]) -> list[Outcome]:
+    def route_of(self, batch: ImageBatch, position: int) -> Route:
+        return image_route(batch.handles[position].format, self.device)
+
+    def rescue(
+        self, run: Run[ImageBatch], run_alone: Callable[[ImageBatch], list[Outcome]], stream: Any
+    ) -> list[Outcome]:
         assert run.error is not None
         return decode_suspects(
             run.batch, run.error, run_alone, self.suspend_pipeline,
-            lambda value: bring_to_device(value, self.device, run.block.stream), self.device,
+            lambda value: bring_to_device(value, self.device, stream), self.device,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.decode.dali.images.codecs import decodes_regions
 from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, define_input
 from energon_dali.decode.operations import (
@@ -141,9 +142,21 @@ def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, pipeline
         options |= {"device": "mixed", "affine": False, **pipeline.tuning.image_decoder_options}
     if not graph.crops:
         return fn.decoders.image(encoded, **options)
+    if decodes_whole(pipeline):
+        image = fn.decoders.image(encoded, **options)
+        return fn.slice(image, start=arguments["start"], shape=arguments["shape"], axis_names="HW")
     return fn.decoders.image_slice(
         encoded, start=arguments["start"], shape=arguments["shape"], axis_names="HW", **options
     )
+
+
+def decodes_whole(pipeline: PipelineOptions) -> bool:
+    """Returns whether a crop is cut out of the whole image, where a GPU does not decode a region by itself.
+
+    Asked for a region, DALI's CPU threads would decode it. Without interpolated chroma the GPU would, but farther from
+    the CPU's pixels (docs/gpu-notes.md); and entropy decoding takes the whole file either way.
+    """
+    return pipeline.device.kind == "gpu" and not decodes_regions(pipeline.tuning.jpeg_fancy_upsampling)
 
 
 def _gray(image: Any) -> Any:

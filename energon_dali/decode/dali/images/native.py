@@ -20,12 +20,13 @@ from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.images.feed import ImageBatch, feed_geometry
 from energon_dali.decode.dali.images.graph import ImageGraph, define_graph, define_inputs
 from energon_dali.decode.dali.images.index_file import NativeRow, write_index_files
+from energon_dali.decode.dali.runtime.device import current_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
 from energon_dali.decode.dali.runtime.output import consumer_stream, take_values
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.geometry import handle_geometry
-from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import ConfigError, DecodeError, ShardError
 
 _LOG = logging.getLogger(__name__)
@@ -112,14 +113,15 @@ class NativeReader:
         assert self._pipeline is not None
         try:
             stream = consumer_stream(self._device)
-            outputs = self._pipeline.outputs(cuda_stream=stream)
+            with current_device(self._device):  # the default stream is that of the current device
+                outputs = self._pipeline.outputs(cuda_stream=stream)
             self._check_order(outputs[-1], first)
         except Exception as error:
             return self._recover(error)
         self._flying.popleft()
         values = take_values(outputs[0], self._decoder.spec, stream)[: last - first]
-        route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"
-        images: list[Outcome] = [Decoded(value, route) for value in values]  # type: ignore[arg-type]
+        route: Route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"  # the formats are DALI's to know
+        images: list[Outcome] = [Decoded(value, route) for value in values]
         return NativeBatch(first, images, self._bytes_of_parts(outputs[1:-1], first, last))
 
     def close(self) -> None:

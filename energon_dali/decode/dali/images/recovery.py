@@ -21,11 +21,13 @@ _LOG = logging.getLogger(__name__)
 SMALL_BATCH = 16
 """Images per run while searching. A file that DALI's parser refuses ends the process in batches of 32 and more, and
 was never seen to do so in batches of up to 28."""
+_BYTES_PER_PIXEL = 3
+"""Memory that a decoded image takes at least."""
 _MAX_NAMED = 2
 """Runs of a whole batch that may each give up one image, before the search goes on in small batches."""
 
-RunBatch = Callable[[ImageBatch], list[Any]]
-"""Runs a batch alone and returns its values; raises RuntimeError as DALI does."""
+RunBatch = Callable[[ImageBatch], list[Outcome]]
+"""Runs a batch alone and returns its outcomes; raises RuntimeError as DALI does."""
 
 
 def decode_suspects(
@@ -50,7 +52,6 @@ def decode_suspects(
         DeviceFailedError: The device failed.
     """
     outcomes: list[Outcome | None] = [None] * len(batch)
-    route = "dali-gpu" if device.kind == "gpu" else "dali-cpu"
 
     def give_to_pil(position: int, reason: str) -> None:
         outcomes[position] = _decode_by_pil(batch.handles[position], reason, finish)
@@ -60,14 +61,15 @@ def decode_suspects(
         while positions:
             if problem is None:
                 try:
-                    values = run(batch.select(positions))
+                    made = run(batch.select(positions))
                 except Exception as caught:
                     problem = caught
                 else:
-                    for position, value in zip(positions, values, strict=True):
-                        outcomes[position] = Decoded(value, route)  # type: ignore[arg-type]
+                    for position, outcome in zip(positions, made, strict=True):
+                        outcomes[position] = outcome
                     return
-            raise_if_device_failed(problem, device)
+            pixels = sum(batch.handles[position].width * batch.handles[position].height for position in positions)
+            raise_if_device_failed(problem, device, needed_bytes=_BYTES_PER_PIXEL * pixels)
             found = NAMED_SAMPLE.search(str(problem))
             if found is None:
                 rebuild()

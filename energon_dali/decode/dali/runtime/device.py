@@ -7,6 +7,8 @@ import importlib.util
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob
 from typing import Literal
@@ -29,7 +31,7 @@ _ON_THE_CPU: dict[Media, str] = {"image": "DALI on the CPU", "video": "PyAV, or 
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
 _said: set[str] = set()
 _of_thread = threading.local()
-"""`gpu`: the GPU that a thread took before torch used CUDA."""
+"""`gpu`: the GPU that a thread took before torch used CUDA. `is_ours`: whether it follows LOCAL_RANK until then."""
 _process = {"uses gpu": False, "forked from one that does": False}
 
 
@@ -128,29 +130,24 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
         media: Which of the two.
 
     Raises:
-        DeviceError: DALI or the GPU that was asked for is not there, or cannot be used behind a fork.
+        DeviceError: DALI or the GPU that was asked for is not there, torch cannot use it, or the process was forked
+            from one that uses CUDA.
     """
     if not uses_dali(option, media):
         raise DeviceError(f"DALI is not installed, so there is no device to decode on. Run {INSTALL_HINT}.")
-    if option != "cpu" and sees_gpu() and _process["forked from one that does"]:
-        raise DeviceError(
-            f"{media}_decode_device={option!r} cannot be used in this process: it was forked from one that had decoded "
-            'on a GPU, and CUDA does not work behind a fork. Start the process with multiprocessing\'s "spawn" or '
-            '"forkserver", fork before the first batch, or give "cpu".'
-        )
+    if option != "cpu" and sees_gpu():
+        _check_fork(option, media)
     plural = f"{media.capitalize()}s"
     if option == "cpu" or (option == "auto" and not sees_gpu()):
         if option == "auto":
             say_once(f"{plural} are decoded by {_ON_THE_CPU[media]}: no NVIDIA GPU is in sight.")
         return Device("cpu")
     count = _count_gpus()
-    if count == 0:
+    why = _why_unusable(count)
+    if why is not None:
         if option == "auto":
-            say_once(
-                f"{plural} are decoded by {_ON_THE_CPU[media]}: CUDA finds no usable GPU (driver missing or too old?)."
-            )
+            say_once(f"{plural} are decoded by {_ON_THE_CPU[media]}: {why}.")
             return Device("cpu")
-        why = "CUDA finds no usable GPU (driver missing, too old, or no device visible)"
         raise DeviceError(_no_gpu(media, option, why))
     ordinal = option if isinstance(option, int) else _current_gpu(count)
     if ordinal >= count:
@@ -176,6 +173,70 @@ def _count_gpus() -> int:
         return int(load_backend().GetCUDADeviceCount())
     except RuntimeError:  # a driver that is broken or too old
         return 0
+
+
+def _why_unusable(count: int) -> str | None:
+    """Returns why the GPUs that DALI counts cannot be used; None if they can.
+
+    DALI and torch come with a CUDA runtime each, which may need different drivers; what DALI decodes becomes tensors of
+    torch.
+    """
+    if count == 0:
+        return "CUDA finds no usable GPU (driver missing, too old, or no device visible)"
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built for the CPU alone"
+    return f"torch {torch.__version__} cannot use it: the driver is probably too old for CUDA {torch.version.cuda}"
+
+
+def _check_fork(option: object, media: Media) -> None:
+    """Raises DeviceError in a process that was forked from one that uses CUDA."""
+    import torch
+
+    in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", bool)
+    if _process["forked from one that does"] or in_bad_fork():
+        raise DeviceError(
+            f"{media}_decode_device={option!r} does not work in this process: it was forked from one that had used a "
+            'GPU, and CUDA does not work after a fork. Start the process with start_method="spawn" or "forkserver", '
+            'fork before anything asks for CUDA (torch.cuda.is_available() does), or give "cpu".'
+        )
+
+
+def use_device(device: Device) -> None:
+    """Makes a GPU the current one of the calling thread; does nothing for the CPU.
+
+    For every thread of ours that touches CUDA, before it does: the current device of a new thread is GPU 0, and what
+    falls back to it (DALI's default stream, the end of `with torch.cuda.stream(...)`) opens a context there in every
+    rank.
+    """
+    if device.kind == "gpu":
+        import torch
+
+        torch.cuda.set_device(device.ordinal)
+
+
+@contextmanager
+def current_device(device: Device) -> Iterator[None]:
+    """Makes a GPU the current one of the calling thread, the user's, for a while; does nothing for the CPU."""
+    if device.kind == "cpu":
+        yield
+        return
+    import torch
+
+    with torch.cuda.device(device.ordinal):
+        yield
+
+
+def follow_local_rank() -> None:
+    """Makes "gpu" mean the GPU of LOCAL_RANK in the calling thread, one of ours, whatever its current device is.
+
+    For a thread that starts before the trainer has taken its GPU. CUDA is not touched until something is decoded on a
+    GPU; that GPU then becomes the thread's current device, for hooks as well.
+    """
+    _of_thread.is_ours = True
 
 
 def device_works(device: Device) -> bool:
@@ -204,10 +265,13 @@ def _current_gpu(count: int) -> int:
     chosen: int | None = getattr(_of_thread, "gpu", None)
     if chosen is not None and chosen < count:
         return chosen
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    is_ours = getattr(_of_thread, "is_ours", False)
+    if not is_ours and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.current_device())
     local_rank = os.environ.get("LOCAL_RANK", "0")
     _of_thread.gpu = int(local_rank) % count if local_rank.isdigit() else 0
+    if is_ours:
+        torch.cuda.set_device(_of_thread.gpu)
     return int(_of_thread.gpu)
 
 
@@ -221,6 +285,7 @@ if hasattr(os, "register_at_fork"):
 
 def _no_gpu(media: Media, option: object, why: str) -> str:
     return (
-        f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Install a driver (525.60 or newer) or "
-        'make the GPU visible to this process; or give "cpu", or "auto" to take the GPU only where there is one.'
+        f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Make the GPU visible to this process, and "
+        "install a driver, a torch and an extra of DALI that fit together (README, \"On a GPU\"; `energon-dali doctor` "
+        'says what is missing); or give "cpu", or "auto" to take the GPU only where it can be used.'
     )

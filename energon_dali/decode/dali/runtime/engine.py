@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from energon_dali.decode.dali.runtime.device import Media, use_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.runtime.library import Pipeline
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
-from energon_dali.decode.dali.runtime.output import count_bytes
+from energon_dali.decode.dali.runtime.output import count_bytes, seal, work_stream
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, build_pipeline
 from energon_dali.decode.dali.runtime.run import BatchT, Block, Run
 from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
@@ -37,6 +38,9 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         memory: Budget that the runs of all engines of a device share.
     """
 
+    media: Media
+    """What it decodes."""
+
     def __init__(self, graph: GraphT, options: PipelineOptions, memory: DeviceMemory) -> None:
         self.graph = graph
         self.options = options
@@ -55,7 +59,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._abandoned = False
         self._pipeline: Pipeline | None = None
         self._suspended: list[Pipeline] = []
-        self._route: Route = "dali-gpu" if self.device.kind == "gpu" else "dali-cpu"
+        self._stream: Any = None
 
     @abstractmethod
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
@@ -63,7 +67,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
         Args:
             handles: What DALI may see, all of one spec. Their data must stay unchanged.
-            stream: torch.cuda.Stream on which the values will be used, on a GPU; the future does not wait for it.
+            stream: torch.cuda.Stream on which the values will be used, on a GPU; it waits when the future's result is
+                taken, and the host does not.
 
         Returns:
             A future that fails with DeviceFailedError or MemoryError where the device or the memory failed, and never
@@ -85,13 +90,18 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
         """Returns one value per sample of a TensorList; an outcome where DALI did not make it."""
 
+    def route_of(self, batch: BatchT, position: int) -> Route:
+        """Returns which decoder made a value of a batch."""
+        return "dali-gpu" if self.device.kind == "gpu" else "dali-cpu"
+
     @abstractmethod
-    def rescue(self, run: Run[BatchT], run_alone: Callable[[BatchT], list[Any]]) -> list[Outcome]:
+    def rescue(self, run: Run[BatchT], run_alone: Callable[[BatchT], list[Outcome]], stream: Any) -> list[Outcome]:
         """Returns the outcomes of a run that failed (`run.error` says why).
 
         Args:
             run: The run.
-            run_alone: Runs a batch through the pipeline and returns its values; raises what DALI raises.
+            run_alone: Runs a batch through the pipeline and returns its outcomes; raises what DALI raises.
+            stream: torch.cuda.Stream on which values are made, on a GPU.
 
         Raises:
             DeviceFailedError: The device failed.
@@ -139,9 +149,10 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def suspend_pipeline(self) -> None:
         """Lets the next run build a new pipeline.
 
-        The last four are kept, because taking a pipeline apart right after a parser's failure can end the process.
+        On the CPU the last four are kept, because taking a pipeline apart right after a parser's failure can end the
+        process. On a GPU each would keep the memory of its decoders, and files that a parser refuses do not get there.
         """
-        if self._pipeline is not None:
+        if self._pipeline is not None and self.device.kind == "cpu":
             self._suspended.append(self._pipeline)
             del self._suspended[:-4]
         self._pipeline = None
@@ -169,6 +180,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         return failed
 
     def _serve(self) -> None:
+        use_device(self.device)
+        self._stream = work_stream(self.device)
         more = True
         while more or self._flying:
             while more and len(self._flying) < self.options.tuning.runs_in_flight and self._held is None:
@@ -236,7 +249,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         assert run.pipeline is not None
         try:
             # Of the pipeline that the run was started in: a later launch that failed has put another in its place.
-            (outputs,) = run.pipeline.outputs(cuda_stream=run.block.stream)
+            (outputs,) = run.pipeline.outputs(cuda_stream=self._stream_for(run))
         except Exception as error:  # DALI raises RuntimeError; whoever waits must hear of all
             run.error = error
             return None  # its memory stays booked: it is decoded again
@@ -246,12 +259,24 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def _deliver(self, run: Run[BatchT], outputs: Any) -> None:
         try:
             self._memory.count(count_bytes(outputs))
-            values = self.take(outputs, run.batch, run.block.stream)
-            run.block.put(run.positions, [
-                value if isinstance(value, Outcome) else Decoded(value, self._route) for value in values
-            ])
+            outcomes = self._outcomes(run.batch, self.take(outputs, run.batch, self._stream_for(run)))
+            seal(outcomes, self._stream, run.block.stream)
+            run.block.put(run.positions, outcomes)
         except Exception as error:
             run.block.fail(error)
+
+    def _outcomes(self, batch: BatchT, values: Sequence[Any]) -> list[Outcome]:
+        return [
+            value if isinstance(value, Outcome) else Decoded(value, self.route_of(batch, position))
+            for position, value in enumerate(values)
+        ]
+
+    def _stream_for(self, run: Run[BatchT]) -> Any:
+        """Returns the CUDA stream that the values of a run are made on: the engine's own where it has one.
+
+        The consumer's stream would wait for this block before what the consumer enqueues for the block before it.
+        """
+        return run.block.stream if self._stream is None else self._stream
 
     def _recover(self, run: Run[BatchT]) -> None:
         """Decodes a failed run again, part by part as far as needed, after the runs behind it have come home."""
@@ -267,14 +292,16 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             self._isolate(suspect)
 
     def _isolate(self, run: Run[BatchT]) -> None:
-        stream = run.block.stream
+        stream = self._stream_for(run)
 
-        def run_alone(batch: BatchT) -> list[Any]:
+        def run_alone(batch: BatchT) -> list[Outcome]:
             (outputs,) = self._launch(batch).outputs(cuda_stream=stream)
-            return self.take(outputs, batch, stream)
+            return self._outcomes(batch, self.take(outputs, batch, stream))
 
         try:
-            run.block.put(run.positions, self.rescue(run, run_alone))
+            outcomes = self.rescue(run, run_alone, stream)
+            seal(outcomes, self._stream, run.block.stream)
+            run.block.put(run.positions, outcomes)
         except BaseException as error:  # a device that failed, or no memory
             self.suspend_pipeline()
             # Said now: after a CUDA error DALI's own threads may end the process before anybody raises it.
@@ -287,7 +314,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         """Returns what a block is told whose run could not be started."""
         self.suspend_pipeline()
         try:
-            raise_if_device_failed(error, self.device)
+            raise_if_device_failed(error, self.device, self.media)
         except DeviceFailedError as failed:
             return failed
         wrapped = DeviceFailedError(

@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
-from energon_dali.decode.dali.runtime.device import Device, device_works
+from energon_dali.decode.dali.runtime.device import Device, Media, device_works
+from energon_dali.decode.dali.runtime.memory import has_room
 from energon_dali.errors import DeviceFailedError
 
 NAMED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
 """How DALI names the one image, by its place in the run, that it could not decode."""
-_DEVICE = re.compile(r"cuda|out of memory|nvml|driver|NVJPEG_STATUS_(?:ALLOCATOR|EXECUTION|INTERNAL)", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"out of memory|bad_alloc|can't allocate|failed to allocate|allocation failed|MemoryAllocation|OUT_OF_MEMORY"
+    r"|ALLOCATOR_FAILURE",
+    re.IGNORECASE,
+)
+"""What DALI, nvImageCodec, nvJPEG, NVDEC and CUDA say when memory is full."""
+_DEVICE = re.compile(r"cuda|nvml|driver|NVJPEG_STATUS_(?:EXECUTION|INTERNAL)", re.IGNORECASE)
+_ADVICE: dict[Media, str] = {"image": "smaller blocks", "video": "smaller blocks or shorter clips"}
 
 
-def raise_if_device_failed(error: BaseException, device: Device) -> None:
-    """Returns nothing if an error can be due to a bad image.
+def raise_if_device_failed(
+    error: BaseException, device: Device, media: Media = "image", needed_bytes: int = 0
+) -> None:
+    """Raises if the device failed, or its memory is full; returns if an error can be due to a bad file.
 
     Args:
         error: What DALI raised.
-        device: Where it decoded. A GPU is asked whether it still works: if it does not, DALI blames an image.
+        device: Where it decoded. A GPU is asked whether it still works and has room: if not, DALI blames a file.
+        media: What was decoded. NVDEC reports bad streams as CUDA errors too, so for videos these words do not tell.
+        needed_bytes: Memory that the run takes on a GPU.
 
     Raises:
-        DeviceFailedError: The device failed or its memory is full: no other image would do better.
+        DeviceFailedError: The device failed or its memory is full: no other file would do better.
     """
-    text = str(error).rpartition("encountered:")[2]  # what stands before names files and operators
-    named = NAMED_SAMPLE.search(text) is not None
-    lost = not isinstance(error, RuntimeError | MemoryError) or (_DEVICE.search(text) is not None and not named)
-    if lost or not device_works(device):
+    text = str(error)
+    said = text.rpartition("encountered:")[2]  # what stands before names files and operators
+    full = isinstance(error, MemoryError) or _MEMORY.search(said) is not None
+    # On the CPU a single image that is too large for the host is the image's fault, and PIL has the last word on it.
+    if full and media == "image" and device.kind == "cpu":
+        full = "out of memory" in said.lower()
+    failed = not isinstance(error, RuntimeError | MemoryError)
+    if media == "image" and NAMED_SAMPLE.search(said) is None:
+        failed = failed or _DEVICE.search(said) is not None
+    if not (full or failed) and device.kind == "gpu":
+        failed = not device_works(device)
+        full = not failed and not has_room(device, needed_bytes)
+    if full or failed:
+        reason = f"there is no room for a run of {max(1, needed_bytes >> 20)} MiB; DALI says: " if full else ""
         raise DeviceFailedError(
-            f"DALI failed on {device} while decoding images: {first_line(error)}. This is no fault of a sample, so "
-            "nothing was skipped. If memory is short give a smaller gpu_memory_budget_bytes or smaller blocks; after "
-            "other CUDA errors the process must be started again."
+            f"DALI failed on {device} while decoding {media}s: {reason}{first_line(error)}. {_free_memory(device)}This "
+            "is no fault of a sample, so nothing was skipped. If memory is short give a smaller "
+            f"gpu_memory_budget_bytes, {_ADVICE[media]}; after other CUDA errors the process must be started again."
         ) from error
 
 
@@ -39,3 +62,14 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(("Current pipeline", "Critical error", "Stacktrace"))]
     return re.sub(r"^\[[^\]]*\]\s*", "", (telling or [type(error).__name__])[0])[:300]
+
+
+def _free_memory(device: Device) -> str:
+    """Returns a sentence on the free memory of a GPU; nothing for the CPU, and for a GPU that does not answer."""
+    with suppress(Exception):
+        if device.kind == "gpu":
+            import torch
+
+            free, total = torch.cuda.mem_get_info(device.ordinal)
+            return f"{free >> 20} of {total >> 20} MiB are free there. "
+    return ""

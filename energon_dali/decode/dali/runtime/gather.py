@@ -6,7 +6,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from typing import Any
 
+from energon_dali.decode.dali.runtime.stream_future import StreamFuture
 from energon_dali.decode.interface import Outcome
 
 
@@ -15,10 +17,11 @@ class Gather:
 
     Args:
         count: Handles of the block.
+        stream: torch.cuda.Stream on which the values will be used; None on the CPU.
     """
 
-    def __init__(self, count: int) -> None:
-        self.future: Future[list[Outcome]] = Future()
+    def __init__(self, count: int, stream: Any = None) -> None:
+        self.future = StreamFuture(stream)
         self._outcomes: list[Outcome | None] = [None] * count
         self._missing = count
         self._lock = threading.Lock()
@@ -39,7 +42,7 @@ class Gather:
 
         def take(done: Future[list[Outcome]]) -> None:
             try:
-                self.put(positions, done.result())
+                self.put(positions, Future.result(done))  # no stream waits before the block is taken
             except BaseException as error:  # a callback's own error, or CancelledError, would reach nobody
                 with suppress(InvalidStateError):  # another part failed before
                     self.future.set_exception(error)

@@ -14,6 +14,8 @@ _RUNS_PER_BUDGET = 4
 """A budget is divided so that two runs of two engines fit."""
 _GPU_BUDGET_BYTES = 8 << 30
 """Default budget of a GPU."""
+_WORKSPACE_BYTES = 32 << 20
+"""What decoders take besides the pixels, when room is looked for: little, as it is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,24 @@ class DeviceMemory:
         """Returns what is taken now and the high-water marks."""
         with self._free:
             return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output)
+
+
+def has_room(device: Device, needed_bytes: int) -> bool:
+    """Returns whether DALI finds memory for a run on a GPU: in what it keeps, or by taking more from the device.
+
+    What it takes it keeps for later runs. Always True on the CPU.
+
+    Args:
+        device: The device.
+        needed_bytes: What the run takes, without the decoders' own workspace.
+    """
+    if device.kind == "cpu":
+        return True
+    try:
+        load_backend().PreallocateDeviceMemory(needed_bytes + _WORKSPACE_BYTES, device.ordinal)
+    except (RuntimeError, MemoryError):
+        return False
+    return True
 
 
 def release_unused() -> None:

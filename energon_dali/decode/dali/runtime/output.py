@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.interface import Decoded, Outcome
+from energon_dali.samples.transfer import map_tensors
 
 if TYPE_CHECKING:
+    import torch
+
     from energon_dali.decode.spec import ImageSpec
 
 
@@ -41,19 +46,69 @@ def take_values(images: Any, spec: ImageSpec, stream: Any = None) -> list[Any]:
 
 
 def bring_to_device(value: Any, device: Device, stream: Any) -> Any:
-    """Returns a value of PIL on a device; arrays and PIL images stay where they are.
+    """Returns a value of PIL or PyAV on a device; arrays and PIL images stay where they are.
+
+    On a GPU it is copied from page-locked memory on `stream`, and the host does not wait for it.
 
     Args:
         value: Torch tensor, numpy array or PIL image.
         device: Where the other values of its block are.
-        stream: torch.cuda.Stream on which it will be used.
+        stream: torch.cuda.Stream that copies.
     """
     if device.kind == "cpu" or not hasattr(value, "pin_memory"):
         return value
     import torch
 
     with torch.cuda.stream(stream):
-        return value.to(f"cuda:{device.ordinal}")
+        return value.pin_memory().to(f"cuda:{device.ordinal}", non_blocking=True)
+
+
+def work_stream(device: Device) -> Any:
+    """Returns a new torch.cuda.Stream for a thread of ours to work on, beside the consumer's stream.
+
+    None on the CPU, and where torch's allocator is not its own: other allocators refuse `record_stream` for memory that
+    is not theirs, such as DALI's, and all work is done on the consumer's stream there.
+    """
+    if device.kind == "cpu":
+        return None
+    import torch
+
+    if torch.cuda.get_allocator_backend() != "native":
+        return None
+    stream: Any = torch.cuda.Stream
+    return stream(device.ordinal)
+
+
+def seal(outcomes: Sequence[Outcome], work: Any, consumer: Any) -> None:
+    """Notes in outcomes when their values are ready, and keeps the values' memory until the consumer has used it.
+
+    Args:
+        outcomes: What was made on `work`.
+        work: torch.cuda.Stream that made the values; None where it was the consumer's, which has nothing to wait for.
+        consumer: torch.cuda.Stream on which the values will be used.
+    """
+    if work is None:
+        return
+    import torch
+
+    decoded = [outcome for outcome in outcomes if isinstance(outcome, Decoded)]
+    kept: set[int] = set()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        # Once per memory: each call gives the interpreter lock away, and the images of a block are views of one memory.
+        memory = tensor if tensor._base is None else tensor._base
+        if tensor.is_cuda and id(memory) not in kept:
+            kept.add(id(memory))
+            memory.record_stream(consumer)
+        return tensor
+
+    for outcome in decoded:
+        map_tensors(outcome.value, keep)
+    make_event: Any = torch.cuda.Event
+    event = make_event()
+    event.record(work)
+    for outcome in decoded:
+        outcome.ready = event
 
 
 def consumer_stream(device: Device) -> Any:

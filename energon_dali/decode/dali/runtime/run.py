@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from energon_dali.decode.dali.runtime.library import Pipeline
+from energon_dali.decode.dali.runtime.stream_future import StreamFuture
 from energon_dali.decode.interface import Outcome
 
 BatchT = TypeVar("BatchT")
@@ -24,8 +25,11 @@ class Block:
     """How many are missing."""
     stream: Any
     """torch.cuda.Stream on which the values will be used, on a GPU."""
-    future: Future[list[Outcome]] = field(default_factory=Future)
+    future: StreamFuture = field(init=False)
     """Of the whole block."""
+
+    def __post_init__(self) -> None:
+        self.future = StreamFuture(self.stream)
 
     def put(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Takes the outcomes of some positions."""

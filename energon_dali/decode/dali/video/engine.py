@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.clips.sound import decode_audio_of_clips
-from energon_dali.decode.dali.runtime.device import Device, device_works
 from energon_dali.decode.dali.runtime.engine import DaliEngine
-from energon_dali.decode.dali.runtime.failure import first_line
+from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.dali.runtime.output import bring_to_device
 from energon_dali.decode.dali.runtime.run import Block, Run
@@ -24,7 +22,7 @@ from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeli
 from energon_dali.decode.dali.video.suitability import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_by_pyav
-from energon_dali.errors import ConfigError, DecodeError, DeviceFailedError
+from energon_dali.errors import ConfigError, DecodeError
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,6 +39,8 @@ class ClipBatch:
 
 class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
     """The engine of one video graph."""
+
+    media = "video"
 
     def submit(self, handles: Sequence[MediaHandle], *, stream: Any = None) -> Future[list[Outcome]]:
         block = Block([None] * len(handles), len(handles), stream)
@@ -100,22 +100,23 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
             values.append(clips)
         return values
 
-    def rescue(self, run: Run[ClipBatch], run_alone: Callable[[ClipBatch], list[Any]]) -> list[Outcome]:
+    def rescue(
+        self, run: Run[ClipBatch], run_alone: Callable[[ClipBatch], list[Outcome]], stream: Any
+    ) -> list[Outcome]:
         handles = run.batch.handles
         error = run.error
         outcomes: list[Outcome] = []
         for handle in handles:
             if len(handles) > 1:
                 try:
-                    (value,) = run_alone(ClipBatch([handle]))
-                    outcomes.append(value if isinstance(value, Outcome) else Decoded(value, self._route))
+                    outcomes += run_alone(ClipBatch([handle]))
                     continue
                 except Exception as alone:  # DALI raises RuntimeError; what is no fault of a file is raised below
                     error = alone
             assert error is not None
-            raise_if_device_is_lost(error, self.device)
+            raise_if_device_failed(error, self.device, "video", 2 * count_decoded_bytes(handle))
             _LOG.debug("%r: DALI says %r", handle, first_line(error))
-            outcomes.append(self._decode_by_pyav(handle, run.block.stream))
+            outcomes.append(self._decode_by_pyav(handle, stream))
         return outcomes
 
     def _decode_by_pyav(self, handle: ClipsHandle, stream: Any) -> Outcome:
@@ -145,27 +146,3 @@ def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, l
         rows["weights"] = [np.array(correction.weights, np.float32) for correction in corrections]
         rows["offsets"] = [np.array(correction.offsets, np.float32) for correction in corrections]
     return rows
-
-
-def raise_if_device_is_lost(error: BaseException, device: Device) -> None:
-    """Returns nothing if an error can be due to a bad file.
-
-    NVDEC reports bad streams by CUDA errors too, so the words of a message do not tell; a device that still computes
-    was not what failed.
-
-    Args:
-        error: What DALI raised.
-        device: Where it decoded.
-
-    Raises:
-        DeviceFailedError: The device does not work any more, or its memory or the host's is full.
-    """
-    lost = isinstance(error, MemoryError) or not isinstance(error, RuntimeError)
-    lost = lost or re.search(r"out of memory|bad_alloc|can't allocate", str(error), re.IGNORECASE) is not None
-    lost = lost or not device_works(device)
-    if lost:
-        raise DeviceFailedError(
-            f"DALI failed on {device} while decoding videos: {first_line(error)}. This is no fault of a sample, so "
-            "nothing was skipped. If memory is short give a smaller gpu_memory_budget_bytes, smaller blocks or shorter "
-            "clips; after other CUDA errors the process must be started again."
-        ) from error

@@ -127,11 +127,11 @@ def test_unnamed_errors_are_narrowed_down_in_small_batches() -> None:
     batch, sizes, rebuilt = fake_batch(64), [], []
     culprit = batch.handles[37]
 
-    def run(part: ImageBatch) -> list[Any]:
+    def run(part: ImageBatch) -> list[Outcome]:
         sizes.append(len(part))
         if culprit in part.handles:
             raise RuntimeError("encountered:\n\nnvImageCodec failure: '#4'")
-        return [1] * len(part)
+        return [Decoded(1, "dali-cpu")] * len(part)
 
     error = RuntimeError("encountered:\n\nnvImageCodec failure: '#4'")
     outcomes = decode_suspects(batch, error, run, lambda: rebuilt.append(1), lambda value: value, Device("cpu"))
@@ -153,7 +153,7 @@ def test_a_dead_pipeline_still_gives_every_image() -> None:
 
 def test_a_named_sample_outside_of_the_batch_is_not_trusted() -> None:
     def run(batch: ImageBatch) -> list[Any]:
-        return [1] * len(batch)
+        return [Decoded(1, "dali-cpu")] * len(batch)
 
     outcomes = decode_suspects(
         fake_batch(3), RuntimeError(NAMED.format(9)), run, lambda: None, lambda value: value, Device("cpu")

@@ -75,7 +75,7 @@ def test_a_fork_behind_the_first_use_of_a_gpu_is_refused() -> None:
 
     assert ask_child() == "gpu 0"
     resolve_device("gpu")
-    assert "forked from one that had decoded on a GPU" in ask_child()
+    assert "forked from one that had used a GPU" in ask_child()
 
 
 @pytest.mark.parametrize(("visible", "seen"), [("0", True), ("-1", False), ("-1,0", False), ("", False), ("1,0", True)])

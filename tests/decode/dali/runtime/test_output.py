@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,24 +12,9 @@ import torch
 from energon_dali.decode import DaliDecoder
 from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.dali.runtime.output import count_bytes, take_values
+from tests.fake_cuda import TensorListGPU
 
 SHAPES = {"one": [(3, 4, 5)], "equal": [(3, 4, 5)] * 3, "ragged": [(3, 4, 5), (3, 2, 7), (3, 1, 1)]}
-
-
-class TensorListGPU:
-    """Stands in for DALI's class of this name."""
-
-    def __init__(self, on_cpu: Any) -> None:
-        self._on_cpu = on_cpu
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._on_cpu, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._on_cpu)
-
-    def as_cpu(self) -> Any:
-        return self._on_cpu
 
 
 @pytest.mark.parametrize("in_one_piece", [True, False])

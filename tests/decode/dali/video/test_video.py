@@ -18,10 +18,11 @@ from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
 from energon_dali.decode.dali.video import prefers_dali, submit_clips, suits_dali_video
-from energon_dali.decode.dali.video.engine import DaliVideoEngine, raise_if_device_is_lost
+from energon_dali.decode.dali.video.engine import DaliVideoEngine
 from energon_dali.decode.dali.video.frames import take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
 from energon_dali.decode.pyav import stage_clips
@@ -252,8 +253,8 @@ def test_values_are_held_and_never_overwritten() -> None:
 @pytest.mark.parametrize("error", [MemoryError("bad_alloc"), RuntimeError("Can't allocate 99 bytes"), KeyError("x")])
 def test_a_full_memory_is_no_bad_sample(error: Exception) -> None:
     with pytest.raises(DeviceFailedError, match="no fault of a sample"):
-        raise_if_device_is_lost(error, Device("cpu"))
-    raise_if_device_is_lost(RuntimeError("Failed to send packet to decoder"), Device("cpu"))
+        raise_if_device_failed(error, Device("cpu"), "video")
+    raise_if_device_failed(RuntimeError("Failed to send packet to decoder"), Device("cpu"), "video")
 
 
 def test_damaged_files_never_end_the_process() -> None:

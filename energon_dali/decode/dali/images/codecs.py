@@ -1,0 +1,90 @@
+"""Which of DALI's codecs decode an image in a GPU's pipeline: those on the GPU, or those on its CPU threads."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.decode.interface import Route
+
+GPU_FORMATS = frozenset({"jpeg", "jpeg2000", "tiff"})
+"""Formats with a codec on the GPU: nvJPEG, nvJPEG2000, nvTIFF. PNG, WebP, BMP and PNM are decoded by CPU threads."""
+_REGIONS_INTERPOLATE_FROM = (13, 2)
+"""nvJPEG from which on nvImageCodec decodes a region of a JPEG whose chroma is interpolated. Below that the outermost
+pixels of the region may be wrong, nvImageCodec refuses, and DALI's CPU threads decode the file."""
+_RTLD_NOLOAD = 4
+
+
+def has_gpu_codec(format: str) -> bool:
+    """Returns whether a format is decoded on the GPU in a GPU's pipeline.
+
+    Args:
+        format: As in the header ("jpeg").
+    """
+    return format in GPU_FORMATS
+
+
+def image_route(format: str, device: Device) -> Route:
+    """Returns the route of an image that a pipeline decoded.
+
+    DALI does not say which codec took a file; this is what its format, the device and the libraries that are installed
+    lead to. A rare kind of JPEG or TIFF that nvJPEG or nvTIFF refuses is counted as if they had taken it.
+
+    Args:
+        format: As in the header.
+        device: Of the pipeline.
+    """
+    if device.kind == "cpu":
+        return "dali-cpu"
+    if not has_gpu_codec(format) or (format == "jpeg" and nvjpeg_version() is None):
+        return "dali-host"
+    return "dali-gpu"
+
+
+def decodes_regions(fancy_upsampling: bool) -> bool:
+    """Returns whether a GPU decodes a region of a JPEG by itself.
+
+    Args:
+        fancy_upsampling: Whether chroma is interpolated (`DaliTuning.jpeg_fancy_upsampling`).
+    """
+    version = nvjpeg_version()
+    return version is not None and (not fancy_upsampling or version >= _REGIONS_INTERPOLATE_FROM)
+
+
+@functools.cache
+def nvjpeg_version() -> tuple[int, int] | None:
+    """Returns (major, minor) of the nvJPEG that DALI uses in this process, None if there is none.
+
+    DALI does not tell. Loads the library where nvImageCodec would find it, which then takes the one that is loaded.
+    """
+    major = int(load_backend().__cuda_version__) // 1000
+    name = f"libnvjpeg.so.{major}"
+    for path, mode in (
+        (name, os.RTLD_NOW | _RTLD_NOLOAD),
+        *((str(found), os.RTLD_NOW) for found in _beside_dali(name)),
+        (name, os.RTLD_NOW),
+    ):
+        try:
+            library = ctypes.CDLL(path, mode)
+            return _property(library, 0), _property(library, 1)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _beside_dali(name: str) -> list[Path]:
+    """Returns the files of a library in the order of nvImageCodec's search: LD_LIBRARY_PATH, packages, the toolkit."""
+    packages = Path(load_backend().__file__).parents[1]  # site-packages/nvidia
+    folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    folders += [packages / "nvjpeg" / "lib", *sorted(packages.glob("cu*/lib")), Path("/usr/local/cuda/lib64")]
+    return [folder / name for folder in folders if (folder / name).exists()]
+
+
+def _property(library: ctypes.CDLL, number: int) -> int:
+    value = ctypes.c_int()
+    library.nvjpegGetProperty(number, ctypes.byref(value))
+    return value.value

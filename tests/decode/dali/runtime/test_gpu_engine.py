@@ -1,0 +1,170 @@
+"""How blocks are decoded on a GPU: on which threads, devices and streams, and what becomes of failures.
+
+CUDA is faked, and DALI's operators of the CPU run in the place of a GPU's: nothing here says how a GPU computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from energon_dali.decode import DaliDecoder, Decoded
+from energon_dali.decode.dali import close_engines
+from energon_dali.decode.dali.images import codecs
+from energon_dali.decode.dali.images.handles import DecodedHandle
+from energon_dali.errors import DeviceFailedError
+from tests.decode.pictures import pictures
+from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
+
+GPU = 1
+NO_ROOM = "Error in MIXED operator,\n\nencountered:\n\nCan't allocate 3145728 bytes on device 1.\nCurrent pipeline"
+UNHEARD = "Error in MIXED operator,\n\nencountered:\n\nnvImageCodec failure: '#3'\nCurrent pipeline object is no longer"
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """Two GPUs; the test's thread, the trainer's, has taken the second. Nothing is fed by page-locked memory."""
+    made = FakeCuda(gpus=2).install(monkeypatch)
+    monkeypatch.setattr(codecs, "nvjpeg_version", lambda: (13, 3))
+    torch.cuda.set_device(GPU)
+    yield made
+    close_engines()
+
+
+def decoder_for_gpu(**options: Any) -> DaliDecoder:
+    return DaliDecoder(image_decode="torchrgb8", image_decode_device="gpu", **options)
+
+
+def jpegs(decoder: DaliDecoder, count: int = 4) -> list[Any]:
+    return [decoder.stage("jpg", pictures()["jpeg-420"]) for _ in range(count)]
+
+
+def for_pil(decoder: DaliDecoder) -> list[Any]:
+    """Returns handles that PIL decodes: one in the rank, one that a worker decoded."""
+    gif = decoder.make_handle("gif", pictures()["gif"])
+    pixels = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu").decode("gif", pictures()["gif"])
+    return [gif, DecodedHandle("gif", b"", "gif", gif.width, gif.height, decoder.spec, pixels=pixels)]
+
+
+def values(outcomes: list[Any]) -> list[torch.Tensor]:
+    assert all(isinstance(outcome, Decoded) for outcome in outcomes), outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+def test_no_thread_of_ours_opens_a_context_on_another_gpu(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_dali(monkeypatch, cuda)
+    decoder = decoder_for_gpu()
+    decoder.decode_block(jpegs(decoder) + for_pil(decoder))
+    assert cuda.contexts == {GPU}
+    ours = [call for call in cuda.calls if call.thread.startswith("energon-dali")]
+    for thread in {call.thread for call in ours}:
+        first = next(call for call in ours if call.thread == thread)
+        assert (first.name, first.detail) == ("set_device", GPU), thread
+    assert {call.device for call in ours} == {GPU}
+    assert {call.thread.split("_")[0] for call in ours} == {"energon-dali-gpu 1", "energon-dali-pil"}
+
+
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+def test_the_consumer_waits_for_a_block_when_it_takes_it(
+    backend: str, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it enqueues for a block must not wait for the block that is decoded ahead."""
+    install_dali(monkeypatch, cuda)
+    cuda.backend = backend
+    decoder = decoder_for_gpu()
+    consumer = torch.cuda.current_stream()
+    first, second = (decoder.submit_block(jpegs(decoder)) for _ in range(2))
+    done = threading.Event()
+    second.add_done_callback(lambda _: done.set())
+    assert done.wait(60)
+    if backend == "native":
+        assert consumer.work == []  # type: ignore[attr-defined]
+    first.result(60)
+    consumer.work.append("hooks")  # type: ignore[attr-defined]
+    second.result(60)
+    words = consumer.work  # type: ignore[attr-defined]
+    if backend == "native":
+        assert words[: words.index("hooks")] == ["decoded"]
+        assert "decoded" in words[words.index("hooks") :]
+    else:  # torch's other allocators refuse to note a second stream for DALI's memory
+        assert words == ["decoded", "decoded", "hooks"]
+    assert {call.detail is consumer for call in cuda.named("dali.outputs")} == {backend != "native"}
+
+
+def test_what_pil_decodes_is_copied_from_page_locked_memory_on_a_stream_of_its_own(cuda: FakeCuda) -> None:
+    decoder = decoder_for_gpu()
+    consumer = torch.cuda.current_stream()
+    future = decoder.submit_block(for_pil(decoder))
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(60)
+    copies = [call.detail for call in cuda.named("to")]
+    assert [(copy["pinned"], copy["waits"]) for copy in copies] == [(True, False)] * 2
+    assert consumer not in [copy["stream"] for copy in copies]
+    assert consumer.work == []  # type: ignore[attr-defined]
+    gif, moved = values(future.result())
+    assert "copy" in consumer.work  # type: ignore[attr-defined]
+    assert isinstance(gif, GpuTensor)
+    assert gif.recorded == [consumer]
+    assert torch.equal(gif, moved)
+
+
+@pytest.mark.parametrize("free_bytes", [64 << 30, 0])
+def test_a_full_gpu_is_no_bad_image(free_bytes: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said by DALI, or found out by looking for room, where DALI blames a file."""
+
+    def fail() -> None:
+        raise RuntimeError(UNHEARD if free_bytes == 0 else NO_ROOM)
+
+    built = install_dali(monkeypatch, cuda, fail)
+    cuda.free_bytes = free_bytes
+    decoder = decoder_for_gpu()
+    with pytest.raises(DeviceFailedError, match=rf"no room for a run of .* {free_bytes >> 20} of 81920 MiB are free"):
+        decoder.decode_block(jpegs(decoder, 64))
+    assert len(built) == 1
+
+
+def test_a_gpu_that_has_room_gives_what_fails_to_pil_and_keeps_no_pipeline(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError(UNHEARD)
+
+    install_dali(monkeypatch, cuda, fail)
+    decoder = decoder_for_gpu()
+    outcomes: Any = decoder.decode_block(jpegs(decoder, 3))
+    assert [outcome.route for outcome in outcomes] == ["fallback"] * 3
+    assert all(value.is_cuda for value in values(outcomes))
+    from energon_dali.decode.dali.runtime import registry
+
+    (engine,) = registry._engines.values()
+    assert engine._suspended == []
+
+
+def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threads(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_dali(monkeypatch, cuda)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    decoder = decoder_for_gpu()
+    names = ["jpeg-420", "png-rgb", "jpeg-444", "webp-lossy", "bmp-rgb"]
+    outcomes: Any = decoder.decode_block([decoder.make_handle("part", pictures()[name]) for name in names])
+    assert [outcome.route for outcome in outcomes] == ["dali-gpu", "dali-host", "dali-gpu", "dali-host", "dali-host"]
+    assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [4, 16]
+    expected = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
+    for name, value in zip(names, values(outcomes), strict=True):
+        assert torch.equal(value, expected.decode("jpg", pictures()[name])), name
+
+
+def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_dali(monkeypatch, cuda)
+    monkeypatch.setattr(codecs, "nvjpeg_version", lambda: None)
+    decoder = decoder_for_gpu()
+    outcomes: Any = decoder.decode_block(jpegs(decoder))
+    assert {outcome.route for outcome in outcomes} == {"dali-host"}

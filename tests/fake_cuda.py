@@ -1,0 +1,302 @@
+"""A CUDA that computes on the CPU and writes down what is asked of it, by thread and device.
+
+`FakeCuda.install` puts it in the place of torch's, of DALI's view of devices, and of page-locked memory. It keeps
+CUDA's rules: a new thread's current device is GPU 0, `with torch.cuda.stream(...)` puts the device that was current
+back at its end, and whatever makes a device current opens a context on it in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from energon_dali.decode.dali.runtime import device as devices
+from energon_dali.decode.dali.runtime import engine as engines
+from energon_dali.decode.dali.runtime import failure
+from energon_dali.decode.dali.runtime.device import Device
+
+
+class Call(NamedTuple):
+    """Something that was asked of CUDA or of DALI."""
+
+    thread: str
+    """Name of the thread."""
+    device: int
+    """The GPU that was current in it."""
+    name: str
+    """What was asked."""
+    detail: Any = None
+    """Of what."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream whose work is a list of words."""
+
+    device: int
+    work: list[str] = field(default_factory=list)
+    cuda: FakeCuda | None = None
+
+    def wait_stream(self, other: Stream) -> None:
+        self.work += other.work
+
+    def wait_event(self, event: Event) -> None:
+        if self.cuda is not None:
+            self.cuda.note("wait_event", self)
+        self.work += event.work
+
+
+class Event:
+    """What a stream had done when it was recorded."""
+
+    work: list[str]
+
+    def record(self, stream: Stream) -> None:
+        self.work = list(stream.work)
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor that says it is on a GPU, and notes the streams that its memory is kept for."""
+
+    recorded: list[Any]
+    gpu: int
+
+    @staticmethod
+    def on(gpu: int, like: torch.Tensor | None = None) -> GpuTensor:
+        """Returns one with the values of another, or a zero."""
+        made: Any = torch.Tensor
+        tensor: GpuTensor = made._make_subclass(GpuTensor, torch.zeros(1) if like is None else like.detach().clone())
+        tensor.recorded, tensor.gpu = [], gpu
+        return tensor
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", getattr(self, "gpu", 0))
+
+    def record_stream(self, stream: Any) -> None:
+        self.__dict__.setdefault("recorded", []).append(stream)
+
+
+class FakeCuda:
+    """GPUs that are not there.
+
+    Args:
+        gpus: How many.
+        backend: Name of torch's allocator.
+        initialized: Whether torch uses CUDA already.
+    """
+
+    Event = Event
+
+    def __init__(self, gpus: int = 2, backend: str = "native", initialized: bool = True) -> None:
+        self.gpus, self.backend, self.initialized = gpus, backend, initialized
+        self.calls: list[Call] = []
+        self.contexts: set[int] = set()
+        """GPUs on which this process has a context."""
+        self.works = True
+        """Whether the GPUs compute."""
+        self.free_bytes = 64 << 30
+        """Memory that DALI may still take on each GPU."""
+        self.default = [Stream(gpu, cuda=self) for gpu in range(gpus)]
+        self._of_thread = threading.local()
+
+    # --- what a test asks ------------------------------------------------------------------------------------------
+
+    def note(self, name: str, detail: Any = None) -> None:
+        """Writes down a call of the calling thread."""
+        self.calls.append(Call(threading.current_thread().name, self.current_device(), name, detail))
+
+    def named(self, name: str) -> list[Call]:
+        """Returns the calls of a name."""
+        return [call for call in self.calls if call.name == name]
+
+    # --- torch.cuda ------------------------------------------------------------------------------------------------
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def is_available(self) -> bool:
+        self.note("is_available")
+        return self.gpus > 0
+
+    def device_count(self) -> int:
+        return self.gpus
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+    def current_device(self) -> int:
+        return getattr(self._of_thread, "device", 0)
+
+    def set_device(self, device: int) -> None:
+        self.initialized = True
+        self._of_thread.device = device
+        self.contexts.add(device)
+        self.note("set_device", device)
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The current streams of the calling thread, by GPU."""
+        if not hasattr(self._of_thread, "streams"):
+            self._of_thread.streams = list(self.default)
+        return self._of_thread.streams  # type: ignore[no-any-return]
+
+    def current_stream(self, device: int | None = None) -> Stream:
+        return self.streams[self.current_device() if device is None else device]
+
+    def set_stream(self, stream: Stream) -> None:
+        self.streams[stream.device] = stream
+        self._of_thread.device = stream.device
+        self.contexts.add(stream.device)
+
+    def Stream(self, device: int | None = None) -> Stream:
+        gpu = self.current_device() if device is None else device
+        self.contexts.add(gpu)
+        return Stream(gpu, cuda=self)
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, there = self.current_stream(), self.streams[stream.device]
+        self.set_stream(stream)
+        try:
+            yield
+        finally:
+            self.streams[stream.device] = there
+            self.set_stream(before)
+
+    @contextlib.contextmanager
+    def device(self, device: int) -> Iterator[None]:
+        before = self.current_device()
+        self._of_thread.device = device
+        self.contexts.add(device)
+        try:
+            yield
+        finally:
+            self._of_thread.device = before  # torch puts it back without opening a context
+
+    def mem_get_info(self, device: int = 0) -> tuple[int, int]:
+        return self.free_bytes, 80 << 30
+
+    # --- in the place of torch's -----------------------------------------------------------------------------------
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+        """Puts it in the place of torch.cuda, of page-locked memory, and of what is asked of a GPU by other ways."""
+        for name in (
+            "Event", "Stream", "current_device", "current_stream", "device", "device_count", "get_allocator_backend",
+            "is_available", "is_initialized", "mem_get_info", "set_device", "set_stream", "stream",
+        ):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: getattr(tensor, "is_pinned_here", False))
+        monkeypatch.setattr(torch.Tensor, "to", self._to(torch.Tensor.to))
+        monkeypatch.setattr(devices, "sees_gpu", lambda: self.gpus > 0)
+        monkeypatch.setattr(devices, "_count_gpus", lambda: self.gpus)
+        monkeypatch.setattr(devices, "_of_thread", threading.local())
+        monkeypatch.setattr(devices, "_process", dict.fromkeys(devices._process, False))
+        monkeypatch.setattr(failure, "device_works", lambda device: device.kind == "cpu" or self.works)
+        monkeypatch.setattr(failure, "has_room", lambda device, needed: needed <= self.free_bytes)
+        return self
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.note("pin_memory", tuple(tensor.shape))
+        pinned: Any = tensor.clone()
+        pinned.is_pinned_here = True
+        return pinned  # type: ignore[no-any-return]
+
+    def _to(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def to(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+            if not (args and str(args[0]).startswith("cuda")):
+                return original(tensor, *args, **options)
+            gpu = torch.device(args[0]).index or 0
+            self.contexts.add(gpu)
+            self.note("to", {
+                "pinned": tensor.is_pinned(), "stream": self.current_stream(gpu),
+                "waits": not options.get("non_blocking", False),
+            })  # fmt: skip
+            self.current_stream(gpu).work.append("copy")
+            return GpuTensor.on(gpu, tensor)
+
+        return to
+
+
+class TensorListGPU:
+    """Stands in for DALI's class of this name, around one on the CPU."""
+
+    def __init__(self, on_cpu: Any) -> None:
+        self._on_cpu = on_cpu
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._on_cpu, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._on_cpu)
+
+    def as_cpu(self) -> Any:
+        """Returns the one on the CPU."""
+        return self._on_cpu
+
+
+class FakeDaliPipeline:
+    """A pipeline of the CPU that says it is a GPU's.
+
+    Args:
+        inner: What DALI built.
+        cuda: Takes note of what is asked.
+        fail: Called before each output; what it raises is what DALI raises.
+    """
+
+    def __init__(self, inner: Any, cuda: FakeCuda, fail: Callable[[], None] | None) -> None:
+        self._inner, self._cuda, self._fail = inner, cuda, fail
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def outputs(self, cuda_stream: Any = None) -> tuple[Any, ...]:
+        """Returns the outputs, which `cuda_stream` waits for."""
+        self._cuda.note("dali.outputs", cuda_stream)
+        outputs = self._inner.outputs()
+        if self._fail is not None:
+            self._fail()
+        cuda_stream.work.append("decoded")
+        return tuple(TensorListGPU(each) for each in outputs)
+
+
+def install_dali(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, fail: Callable[[], None] | None = None
+) -> list[FakeDaliPipeline]:
+    """Lets engines of a GPU run DALI's operators of the CPU; returns the list of pipelines that are built.
+
+    Args:
+        monkeypatch: Pytest's.
+        cuda: Takes note of what is asked.
+        fail: Called before each output.
+    """
+    built: list[FakeDaliPipeline] = []
+    build = engines.build_pipeline
+
+    def build_on_cpu(options: Any, define: Any) -> FakeDaliPipeline:
+        cuda.note("dali.build", options)
+        assert options.device.kind == "gpu"
+        options = replace(options, device=Device("cpu"))
+        built.append(FakeDaliPipeline(build(options, define), cuda, fail))
+        return built[-1]
+
+    monkeypatch.setattr(engines, "build_pipeline", build_on_cpu)
+    from energon_dali.decode.dali.images import engine as images
+    from energon_dali.decode.dali.images.graph import define_pipeline
+
+    monkeypatch.setattr(
+        images, "define_pipeline",
+        lambda graph, options: define_pipeline(graph, replace(options, device=Device("cpu"))),
+    )  # fmt: skip
+    return built
