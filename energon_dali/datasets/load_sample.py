@@ -28,17 +28,36 @@ class PartAccess:
     part: str
     """Part name, such as "json"."""
     steps: tuple[str | int, ...] = ()
-    """Keys and indices, such as ("captions", 0)."""
+    """Keys and indices, such as ("captions", 0). A number is a key where the value is a dict that has it."""
 
     def take(self, value: Any) -> Any:
-        """Returns what lies at the end of the way.
+        """Returns what is at the end of the way.
 
         Raises:
-            KeyError, IndexError, TypeError: The value has no such place.
+            LookupError: The value does not reach that far: a key or an index is missing, or a step leads into
+                something that is neither a dict nor a list.
         """
         for step in self.steps:
-            value = value[step]
+            value = _enter(value, step)
         return value
+
+    def __str__(self) -> str:
+        return self.part + "".join(f"[{step}]" for step in self.steps)
+
+
+def _enter(value: Any, step: str | int) -> Any:
+    if isinstance(value, dict):
+        if str(step) in value:
+            return value[str(step)]
+        if step in value:  # numbers as keys, which JSON does not have
+            return value[step]
+        raise KeyError(step)
+    if isinstance(value, list):
+        try:
+            return value[int(step)]
+        except ValueError:
+            raise LookupError(f"{step!r} is not an index of a list") from None
+    raise LookupError(f"[{step}] leads into a value of type {type(value).__name__}, which is neither a dict nor a list")
 
 
 def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess, ...]]:
@@ -60,7 +79,7 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
                 )
             steps = re.findall(r"\[([^\[\]]+)\]", match["access"])
             alternatives.append(
-                PartAccess(match["part"], tuple(int(s) if re.fullmatch(r"-?\d+", s) else s for s in steps))
+                PartAccess(match["part"], tuple(int(s) if re.fullmatch(r"0|-?[1-9]\d{0,17}", s) else s for s in steps))
             )
         fields[field_name] = tuple(alternatives)
     return fields
@@ -151,7 +170,7 @@ class SampleLoader:
 
         Raises:
             DecodeError: A part cannot be decoded; the message names the part.
-            DatasetFormatError: A field's part is missing.
+            DatasetFormatError: None of the alternatives of a field can be reached.
         """
         source = SourceInfo(
             dataset_path=self.dataset_path,
@@ -180,6 +199,7 @@ class SampleLoader:
         decoded: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for field_name, alternatives in self.fields.items():
+            unreached: list[str] = []
             for access in alternatives:
                 part = access.part
                 if part not in raw.parts:
@@ -188,15 +208,16 @@ class SampleLoader:
                     decoded[part] = self._part(part, raw.parts[part], source, seed)
                 try:
                     values[field_name] = access.take(decoded[part]) if access.steps else decoded[part]
-                except (KeyError, IndexError, TypeError) as error:
-                    raise DatasetFormatError(
-                        f"field {field_name!r} asks for {part}{''.join(f'[{s}]' for s in access.steps)}, which the "
-                        f"part {part!r} of sample "
-                        f"{raw.key!r} does not hold ({type(error).__name__}: {error}). Correct field_map in "
-                        f"dataset.yaml, or the data."
-                    ) from error
+                except LookupError as error:
+                    unreached.append(f"{access} ({type(error).__name__}: {error})")
+                    continue
                 break
             else:
+                if unreached:
+                    raise DatasetFormatError(
+                        f"field {field_name!r} asks for {', '.join(unreached)}, which sample {raw.key!r} does not "
+                        "hold. Correct field_map in dataset.yaml, or the data."
+                    )
                 wanted = ", ".join(access.part for access in alternatives)
                 raise DatasetFormatError(
                     f"sample {raw.key!r} has no part {wanted!r} for the field {field_name!r}; it has "

@@ -121,3 +121,34 @@ def test_a_sample_loader_makes_the_fields() -> None:
 
     load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, sample_loader=make)
     assert load(raw(jpg=jpeg(), txt=b"hi"), 0).caption == "a/b: hi"
+
+
+JSON = b"""{"a": "text", "captions": [], "0": "zero", "none": null, "list": ["x", "y"],
+"dict": {"0": "first", "-1": "minus", "007": "bond"}}"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("json[caption],txt", "T"), ("json[caption],json[a]", "text"), ("json[captions][0],txt", "T"),
+        ("json[a][0],txt", "T"), ("json[0]", "zero"), ("json[dict][0]", "first"), ("json[dict][-1]", "minus"),
+        ("json[dict][007]", "bond"), ("json[list][-1]", "y"), ("json[list][01]", "y"), ("json[list][x],txt", "T"),
+        ("json[list][2],txt", "T"), ("json[none][a],txt", "T"), ("json[none],txt", None),
+        ("cls,json[b],json[list][0]", "x"),
+    ],
+)  # fmt: skip
+def test_the_first_alternative_that_can_be_reached_wins(expression: str, expected: object) -> None:
+    """Expected is what megatron-energon 7.4.1 gives for each of these."""
+    load = SampleLoader(
+        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "txt", "caption": expression}
+    )
+    assert load(raw(json=JSON, txt=b"T"), 0).caption == expected
+
+
+@pytest.mark.parametrize("expression", ["json[a][0]", "json[a][0],json[captions][0]", "json[list][0][0]"])
+def test_no_step_leads_into_a_text(expression: str) -> None:
+    load = SampleLoader(
+        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "txt", "caption": expression}
+    )
+    with pytest.raises(DatasetFormatError, match="into a value of type str, which is neither a dict nor a list"):
+        load(raw(json=JSON, txt=b"T"), 0)
