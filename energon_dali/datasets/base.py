@@ -6,11 +6,12 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from typing_extensions import Self
 
 from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.restore_key import Key, attempt, get_restore_key
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
@@ -236,7 +237,11 @@ class SavableDataset(ABC, Generic[T]):
     # --- iteration in this process ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
+        refuse_resharding(self.worker_config)
         return iter(self._live())
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise refuse_indexing(self)
 
     def state_dict(self) -> State:
         """Returns the state of the live iteration in this process."""

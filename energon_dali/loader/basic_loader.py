@@ -9,12 +9,13 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from energon_dali.cache import CachePool, pool_context
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.error_handlers import LOGGER
 from energon_dali.errors import ConfigError
 from energon_dali.loader.delivery import Delivery
@@ -37,7 +38,8 @@ class BasicDataLoader(Generic[T]):
     """Iterates a dataset, with worker processes if its WorkerConfig asks for some.
 
     `iter(loader)` continues the live iteration until an epoch ends; the next `iter` begins the next epoch, also behind
-    one that took all elements of an epoch and did not ask for more. Workers live as long as the loader: until
+    one that took all elements of an epoch and did not ask for more. `next(loader)` takes the next element of the
+    running epoch. Workers live as long as the loader: until
     `close()`, the end of a `with`, the end of the process, or until nobody holds it.
 
     Args:
@@ -120,8 +122,15 @@ class BasicDataLoader(Generic[T]):
     # --- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> LoaderIterator[T]:
+        refuse_resharding(self.worker_config)
         # Not kept: a loader that held its iterators could not end its workers when the last user lets it go.
         return LoaderIterator(self)
+
+    def __next__(self) -> T:
+        return self._next(self._epoch)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise refuse_indexing(self)
 
     def __len__(self) -> int:
         return self.dataset.len_rank()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.resharding import refuse_resharding
 from energon_dali.errors import StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_state import make_state, merge_states, rank_part
@@ -47,6 +48,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         super().__init__(dataset, **options)
 
     def __iter__(self) -> SavableLoaderIterator[T]:
+        refuse_resharding(self.worker_config)
         return SavableLoaderIterator(self)
 
     # --- a rank's state --------------------------------------------------------------------------------------------
