@@ -50,6 +50,14 @@ class DecodeDataset(WrapperDataset[Any]):
     def describe(self) -> str:
         return f"DecodeDataset({type(self.decoder).__name__})" if self.decoder else "DeliverDataset"
 
+    def config(self) -> dict[str, Any]:
+        """Returns the config of the dataset below: what comes when does not depend on where media are decoded."""
+        return self.dataset.config()
+
+    def inner_config(self) -> dict[str, Any]:
+        """Returns the config of the dataset below."""
+        return self.dataset.inner_config()
+
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _DecodeIterator(self, context)
 
@@ -136,7 +144,11 @@ class _Running:
 
 
 class _DecodeIterator(StreamIterator[Any]):
+    """Its state is that of the dataset below, so that a state does not tell where media are decoded."""
+
     def __init__(self, dataset: DecodeDataset, context: StreamContext) -> None:
+        self._dataset = dataset
+        self._stream = context.stream
         self._blocks: BlockIterator = dataset.dataset.open_blocks(context)
         self._decoder = dataset.decoder
         self._blocks_ahead = BLOCKS_AHEAD if dataset.decoder is not None else 0
@@ -208,11 +220,13 @@ class _DecodeIterator(StreamIterator[Any]):
         return get_restore_key(element) if self._key is None else self._key
 
     def state_dict(self) -> State:
-        return {"inner": self._state}
+        if self._state is None:  # nothing was taken yet; the part below may run in another process
+            return self._dataset.dataset.first_state(self._stream)
+        return self._state
 
     def load_state_dict(self, state: State) -> None:
-        self._state = state["inner"]
-        self._blocks.load_state_dict(self._state)
+        self._state = state
+        self._blocks.load_state_dict(state)
 
     def close(self) -> None:
         for running in self._ahead:

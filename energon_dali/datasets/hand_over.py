@@ -80,6 +80,23 @@ class HandOverDataset(WrapperDataset[Any]):
     def describe(self) -> str:
         return f"HandOverDataset(block_size={self.block_size})"
 
+    def config(self) -> dict[str, Any]:
+        """Returns the config of the dataset below, which is the same wherever it runs."""
+        return self.dataset.config()
+
+    def inner_config(self) -> dict[str, Any]:
+        """Returns the config of the dataset below."""
+        return self.dataset.inner_config()
+
+    def first_state(self, stream: int) -> State:
+        """Returns the state of the dataset below before its first element.
+
+        Args:
+            stream: Number of the stream.
+        """
+        # Not closed: that would close the readers, which all streams share.
+        return self.dataset.open(StreamContext(stream)).state_dict()
+
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         raise TypeError("A hand-over is opened by what stands above it, with open_blocks().")
 

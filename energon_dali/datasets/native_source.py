@@ -22,6 +22,9 @@ from energon_dali.errors import ConfigError, DatasetError, DecodeError
 from energon_dali.plan import OrderSpec
 from energon_dali.shards import RawSample, ShardReader
 
+DEFAULT_LANES = 16
+"""`parallel_shard_iters` of training, where nothing else is said."""
+
 ROWS_PER_READER = 8192
 """Rows that a reader of DALI is built for: building costs it some 3 us per row and holds the interpreter lock."""
 
@@ -36,6 +39,8 @@ class _Planned:
     seed: int
     parts: list[str] | None
     """Its wanted parts but the image, if DALI reads it; None if it is read and decoded by the block engine."""
+    after: tuple[int, int]
+    """(epoch of the order, position) after it."""
 
 
 class NativeSourceDataset(SavableDataset[Any]):
@@ -88,15 +93,7 @@ class NativeSourceDataset(SavableDataset[Any]):
                 f'feed="native" follows whole passes over {folder.path}, and its samples are repeated or shared out by '
                 'blend_epochized. Use feed="block".'
             )
-        if order.stream(0).epoch(0).runs() is None:
-            raise ConfigError(
-                f'feed="native" follows orders that are made of runs, and this one has parallel_shard_iters='
-                f"{order.parallel_shard_iters} and a shuffle window of {order.shuffle_buffer_size} over all shards: "
-                f"DALI would "
-                "start a run for nearly every sample. Set parallel_shard_iters=1 and leave shuffle_buffer_size out "
-                "(or keep "
-                'its window inside slices with window_in_slice=True), or use feed="block".'
-            )
+        _check_runs(order)
 
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
@@ -106,7 +103,8 @@ class NativeSourceDataset(SavableDataset[Any]):
         return f"NativeSourceDataset({self.source.name}, repeat={self.source.repeat})"
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "source": self.source.config()}
+        """Returns the config of the source: both feeds give the same samples in the same order."""
+        return self.source.config()
 
     def placed(self, number: int) -> NativeSourceDataset:
         twin = copy.copy(self)
@@ -132,6 +130,30 @@ class NativeSourceDataset(SavableDataset[Any]):
         return self.reader.part_filter is None or bool(self.reader.part_filter(name))
 
 
+def _check_runs(order: OrderSpec) -> None:
+    """Refuses an order whose samples do not come slice by slice.
+
+    The settings decide, not the slices that a stream happens to have: those change with the number of streams.
+
+    Raises:
+        ConfigError: Slices are read in turn, or shuffled together.
+    """
+    reasons, remedies = [], []
+    lanes, window = order.parallel_shard_iters, order.shuffle_buffer_size
+    if order.shuffle and lanes > 1:
+        default = ", the default of training" if lanes == DEFAULT_LANES else ""
+        reasons.append(f"reads {lanes} slices in turn (parallel_shard_iters={lanes}{default})")
+        remedies.append("set parallel_shard_iters=1")
+    if order.shuffle and window > 1 and not order.window_in_slice:
+        reasons.append(f"shuffles samples over slices (shuffle_buffer_size={window})")
+        remedies.append("set window_in_slice=True or leave shuffle_buffer_size out")
+    if reasons:
+        raise ConfigError(
+            f'feed="native" lets DALI read one slice after the other, and this order {" and ".join(reasons)}. To keep '
+            f'the native feed, {" and ".join(remedies)}; or use feed="block", which follows every order.'
+        )
+
+
 class _NativeIterator(StreamIterator[Any]):
     def __init__(self, dataset: NativeSourceDataset, context: StreamContext) -> None:
         self._dataset = dataset
@@ -154,7 +176,7 @@ class _NativeIterator(StreamIterator[Any]):
             if planned is None:
                 self._samples = None
                 continue
-            self._step()
+            self._epoch, self._position = planned.after
             sample = self._load(planned, raw)
             if sample is not None:
                 return sample
@@ -165,28 +187,30 @@ class _NativeIterator(StreamIterator[Any]):
         if not source.repeat and self._position >= self._order.num_samples(self._epoch):
             self._epoch, self._position = self._epoch + 1, 0
             raise StopIteration
-        shards, indices, epochs = (np.concatenate(columns) for columns in zip(*self._next_places(), strict=True))
+        pieces, after = self._next_places()
+        shards, indices, epochs = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
         places = list(zip(shards.tolist(), indices.tolist(), strict=True))
         numbers = np.fromiter((self._dataset.reader.index_of(*place) for place in places), np.int64, len(places))
         seeds = source.load.seeds(epochs, numbers)
         planner = RowPlanner(self._dataset.reader.folder.index, self._dataset.wanted, self._dataset.decoder.spec)
         plan = [
-            _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed))
-            for (shard, sample), epoch, seed in zip(places, epochs.tolist(), seeds, strict=True)
+            _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed), position)
+            for (shard, sample), epoch, seed, position in zip(places, epochs.tolist(), seeds, after, strict=True)
         ]
         return self._run(plan, planner)
 
-    def _next_places(self) -> list[tuple[Any, Any, Any]]:
-        """Returns (shards, indices, passes) of the next rows, over several epochs where they are short."""
+    def _next_places(self) -> tuple[list[tuple[Any, Any, Any]], list[tuple[int, int]]]:
+        """Returns ((shards, indices, passes) of the next rows by epoch, (epoch, position) after each of them)."""
         source = self._dataset.source
         epoch, position, wanted = self._epoch, self._position, ROWS_PER_READER
-        pieces = []
+        pieces, after = [], []
         empty_epochs = 0
         while wanted:
             order = self._order.epoch(epoch)
             taken = min(wanted, len(order) - position)
             if taken:
                 pieces.append(order.samples(position, position + taken))
+                after += [(epoch, place) for place in range(position + 1, position + taken + 1)]
                 wanted -= taken
             if not source.repeat:
                 break
@@ -196,13 +220,7 @@ class _NativeIterator(StreamIterator[Any]):
                     f"{source.name} has no sample to repeat: its split is empty. Choose another split_part."
                 )
             epoch, position = epoch + 1, 0
-        return pieces
-
-    def _step(self) -> None:
-        """Moves behind one sample, and into the next epoch where it was the last and the data repeats."""
-        self._position += 1
-        while self._dataset.source.repeat and self._position >= self._order.num_samples(self._epoch):
-            self._epoch, self._position = self._epoch + 1, 0
+        return pieces, after
 
     def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
         """Gives what was read for each planned sample, in order."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of
+from energon_dali.datasets.older_state import in_todays_form
 from energon_dali.datasets.recorder import Recorder, describe_dropped
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 
@@ -213,7 +214,8 @@ class RankIterator(Iterator[T], Generic[T]):
             if saved["ended"]:
                 self._ended.add(stream)
             if saved["state"] is not None:
-                restore_stream(self._iterator(stream), saved["state"], stream)
+                iterator = self._iterator(stream)
+                restore_stream(iterator, in_todays_form(saved["state"], iterator.state_dict()), stream)
                 self._restored.add(stream)
 
     def close(self) -> None:

@@ -10,8 +10,17 @@ from energon_dali.cache import FileStore, JsonlFileStore, WebdatasetFileStore
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.shards import JsonlReader, ShardReader
-from energon_dali.task_encoder import Cooker, TaskEncoder, choose_cooker, failure_tolerance, is_stateless, overridden
-from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one, name_of
+from energon_dali.task_encoder import (
+    Cooker,
+    TaskEncoder,
+    choose_cooker,
+    failure_tolerance,
+    function_name,
+    hook_names,
+    is_stateless,
+    overridden,
+)
+from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one
 
 NO_STORES: Mapping[str, FileStore[Any]] = {}
 
@@ -90,8 +99,5 @@ def primary_store(source: SavableDataset[Any]) -> FileStore[Any] | None:
 def _config(
     encoder: TaskEncoder[Any, Any, Any, Any], cooker: Cooker[Any], stores: Mapping[str, FileStore[Any]]
 ) -> dict[str, Any]:
-    config: dict[str, Any] = {"encoder": type(encoder).__qualname__, "hooks": ["cook_crude_sample"]}
-    if stores:
-        config["cooker"] = name_of(cooker)
-        config["aux"] = sorted(stores)
-    return config
+    config = {"hooks": hook_names(encoder, "cook_crude_sample"), "cooker": function_name(cooker.cook)}
+    return {**config, "aux": sorted(stores)} if stores else config

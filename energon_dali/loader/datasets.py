@@ -186,24 +186,38 @@ def _open_leaves(
     blend: ResolvedBlend, setting: LeafSetting, stages: Stages
 ) -> list[tuple[SavableDataset[Any], SourceDataset]]:
     """Returns (what is fed to the stages, its source) of each leaf."""
-    several = len(blend.leaves) > 1
+    if len(blend.leaves) > 1:
+        mixed: str | None = "one of several datasets"
+    else:
+        mixed = "repeated by blend_epochized" if is_epochized(blend) else None
     sources = [open_leaf(leaf, number, setting) for number, leaf in enumerate(blend.leaves)]
     feeds = []
     for leaf, source in zip(blend.leaves, sources, strict=True):
         with named_at(leaf):
-            feeds.append(_feed(source, leaf, setting.encoder, stages, several))
+            feeds.append(_feed(source, leaf, setting.encoder, stages, mixed))
     return list(zip(feeds, sources, strict=True))
 
 
 def _feed(
-    source: SourceDataset, leaf: LeafReference, encoder: AnyEncoder, stages: Stages, several: bool
+    source: SourceDataset, leaf: LeafReference, encoder: AnyEncoder, stages: Stages, mixed: str | None
 ) -> SavableDataset[Any]:
-    """Returns the source, with a cook stage where its samples are crude, or read by DALI where the decoder says so."""
+    """Returns the source, with a cook stage where its samples are crude, or read by DALI where the decoder says so.
+
+    Args:
+        source: Gives samples, or crude samples.
+        leaf: What is read.
+        encoder: Its decoder says what reads.
+        stages: Sizes.
+        mixed: What the dataset is, if a mixture draws from it.
+
+    Raises:
+        ConfigError: The native feed cannot read the dataset, or it has auxiliary stores and no cookers.
+    """
     load, decoder = source.load, encoder.decoder
     crude = load.sample_type is CrudeSample
     if isinstance(decoder, DaliDecoder) and decoder.feed == "native" and decoder.placement == "rank":
-        if crude or several:
-            what = "a crude dataset, whose cookers see media before they are decoded" if crude else "one of several"
+        if crude or mixed:
+            what = "a crude dataset, whose cookers see media before they are decoded" if crude else mixed
             raise ConfigError(
                 f'{source.name} is {what}; feed="native" reads one dataset and gives its media decoded. Use '
                 'feed="block".'

@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.datasets.source import Reader, SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
@@ -61,7 +62,7 @@ class LeafSetting:
         epochs = leaf.shuffle_over_epochs_multiplier
         return {
             "shuffle": True, "max_samples_per_sequence": self.max_samples_per_sequence,
-            "parallel_shard_iters": self.options.parallel_shard_iters or (1 if epochs is None else 16),
+            "parallel_shard_iters": self.options.parallel_shard_iters or (1 if epochs is None else DEFAULT_LANES),
             "shuffle_buffer_size": self.shuffle_buffer_size or 1, "shuffle_over_epochs": epochs,
             "window_in_slice": self.options.window_in_slice,
         }  # fmt: skip

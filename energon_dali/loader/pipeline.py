@@ -18,7 +18,7 @@ from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError
-from energon_dali.task_encoder import TaskEncoder, failure_tolerance, is_stateless, overridden
+from energon_dali.task_encoder import TaskEncoder, failure_tolerance, hook_names, is_stateless, overridden
 
 LARGEST_BLOCK = 64
 """Samples per block at most: enough to keep every decode thread busy, few enough to be there soon."""
@@ -170,7 +170,7 @@ def _tolerance(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> int:
 
 
 def _hook_config(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, Any]:
-    return {"encoder": type(encoder).__qualname__, "hooks": list(hooks)}
+    return {"hooks": hook_names(encoder, *hooks)}
 
 
 def _pack(

@@ -8,7 +8,7 @@ from energon_dali.task_encoder.batching import batch_list, batch_pad_stack, batc
 from energon_dali.task_encoder.context import current_batch_index, current_sample_index, sample_context
 from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
 from energon_dali.task_encoder.default import DefaultTaskEncoder
-from energon_dali.task_encoder.encoder import TaskEncoder, overridden
+from energon_dali.task_encoder.encoder import TaskEncoder, function_name, hook_names, overridden
 from energon_dali.task_encoder.packing import PackingBuffer, PackSelection, SequencePacker
 from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
 
@@ -31,7 +31,9 @@ __all__ = [
     "current_batch_index",
     "current_sample_index",
     "failure_tolerance",
+    "function_name",
     "generic_batch",
+    "hook_names",
     "is_stateless",
     "overridden",
     "sample_context",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -180,6 +181,25 @@ def overridden(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
     if hook not in HOOKS:
         raise ConfigError(f"{hook!r} is no hook of a task encoder. The hooks are {', '.join(HOOKS)}.")
     return encoder.overrides(hook)
+
+
+def hook_names(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, str]:
+    """Returns for each hook the class and name of the function that does the work, such as "Encoder.encode_sample".
+
+    It is the class that defines the hook: a subclass that only has another decoder does the same in it.
+
+    Args:
+        encoder: The task encoder.
+        *hooks: Names of hooks.
+    """
+    return {hook: function_name(getattr(encoder, hook)) for hook in hooks}
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Returns the class and name of a function, the same in every run; of another callable the name of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def make_batch(

@@ -106,10 +106,47 @@ def test_validation_gives_every_good_sample_once(folder: Path) -> None:
 
 
 def test_an_order_that_is_not_made_of_runs_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="parallel_shard_iters=1"):
+    with pytest.raises(ConfigError, match="set parallel_shard_iters=1") as refused:
         make_loader(folder, Native, parallel_shard_iters=4)
-    with pytest.raises(ConfigError, match="window_in_slice"):
+    assert "shuffle_buffer_size" not in str(refused.value)
+    with pytest.raises(ConfigError, match="set window_in_slice=True") as refused:
         make_loader(folder, Native, shuffle_buffer_size=50)
+    assert "parallel_shard_iters" not in str(refused.value)
+    with pytest.raises(ConfigError, match="parallel_shard_iters=16, the default of training"):
+        make_loader(folder, Native, parallel_shard_iters=None)
+
+
+def test_what_is_refused_does_not_depend_on_how_many_slices_a_stream_has(folder: Path) -> None:
+    for streams in (1, 2, 30):
+        with pytest.raises(ConfigError, match="set parallel_shard_iters=1"):
+            make_loader(folder, Native, streams=streams, parallel_shard_iters=2, max_samples_per_sequence=None)
+
+
+def test_a_dataset_that_is_repeated_in_an_epoch_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    document = tmp_path / "twice.yaml"
+    document.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend_epochized:\n"
+        f"      - {{path: {folder}, repetitions: 2}}\n"
+    )
+    with pytest.raises(ConfigError, match=r'repeated by blend_epochized; feed="native".*Use feed="block"'):
+        make_loader(document, Native)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_state_of_one_feed_continues_with_the_other(folder: Path, window: int | None) -> None:
+    options = {"shuffle_buffer_size": window, "window_in_slice": window is not None}
+    for saver, other in ((Block, Native), (Native, Block)):
+        loader = make_loader(folder, saver, **options)
+        states, batches = [], []
+        for batch in islice(iter(loader), 30):
+            batches.append(view(batch))
+            states.append(json.loads(json.dumps(loader.save_state_rank())))
+        for place in (0, 5, 11, 12, 25):  # 11 and 12: around the end of the first epoch of a stream
+            restored = make_loader(folder, other, **options)
+            restored.restore_state_rank(states[place])
+            assert json.loads(json.dumps(restored.save_state_rank())) == states[place]
+            found = [view(batch) for batch in islice(iter(restored), 29 - place)]
+            assert found == batches[place + 1 :], f"{saver.__name__} to {other.__name__} after batch {place}"
 
 
 def test_a_dataset_without_the_header_check_is_refused(folder: Path, tmp_path: Path) -> None:
