@@ -36,6 +36,8 @@ class PacketTable:
     """Whether decoding may begin there: the container says so, and the codec's own header does not object."""
     is_hidden: Bools
     """Whether it is decoded but not shown: outside the edit list, or so marked by the codec."""
+    encoder_note: bytes = b""
+    """What a decoder that does not begin with the first packet must be told (`key_packets.find_encoder_note`)."""
 
     def __len__(self) -> int:
         return len(self.pts)

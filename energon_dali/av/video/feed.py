@@ -99,6 +99,8 @@ class PacketFeed:
                 continue
             if self._skips:
                 context.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+            if self._index.packets.encoder_note and not context.is_open:
+                packet = _with_note(packet, self._index.packets.encoder_note)
             packet.opaque = Mark(number)
             try:
                 frames = context.decode(packet)
@@ -204,6 +206,16 @@ class PacketFeed:
             if len(found) > 1 and given is not None:
                 found = found[column[found] == given]
         return int(found[0]) if len(found) == 1 else -1
+
+
+def _with_note(packet: Packet[Any], note: bytes) -> Packet[Any]:
+    """Returns a packet with the note about its encoder in front."""
+    import av
+
+    told = av.Packet(note + bytes(packet))
+    told.pts, told.dts, told.duration, told.time_base = packet.pts, packet.dts, packet.duration, packet.time_base
+    told.is_keyframe = packet.is_keyframe
+    return told
 
 
 def find_runs(starts: Int64s, ends: Int64s) -> list[tuple[int, int]]:

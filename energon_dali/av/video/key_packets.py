@@ -1,4 +1,4 @@
-"""What the first bytes of a packet tell: whether decoding may begin there, and whether its picture is shown.
+"""What the first bytes of a packet tell: whether decoding may begin there, whether its picture is shown, who made it.
 
 Containers mark key frames, and not all mark only those from which decoding is exact.
 Sources: ITU-T H.264 7.3 and D.1.8, ITU-T H.265 7.3.1.2, ISO/IEC 14496-2 6.2.5 (MPEG-4), RFC 6386 9.1 (VP8), VP9
@@ -7,11 +7,17 @@ bitstream specification 6.2 and annex B.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _H264_IDR, _H264_SEI = 5, 6
 _SEI_RECOVERY_POINT = 6
 _MPEG4_PICTURE = b"\0\0\1\xb6"
+_MPEG4_USER_DATA = b"\0\0\1\xb2"
+_MPEG4_GROUP_OR_PICTURE = re.compile(rb"\x00\x00\x01[\xb3\xb6]")
+_X264_BUILD = re.compile(rb"x264 - core (\d+)")
+_LAST_SPECIAL_X264_BUILD = 150
+"""FFmpeg decodes CABAC 4:4:4 streams of x264 up to this build in another way (h264_mvpred.h)."""
 EMPTY_PICTURE_BYTES = 20
 """MPEG-4 packets up to this size may be pictures that were not coded, for which no frame comes, or which stand for a
 B-picture that came packed behind another (XviD and DivX in AVI, where they may even be marked as key frames)."""
@@ -76,6 +82,36 @@ def is_clean_start(codec: str, data: memoryview, length_size: int) -> bool:
         if kind == 1:
             return False
     return False
+
+
+def find_encoder_note(codec: str, data: memoryview, length_size: int, extradata: bytes | None) -> bytes:
+    """Returns what the first packet says of the encoder, if a decoder that begins later must know it; else nothing.
+
+    FFmpeg mends the flaws of old x264, XviD, DivX and its own encoders, which it knows by this note. It may be in the
+    first packet alone.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        data: The first packet of the stream.
+        length_size: As `find_length_size` says.
+        extradata: The decoder configuration of the stream.
+
+    Returns:
+        Bytes that can be put in front of any key packet.
+    """
+    if codec == "h264":
+        for start, stop in find_units(data, length_size):
+            unit = bytes(data[start:stop])
+            build = _X264_BUILD.search(unit) if unit[0] & 31 == _H264_SEI else None
+            if build is not None and int(build[1]) <= _LAST_SPECIAL_X264_BUILD:
+                return (len(unit).to_bytes(length_size, "big") if length_size else b"\0\0\1") + unit
+    if codec == "mpeg4":
+        content = bytes(data)
+        end = _MPEG4_GROUP_OR_PICTURE.search(content)
+        header = content[: end.start()] if end is not None else b""
+        if _MPEG4_USER_DATA in header and header[header.find(_MPEG4_USER_DATA) :] not in (extradata or b""):
+            return header
+    return b""
 
 
 def is_hidden(codec: str, data: memoryview) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from energon_dali.av.frame_index import NO_TIME, Int64s, PacketTable
 from energon_dali.av.source import view_bytes
-from energon_dali.av.video.key_packets import find_length_size, is_clean_start, is_hidden
+from energon_dali.av.video.key_packets import find_encoder_note, find_length_size, is_clean_start, is_hidden
 
 if TYPE_CHECKING:
     from energon_dali.av.container import MediaFile
@@ -55,8 +55,11 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
         origin = _probe(file, stream, table, sizes)
         if origin is None:
             return None
-        is_key, hidden = _look_inside(data, table, sizes, facts.codec, stream.codec_context.extradata)
-        return PacketTable(table.pts + origin, dts, durations, offsets, is_key, hidden)
+        extradata = stream.codec_context.extradata
+        is_key, hidden = _look_inside(data, table, sizes, facts.codec, extradata)
+        first = data[offsets[0] : offsets[0] + sizes[0]]
+        note = find_encoder_note(facts.codec, first, find_length_size(facts.codec, extradata), extradata)
+        return PacketTable(table.pts + origin, dts, durations, offsets, is_key, hidden, note)
 
 
 def _track_boxes(data: memoryview, track: int) -> dict[bytes, bytes] | None:

@@ -9,7 +9,13 @@ import numpy as np
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.demux import demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
-from energon_dali.av.video.key_packets import EMPTY_PICTURE_BYTES, find_length_size, is_clean_start, is_hidden
+from energon_dali.av.video.key_packets import (
+    EMPTY_PICTURE_BYTES,
+    find_encoder_note,
+    find_length_size,
+    is_clean_start,
+    is_hidden,
+)
 from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 from energon_dali.av.video.mp4_table import read_sample_tables
 from energon_dali.av.video.picture_order import is_in_file_order
@@ -78,7 +84,9 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     stream: Any = container.streams[facts.position]
     file.select(stream)
     deadline = file.deadline()
-    length_size = find_length_size(facts.codec, stream.codec_context.extradata)
+    extradata = stream.codec_context.extradata
+    length_size = find_length_size(facts.codec, extradata)
+    note = b""
     looks_hidden = facts.codec in ("vp8", "vp9")
     looks_clean = facts.codec in ("h264", "hevc", "mpeg4")
     rows: list[tuple[int, int, int, int, bool, bool]] = []
@@ -88,6 +96,8 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
             decode(number, packet)
         if not packet.size:
             continue
+        if not rows:
+            note = find_encoder_note(facts.codec, memoryview(packet), length_size, extradata)
         is_key, hidden = packet.is_keyframe, packet.is_discard
         if is_key and looks_clean:
             is_key = is_clean_start(facts.codec, memoryview(packet), length_size)
@@ -107,7 +117,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
                     ROUTE,
                 )
     columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), 6).T)
-    return PacketTable(columns[0], columns[1], columns[2], columns[3], columns[4] != 0, columns[5] != 0)
+    return PacketTable(columns[0], columns[1], columns[2], columns[3], columns[4] != 0, columns[5] != 0, note)
 
 
 def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream: Any) -> FrameIndex | None:
