@@ -57,8 +57,8 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
             return None
         extradata = stream.codec_context.extradata
         is_key, hidden = _look_inside(data, table, sizes, facts.codec, extradata)
-        first = data[offsets[0] : offsets[0] + sizes[0]]
-        note = find_encoder_note(facts.codec, first, find_length_size(facts.codec, extradata), extradata)
+        first = bytes(data[offsets[0] : offsets[0] + sizes[0]])  # a view would keep a mapped file open
+        note = find_encoder_note(facts.codec, memoryview(first), find_length_size(facts.codec, extradata), extradata)
         return PacketTable(table.pts + origin, dts, durations, offsets, is_key, hidden, note)
 
 
