@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -114,6 +115,76 @@ def test_a_flipped_byte_gives_members_or_an_error(place: int, change: int) -> No
     except ShardError:
         return
     assert all(isinstance(m, TarEnd) or m.content_offset + m.size <= len(data) for m in found)
+
+
+def pax_tar(name: str, size: str) -> bytes:
+    """Returns a tar whose only member has a size in its extended header."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 700
+        member.pax_headers = {"size": size}
+        tar.addfile(member, io.BytesIO(bytes(700)))
+    return out.getvalue()
+
+
+def header_tar(kind: bytes, size: bytes) -> bytes:
+    """Returns a tar whose only header has a size field of these bytes and a right checksum."""
+    member = tarfile.TarInfo("a.jpg")
+    member.type = kind
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = size
+    header[148:156] = b"        "
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(2048)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            pytest.param(pax_tar(name, size), id=f"pax {name} {size[:12]}")
+            for name in ("a", "a.jpg")
+            for size in ("-1536", "-512", "-0", "+700", "7_00", " 700", "0x10", "", "9" * 25, "9" * 5000, "1" + "0" * 18)
+        ),
+        *(
+            pytest.param(header_tar(kind, size), id=f"header {kind!r} {size!r}")
+            for kind in (b"0", b"L", b"K", b"x", b"g", b"V")
+            for size in (
+                b"-0000001000\0", b"77777777777\0", b"\xff" + bytes(11), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"9" * 12,
+                b"-1         \0",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_impossible_sizes_are_refused_and_the_scan_ends(data: bytes) -> None:
+    reads = 0
+
+    def read_at(offset: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        assert reads < 100, "the scan goes in circles"
+        assert 0 <= offset
+        assert 0 <= size <= 1 << 20
+        return data[offset : offset + size]
+
+    with pytest.raises(ShardError):
+        list(scan_tar(read_at, len(data), "a.tar"))
+
+
+_WEBDATASET_NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
+
+
+@settings(max_examples=500)
+@given(st.text("a./", max_size=12) | st.text(st.sampled_from("ab./\n"), max_size=20))
+def test_names_are_cut_as_webdataset_cuts_them(name: str) -> None:
+    match = _WEBDATASET_NAME.fullmatch(name)
+    assert split_member_name(name) == (None if match is None else (match[1], match[2]))
+
+
+def test_a_long_name_of_slashes_is_cut_at_once() -> None:
+    # The expression above would take hours.
+    assert split_member_name("/" * (1 << 20)) is None
 
 
 def test_a_name_is_cut_at_its_first_dot() -> None:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from energon_dali.errors import ShardError
 
 BLOCK = 512
+MAX_KEYS_BYTES = (1 << 32) - 1
+"""All keys of a shard together: where each begins is counted in 32 bits."""
 MAX_SHARD_BYTES = BLOCK << 32
 """Places of contents are counted in blocks of tar, in 32 bits: a shard may have up to 2 TiB."""
 
@@ -181,16 +183,18 @@ class ExtentsBuilder:
         """Begins a sample.
 
         Raises:
-            ShardError: The key is not valid UTF-8.
+            ShardError: The key is not valid UTF-8, or all keys together are too long.
         """
         try:
             encoded = key.encode("utf-8")
         except UnicodeEncodeError as error:
+            raise self._not_text("sample", key) from error
+        if len(self.keys) + len(encoded) > MAX_KEYS_BYTES:
             raise ShardError(
-                f"{self.shard} has a sample whose name {key!r} is not valid UTF-8. Rename it, then run `energon-dali "
-                "prepare PATH`.",
+                f"The names of the samples of {self.shard} have more than {MAX_KEYS_BYTES:,} bytes together. Write "
+                "smaller shards, or shorter names.",
                 self.shard,
-            ) from error
+            )
         self.columns["first_part"].append(len(self.columns["part_size"]))
         self.columns["key_start"].append(len(self.keys))
         self.keys += encoded
@@ -211,12 +215,34 @@ class ExtentsBuilder:
                 self.shard,
             )
         columns = self.columns
-        columns["part_name"].append(self.names.number(name))
+        columns["part_name"].append(self._name_number(name))
         columns["part_block"].append(block)
         columns["part_size"].append(size)
         columns["part_format"].append(0 if facts is None else self.formats.number(facts.format))
         columns["part_width"].append(0 if facts is None else facts.width)
         columns["part_height"].append(0 if facts is None else facts.height)
+
+    def _name_number(self, name: str) -> int:
+        """Returns the number of a part name.
+
+        Raises:
+            ShardError: There are too many different names, or this one is not valid UTF-8.
+        """
+        known = len(self.names.names)
+        number = self.names.number(name)
+        if number == known:
+            try:
+                name.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise self._not_text("part", name) from error
+        return number
+
+    def _not_text(self, what: str, name: str) -> ShardError:
+        return ShardError(
+            f"{self.shard} has a {what} whose name {name[:200]!r} is not valid UTF-8. Rename it, then run "
+            "`energon-dali prepare PATH`.",
+            self.shard,
+        )
 
     def section(self) -> bytes:
         """Returns the columns as they are stored."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from energon_dali.shards.index.tar_scan import TarEnd, TarMember
 
-_NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(?:/|\Z)")
 
 
@@ -25,12 +24,19 @@ class PartMember(NamedTuple):
 def split_member_name(name: str) -> tuple[str, str] | None:
     """Returns (sample key, part name) of a member, None if it belongs to no sample.
 
-    The key goes up to the first dot of the file name. Names that start with `__...__` are not data.
+    The key goes up to the first dot of the file name. Names that start with `__...__` are not data. A file name that
+    begins with a dot belongs to a sample only in a folder without a dot in its name, as in webdataset: `a/.json` is
+    part `json` of sample `a/`.
     """
     if _META.match(name):
         return None
-    match = _NAME.fullmatch(name)
-    return None if match is None else (match[1], match[2])
+    slash = name.rfind("/")
+    dot = name.find(".", slash + 1)
+    if dot < 0:
+        return None
+    if dot == slash + 1 and (slash < 0 or "." in name[name.rfind("/", 0, slash) + 1 : slash]):
+        return None
+    return name[:dot], name[dot + 1 :]
 
 
 def group_members(members: Iterable[TarMember | TarEnd]) -> Iterator[PartMember | TarEnd]:

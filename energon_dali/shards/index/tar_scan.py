@@ -22,6 +22,7 @@ _REGULAR = frozenset(b"0\x007")
 _WITHOUT_CONTENT = frozenset(b"123456")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _SPARSE = b"LKxXgS"
 _MAX_EXTENDED_BYTES = 1 << 20
+_MAX_DECIMAL_DIGITS = 19
 
 
 class TarMember(NamedTuple):
@@ -164,7 +165,7 @@ def parse_pax(body: bytes, shard: str, offset: int) -> tuple[str | None, int | N
     while position < len(body) and body[position] != 0:
         try:
             space = body.index(b" ", position)
-            length = int(body[position:space])
+            length = _decimal(body[position:space], "length")
             record = body[space + 1 : position + length]
             keyword, equals, value = record.partition(b"=")
             if not equals or record[-1:] != b"\n" or position + length > len(body):
@@ -172,7 +173,7 @@ def parse_pax(body: bytes, shard: str, offset: int) -> tuple[str | None, int | N
             if keyword == b"path":
                 path = value[:-1].decode("utf-8", "surrogateescape").rstrip("/")
             elif keyword == b"size":
-                size = int(value[:-1])
+                size = _decimal(value[:-1], "size")
         except ValueError as error:
             raise ShardError(f"{_at(shard, offset)}: a damaged extended header ({error}). {_REMEDY}", shard) from error
         if keyword.startswith(b"GNU.sparse."):
@@ -181,7 +182,7 @@ def parse_pax(body: bytes, shard: str, offset: int) -> tuple[str | None, int | N
     return path, size
 
 
-_REMEDY = "Copy or write the shard anew, then run `energon-dali prepare PATH`."
+_REMEDY = "Copy or write the shard again, then run `energon-dali prepare PATH`."
 
 
 def _at(shard: str, offset: int) -> str:
@@ -191,6 +192,17 @@ def _at(shard: str, offset: int) -> str:
 def _text(field: bytes) -> str:
     end = field.find(0)
     return (field if end < 0 else field[:end]).decode("utf-8", "surrogateescape")
+
+
+def _decimal(digits: bytes, what: str) -> int:
+    """Returns a number of a PAX record. A negative size would lead the scan back to where it was: it would never end.
+
+    Raises:
+        ValueError: It is not written in decimal digits alone, or does not fit 64 bits.
+    """
+    if not digits.isdigit() or len(digits) > _MAX_DECIMAL_DIGITS:
+        raise ValueError(f"the {what} {digits[:_MAX_DECIMAL_DIGITS]!r} is not a number of bytes")
+    return int(digits)
 
 
 def _number(field: bytes) -> int | None:
