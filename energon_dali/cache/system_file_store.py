@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import stat
 
 from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.store_index import StoreIndex, unreadable
@@ -12,6 +11,7 @@ from energon_dali.errors import DatasetError, FileMissingError, StorageError
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
+from energon_dali.shards.storage.local import read_regular
 
 
 class SystemFileStore(FileStore[bytes]):
@@ -49,7 +49,7 @@ class SystemFileStore(FileStore[bytes]):
         """
         path = self._resolve(key)
         try:
-            content = _read_local(path.url) if path.is_local else path.read_bytes()
+            content = read_regular(path.url) if path.is_local else path.read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise FileMissingError(f"{self.get_path() or 'The file system'} has no file {key!r}.") from error
         except (StorageError, OSError, ValueError) as error:
@@ -106,20 +106,3 @@ class SystemFileStore(FileStore[bytes]):
 
     def __repr__(self) -> str:
         return f"SystemFileStore({self.get_path()!r})"
-
-
-def _read_local(path: str) -> bytes:
-    """Returns the content of a local file; what is no regular file (a pipe would never end) is refused.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise IsADirectoryError(f"{path} is no regular file")
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.readall()
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Reads a metadataset file into plain values, and remembers on which line each of them stands."""
+"""Reads a metadataset file into plain values, and remembers the line of each of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.content import read_content
+from energon_dali.shards.documents.yaml_text import Keys, parse_yaml
 
-MAX_DEPTH = 64
-"""Levels of nesting in one file."""
-MAX_VALUES = 1_000_000
-"""Values in one file, each alias counted as often as it is used."""
-
-Keys = tuple[str | int, ...]
-"""The way to a value: names of a mapping and places in a list."""
-
-_PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "map", "null", "seq", "str"))
+__all__ = ["Document", "Keys", "Place", "document_of_dict", "read_document"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,148 +81,15 @@ def _plain(value: Any) -> Any:
 def read_document(path: StoragePath) -> Document:
     """Returns a metadataset file as plain values.
 
-    Plain scalars mean what they mean to Energon: null and ~ are None; true, yes, false and no (in any case) are bools;
-    decimal numbers are numbers; everything else (on, off, dates, 0x1f, 1:30) is text. Aliases stand for what they
-    name. Nothing of the file is run.
+    What its scalars mean is told at `parse_yaml`. Nothing of the file is run.
 
     Raises:
-        DatasetFormatError: The file is missing, is no YAML, uses a key twice or a tag, or is too deep or too large.
+        DatasetFormatError: The file is missing, is not YAML, uses a key twice or a tag, or is too deep or too large.
         StorageError: It cannot be read.
     """
-    content = path.read_if_there()
+    content = read_content(path)
     if content is None:
         raise DatasetFormatError(f"{path} is missing. Give the path of a metadataset, a file that ends in .yaml.")
     base = StoragePath(path.url.rpartition("/")[0] or "/")
-    builder = _Builder(path.url)
-    try:
-        # Events, not nodes: composing recurses in C, where a deeply nested file would overflow the stack.
-        for event in yaml.parse(content.decode("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            builder.take(event)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DatasetFormatError(f"{path} cannot be parsed: {' '.join(str(error).split())}. Correct it.") from error
-    return Document(path.url, base, builder.result, builder.lines)
-
-
-@dataclass
-class _Open:
-    """A mapping or list that is being read."""
-
-    value: dict[str, Any] | list[Any]
-    keys: Keys
-    anchor: str | None
-    first: int
-    key: str | None = None
-    key_line: int = 0
-
-
-class _Builder:
-    """Makes plain values of YAML events."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.result: Any = None
-        self.lines: dict[Keys, int] = {}
-        self.values = 0
-        self._open: list[_Open] = []
-        self._anchors: dict[str, tuple[Any, int]] = {}
-        self._documents = 0
-
-    def take(self, event: Any) -> None:
-        """Goes on by one event.
-
-        Raises:
-            DatasetFormatError: It cannot be accepted.
-        """
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                raise self._error(line, "a second document begins here. Write one document per file, without ---")
-        elif isinstance(event, yaml.ScalarEvent):
-            if self._awaits_key():
-                self._take_key(event.value, line)
-            else:
-                self._check_tag(event.tag, line)
-                self._put(_scalar(event), line, event.anchor)
-        elif isinstance(event, yaml.AliasEvent):
-            self._take_alias(str(event.anchor), line)
-        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            self._check_tag(event.tag, line)
-            self._begin({} if isinstance(event, yaml.MappingStartEvent) else [], event.anchor, line)
-        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-            done = self._open.pop()
-            if done.anchor is not None:
-                self._anchors[done.anchor] = (done.value, self.values - done.first)
-
-    def _awaits_key(self) -> bool:
-        return bool(self._open) and isinstance(self._open[-1].value, dict) and self._open[-1].key is None
-
-    def _take_key(self, key: str, line: int) -> None:
-        inner = self._open[-1]
-        if key in inner.value:
-            raise self._error(line, f"the key {key!r} stands here a second time. Keep one of the two")
-        inner.key, inner.key_line = key, line
-
-    def _take_alias(self, name: str, line: int) -> None:
-        if name not in self._anchors:
-            raise self._error(line, f"*{name} stands for nothing, or for what it is a part of. Write the value out")
-        if self._awaits_key():
-            raise self._error(line, f"*{name} cannot be a key. Write the key out")
-        value, size = self._anchors[name]
-        self.values += size
-        self._put(value, line, None)
-
-    def _begin(self, value: dict[str, Any] | list[Any], anchor: str | None, line: int) -> None:
-        if self._awaits_key():
-            raise self._error(line, "a key is no text. Write text, such as `name: value`")
-        if len(self._open) >= MAX_DEPTH:
-            raise self._error(line, f"values are nested in more than {MAX_DEPTH} levels. Use several files")
-        self._open.append(_Open(value, self._put(value, line, None), anchor, self.values))
-
-    def _put(self, value: Any, line: int, anchor: str | None) -> Keys:
-        """Puts a value where it belongs, and returns the way to it."""
-        self.values += 1
-        if self.values > MAX_VALUES:
-            raise self._error(
-                line, f"the file holds more than {MAX_VALUES:,} values, aliases counted. Use several files"
-            )
-        if anchor is not None:
-            self._anchors[anchor] = (value, 1)
-        if not self._open:
-            self.result = value
-            keys: Keys = ()
-        else:
-            outer = self._open[-1]
-            if isinstance(outer.value, dict):
-                assert outer.key is not None, "a key comes before its value"
-                keys = (*outer.keys, outer.key)
-                outer.value[outer.key] = value
-                outer.key = None
-                line = outer.key_line  # a list or mapping may begin on a later line than its name
-            else:
-                keys = (*outer.keys, len(outer.value))
-                outer.value.append(value)
-        self.lines[keys] = line
-        return keys
-
-    def _check_tag(self, tag: str | None, line: int) -> None:
-        if tag not in (None, "!", *_PLAIN_TAGS):
-            raise self._error(line, f"the tag {tag} asks for more than plain values. Leave it out")
-
-    def _error(self, line: int, text: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.file}:{line}: {text}.")
-
-
-def _scalar(event: Any) -> Any:
-    text: str = event.value
-    if event.style not in (None, "") or event.tag in ("!", "tag:yaml.org,2002:str"):
-        return text
-    word = text.lower()
-    if word in ("", "~", "null"):
-        return None
-    if word in ("true", "yes", "false", "no"):
-        return word in ("true", "yes")
-    try:
-        return float(text) if "." in text or "e" in word else int(text)
-    except ValueError:
-        return text
+    lines: dict[Keys, int] = {}
+    return Document(path.url, base, parse_yaml(content, path.url, lines), lines)

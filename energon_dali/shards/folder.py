@@ -11,9 +11,10 @@ import numpy as np
 
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.plan import Slices
+from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.index.extent_index import ExtentIndex, read_uuid
-from energon_dali.shards.meta.dataset_config import DEFAULT_NAME, read_dataset_config
-from energon_dali.shards.meta.document import META, parse_document
+from energon_dali.shards.meta.dataset_config import DEFAULT_NAME, read_dataset_config, split_config_of
+from energon_dali.shards.meta.document import META, read_meta_document
 from energon_dali.shards.meta.info import read_shard_counts
 from energon_dali.shards.meta.sample_loader import load_function
 from energon_dali.shards.meta.splits import SplitConfig, read_split
@@ -118,12 +119,10 @@ class WebdatasetFolder:
     def _split_name(self) -> str | None:
         """Returns the name of the split file; dataset.yaml may be missing where nothing else of it is needed."""
         config = self._dataset_config
+        path = self.root / META / self._dataset_config_name
         if config is None:
-            path = self.root / META / self._dataset_config_name
-            content = path.read_if_there()
-            config = {} if content is None else parse_document(content, path, self.root)
-        name = config.get("split_config")
-        return name if isinstance(name, str) else self._split_config_name
+            config = read_meta_document(path, self.root) or {}
+        return split_config_of(config, path) or self._split_config_name
 
     @property
     def split_parts(self) -> tuple[str, ...]:
@@ -239,6 +238,6 @@ def resolve_part_filter(folder: WebdatasetFolder) -> Callable[[str], bool] | Non
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
         return PartList(frozenset(parts))
     raise DatasetFormatError(
-        f"{folder.path} has part_filter={parts!r} in its dataset.yaml. Write sample_loader.py:part_filter, or a list "
+        f"{folder.path} has part_filter={excerpt(parts)} in its dataset.yaml. Write sample_loader.py:part_filter, or a list "
         "of part names."
     )

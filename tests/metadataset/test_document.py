@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.metadataset import document
+from energon_dali.shards.documents import yaml_text
 from energon_dali.metadataset.document import read_document
 from energon_dali.shards import StoragePath
 
@@ -74,18 +75,18 @@ def test_json_is_read_as_json_reads_it_and_every_line_is_known(
     ("text", "message"),
     [
         ("a: [1\nb: 2\n", "cannot be parsed: .*line 2"),
-        ("a: 1\nb: 1\na: 2\n", "mix.yaml:3: the key 'a' stands here a second time"),
+        ("a: 1\nb: 1\na: 2\n", "mix.yaml:3: the key 'a' is used a second time"),
         ("a: 1\n---\nb: 1\n", "mix.yaml:2: a second document"),
         ("a: !!python/object/apply:os.system [id]\n", "mix.yaml:1: the tag .*os.system asks for more"),
         ("a: !secret 1\n", "the tag !secret"),
-        ("a: &x [1, *x]\n", r"mix.yaml:1: \*x stands for nothing, or for what it is a part of"),
-        ("a: *y\n", r"\*y stands for nothing"),
-        ("? [1, 2]\n: 3\n", "mix.yaml:1: a key is no text"),
-        ("a: &x b\n*x : 1\n", "mix.yaml:2: .*cannot be a key"),
+        ("a: &x [1, *x]\n", r"mix.yaml:1: \*x names nothing, or what it is itself a part of"),
+        ("a: *y\n", r"\*y names nothing"),
+        ("? [1, 2]\n: 3\n", "mix.yaml:1: a key is not text"),
+        ("a: &x b\n*x : 1\n", "mix.yaml:2: .*is used as a key, which has to be text"),
         (b"a: \xff\xfe\n", "cannot be parsed"),
         ("a: '\x00'\n", "cannot be parsed"),
-        ("{a: " * 50_000, f"nested in more than {document.MAX_DEPTH} levels"),
-        ("a: " + "[" * 100_000, f"nested in more than {document.MAX_DEPTH} levels"),
+        ("{a: " * 50_000, f"nested in more than {yaml_text.MAX_DEPTH} levels"),
+        ("a: " + "[" * 100_000, f"nested in more than {yaml_text.MAX_DEPTH} levels"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_with_its_line(text: str | bytes, message: str, tmp_path: Path) -> None:

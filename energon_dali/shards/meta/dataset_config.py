@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
-from energon_dali.shards.meta.document import META, check_keys, parse_document
+from energon_dali.shards.documents.content import excerpt, excerpt_names
+from energon_dali.shards.documents.inner_path import check_inner_path
+from energon_dali.shards.documents.yaml_text import write_yaml
+from energon_dali.shards.meta.document import META, check_keys, read_meta_document
 from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "dataset.yaml"
@@ -60,14 +61,13 @@ def read_dataset_config(
         StorageError: It cannot be read.
     """
     path = root / META / name
-    content = path.read_if_there()
-    if content is None:
+    config = read_meta_document(path, root)
+    if config is None:
         raise DatasetFormatError(
             f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare "
             f"{shlex.quote(str(root))}` with --sample-type, or give "
             "dataset_config=NAME if it has another name."
         )
-    config = parse_document(content, path, root)
     factory = config.get("__class__", STANDARD)
     if "__class__" in config:
         _check_type(config, FACTORIES, path, trust_dataset_code)
@@ -80,16 +80,38 @@ def read_dataset_config(
         check_keys(config, _KEYS if factory == CRUDE else _STANDARD_KEYS, path)
     if factory == STANDARD:
         _check_standard(config, path, trust_dataset_code)
-    if not isinstance(config.get("split_config"), (str, type(None))):
-        raise DatasetFormatError(
-            f"{path} has split_config={config['split_config']!r}. Write the name of a file in {META}, such as "
-            "split_config: split2.yaml."
-        )
+    split_config_of(config, path)
     if not isinstance(config.get("subflavors", {}), dict):
         raise DatasetFormatError(
-            f"{path} has subflavors={config['subflavors']!r}, and they should be a mapping. Write `name: value` lines."
+            f"{path} has subflavors={excerpt(config['subflavors'])}, and they should be a mapping. Write `name: value` "
+            "lines."
         )
     return config
+
+
+def split_config_of(config: Mapping[str, Any], path: StoragePath) -> str | None:
+    """Returns the name of the split file that a `dataset.yaml` names, None if it names none.
+
+    Args:
+        config: What it says.
+        path: The file, for messages.
+
+    Raises:
+        DatasetFormatError: It is not the name of a file in `.nv-meta`.
+    """
+    name = config.get("split_config")
+    if name is None:
+        return None
+    try:
+        if not isinstance(name, str):
+            raise ValueError("it is not text")
+        check_inner_path(name)
+    except ValueError as error:
+        raise DatasetFormatError(
+            f"{path} has split_config={excerpt(name)}: {error}. Write the name of a file in {META}, such as "
+            "split_config: split2.yaml."
+        ) from error
+    return name
 
 
 def is_crude(config: Mapping[str, Any]) -> bool:
@@ -126,7 +148,7 @@ def _check_standard(config: dict[str, Any], path: StoragePath, trusted: bool) ->
     if "sample_loader" in config:
         if not isinstance(config["sample_loader"], str):
             raise DatasetFormatError(
-                f"{path} has sample_loader={config['sample_loader']!r}. Write it as sample_loader.py:function."
+                f"{path} has sample_loader={excerpt(config['sample_loader'])}. Write it as sample_loader.py:function."
             )
         if config.get("part_filter") is None:
             raise DatasetFormatError(
@@ -137,10 +159,15 @@ def _check_standard(config: dict[str, Any], path: StoragePath, trusted: bool) ->
 
 def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: StoragePath, trusted: bool) -> None:
     module, name = value.get("__module__", FOREIGN_MODULES[0]), value["__class__"]
-    if trusted or (name in allowed and (module in FOREIGN_MODULES or str(module).startswith("megatron.energon."))):
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise DatasetFormatError(
+            f"{path} has __module__={excerpt(module)} and __class__={excerpt(name)}, which are not both text. Write the "
+            f"names of a module and of a class in it, such as {FOREIGN_MODULES[0]} and {min(allowed)}."
+        )
+    if trusted or (name in allowed and (module in FOREIGN_MODULES or module.startswith("megatron.energon."))):
         return
     raise UntrustedCodeError(
-        f"{path} names the class {module}.{name}, which is not one of {', '.join(sorted(allowed))}. Loading it runs "
+        f"{path} names the class {excerpt_names([f'{module}.{name}'])}, which is not one of {', '.join(sorted(allowed))}. Loading it runs "
         "code that the dataset "
         "chose: look at it, then pass trust_dataset_code=True."
     )
@@ -157,8 +184,7 @@ def write_dataset_config(root: StoragePath, config: Mapping[str, Any], name: str
     Raises:
         StorageError: It cannot be written.
     """
-    text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    (root / META / name).write_bytes(text.encode())
+    (root / META / name).write_bytes(write_yaml(dict(config)))
 
 
 def crude_config(subflavors: Mapping[str, Any] | None = None) -> dict[str, Any]:

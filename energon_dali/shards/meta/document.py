@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Set
 from typing import Any
 
-import yaml
-
 from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.documents.content import excerpt_names, read_content
+from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.documents.yaml_text import parse_yaml
 from energon_dali.shards.storage import StoragePath
 
 META = ".nv-meta"
 """Folder of everything that was prepared."""
 
 
-def parse_document(content: bytes, path: StoragePath, root: StoragePath) -> dict[str, Any]:
-    """Returns a YAML or JSON file (by its name) as a dict.
+def read_meta_document(path: StoragePath, root: StoragePath) -> dict[str, Any] | None:
+    """Returns a YAML or JSON file (by its name) as a dict of plain values, None if there is no such file.
 
-    YAML is read by the safe loader: it makes plain values and runs no code.
+    Args:
+        path: The file.
+        root: Folder of its dataset, for messages.
 
     Raises:
-        DatasetFormatError: The file cannot be parsed, or is no mapping.
+        DatasetFormatError: The file cannot be parsed, is too large, or is not a mapping.
+        StorageError: It cannot be read.
     """
-    try:
-        text = content.decode("utf-8")
-        value = json.loads(text) if path.name.endswith(".json") else yaml.load(text, _Loader)
-    except (ValueError, yaml.YAMLError) as error:
-        raise DatasetFormatError(
-            f"{path} cannot be parsed: {' '.join(str(error).split())}. Correct it, or make it anew with `energon-dali "
-            f"prepare {shlex.quote(str(root))}`."
-        ) from error
+    content = read_content(path)
+    if content is None:
+        return None
+    remedy = f"Correct it, or write it again with `energon-dali prepare {shlex.quote(str(root))}`."
+    if path.name.endswith(".json"):
+        try:
+            value = parse_json(content)
+        except ValueError as error:
+            raise DatasetFormatError(f"{path} cannot be parsed: {str(error)[:500]}. {remedy}") from error
+    else:
+        value = parse_yaml(content, str(path))
     if not isinstance(value, dict):
         raise DatasetFormatError(
-            f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). Correct it, or make it "
-            "anew with "
-            f"`energon-dali prepare {shlex.quote(str(root))}`."
+            f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). {remedy}"
         )
     return value
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader, in C where it is built: a split of 10,000 shards takes seconds otherwise."""
-
-
-if hasattr(yaml, "CSafeLoader"):
-    _Loader = yaml.CSafeLoader  # type: ignore[misc, assignment]
 
 
 def check_keys(document: Mapping[str, Any], allowed: Set[str], path: StoragePath) -> None:
@@ -55,8 +51,9 @@ def check_keys(document: Mapping[str, Any], allowed: Set[str], path: StoragePath
     Raises:
         DatasetFormatError: There is a key that is not allowed.
     """
-    unknown = sorted(str(key) for key in document if key not in allowed)
+    unknown = sorted(key for key in document if key not in allowed)
     if unknown:
         raise DatasetFormatError(
-            f"{path} has {', '.join(unknown)}; allowed are {', '.join(sorted(allowed))}. Correct the name or remove it."
+            f"{path} has {excerpt_names(unknown)}; allowed are {', '.join(sorted(allowed))}. Correct the name or "
+            "remove it."
         )

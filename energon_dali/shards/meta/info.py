@@ -7,10 +7,14 @@ import shlex
 from collections.abc import Mapping
 
 from energon_dali.errors import DatasetFormatError
-from energon_dali.shards.meta.document import META, parse_document
+from energon_dali.shards.documents.inner_path import check_inner_path
+from energon_dali.shards.documents.yaml_text import write_yaml
+from energon_dali.shards.meta.document import META, read_meta_document
 from energon_dali.shards.storage import StoragePath
 
 INFO_NAMES = (".info.json", ".info.yaml")
+MAX_SHARD_SAMPLES = 1 << 32
+"""A sample takes at least one block of 512 bytes in a tar, and a shard may have 2 TiB."""
 
 
 def read_shard_counts(root: StoragePath) -> dict[str, int]:
@@ -28,8 +32,8 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
     refuse_meta(root)
     for name in INFO_NAMES:
         path = root / META / name
-        content = path.read_if_there()
-        if content is not None:
+        document = read_meta_document(path, root)
+        if document is not None:
             break
     else:
         if root.is_local and not root.is_dir():
@@ -38,15 +42,21 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
             f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare "
             f"{shlex.quote(str(root))}`."
         )
-    counts = parse_document(content, path, root).get("shard_counts")
+    remedy = f"Write it again with `energon-dali prepare {shlex.quote(str(root))}`."
+    counts = document.get("shard_counts")
     if not isinstance(counts, dict) or not all(
-        isinstance(shard, str) and isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        for shard, count in counts.items()
+        isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_SHARD_SAMPLES
+        for count in counts.values()
     ):
         raise DatasetFormatError(
-            f"{path} has no `shard_counts` that give a number of samples per shard. Make it anew with `energon-dali "
-            f"prepare {shlex.quote(str(root))}`."
+            f"{path} has no `shard_counts` that give a number of samples (at most {MAX_SHARD_SAMPLES:,}) per shard. "
+            f"{remedy}"
         )
+    try:
+        for shard in counts:
+            check_inner_path(shard)
+    except ValueError as error:
+        raise DatasetFormatError(f"{path}: {error}. {remedy}") from error
     return counts
 
 
@@ -86,10 +96,8 @@ def pack_shard_counts(root: StoragePath, shard_counts: Mapping[str, int], versio
     Raises:
         StorageError: The storage does not answer.
     """
-    import yaml
-
     document = {"energon_version": version, "shard_counts": dict(shard_counts)}
     files = {INFO_NAMES[0]: json.dumps(document, indent=2).encode()}
     if (root / META / INFO_NAMES[1]).is_file():
-        files[INFO_NAMES[1]] = yaml.safe_dump(document, sort_keys=False).encode()
+        files[INFO_NAMES[1]] = write_yaml(document)
     return files

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
+from energon_dali.shards.documents.content import excerpt, read_content
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
 
@@ -71,7 +72,7 @@ def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool
     match = _REFERENCE.fullmatch(reference)
     if match is None or ".." in match[1].split("/") or match[1].startswith("/"):
         raise DatasetFormatError(
-            f"{root} names the function {reference!r}. Write it as FILE.py:FUNCTION, with the file in {META}."
+            f"{root} names the function {excerpt(reference)}. Write it as FILE.py:FUNCTION, with the file in {META}."
         )
     path = root / META / match[1]
     if not trust_dataset_code:
@@ -80,7 +81,7 @@ def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool
             "trust it, pass "
             "trust_dataset_code=True. A field_map in dataset.yaml needs no code."
         )
-    content = path.read_if_there()
+    content = read_content(path)
     if content is None:
         raise DatasetFormatError(f"{path} is missing, which dataset.yaml names. Put it there, or use a field_map.")
     return DatasetFunction(content.decode("utf-8", "replace"), match[2], str(path))

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import yaml
-from braceexpand import braceexpand
-
 from energon_dali.errors import DatasetFormatError
-from energon_dali.shards.meta.document import META, check_keys, parse_document
+from energon_dali.shards.documents.braces import expand_braces
+from energon_dali.shards.documents.yaml_text import write_yaml
+from energon_dali.shards.meta.document import META, check_keys, read_meta_document
 from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "split.yaml"
@@ -44,8 +43,8 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     names = _DEFAULT_NAMES if name is None or name == DEFAULT_NAME else (name,)
     for candidate in names:
         path = root / META / candidate
-        content = path.read_if_there()
-        if content is not None:
+        document = read_meta_document(path, root)
+        if document is not None:
             break
     else:
         raise DatasetFormatError(
@@ -53,7 +52,6 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
             f"prepare {shlex.quote(str(root))}`, "
             "or give split_config=NAME if it has another name."
         )
-    document = parse_document(content, path, root)
     check_keys(document, {"split_parts", "exclude"}, path)
     parts = document.get("split_parts")
     exclude = document.get("exclude") or []
@@ -61,10 +59,10 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
         raise DatasetFormatError(
             f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or "
             "shard/key]`; the "
-            f"lists hold text. Correct it, or make it anew with `energon-dali prepare {shlex.quote(str(root))}`."
+            f"lists hold text. Correct it, or write it again with `energon-dali prepare {shlex.quote(str(root))}`."
         )
     return SplitConfig(
-        {str(part): _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)
+        {part: _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)
     )
 
 
@@ -78,7 +76,7 @@ def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Seq
     if name.endswith(".json"):
         return json.dumps(document, indent=2).encode()
     if name.endswith(".yaml"):
-        return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
+        return write_yaml(document)
     raise DatasetFormatError(f"The split cannot be written to {name!r}: give a name that ends in .yaml or .json.")
 
 
@@ -99,12 +97,7 @@ def _is_names(value: object) -> bool:
 
 
 def _expand(patterns: Sequence[str], path: StoragePath) -> tuple[str, ...]:
-    expanded: list[str] = []
-    for pattern in patterns:
-        try:
-            expanded += braceexpand(pattern)
-        except ValueError as error:
-            raise DatasetFormatError(
-                f"{path} has the pattern {pattern!r}, whose braces do not match. Close each {{."
-            ) from error
-    return tuple(expanded)
+    try:
+        return tuple(expand_braces(patterns))
+    except ValueError as error:
+        raise DatasetFormatError(f"{path}: {error}. Correct it.") from error

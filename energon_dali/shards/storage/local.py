@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
+import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -20,6 +22,9 @@ def _file_limit() -> int:
 
 MAX_OPEN_FILES = _file_limit()
 """Files that all readers of a process keep open together: a quarter of what the system allows."""
+
+MAX_LISTED_ENTRIES = 5_000_000
+"""Files and folders below one folder: links to folders may multiply them without end."""
 
 _registry: OrderedDict[int, LocalReader] = OrderedDict()
 _registry_lock = threading.Lock()
@@ -50,7 +55,7 @@ class LocalReader:
 
     def _open(self) -> int:
         """Opens the file, and closes another one where there are too many."""
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = open_regular(self.path)
         with _registry_lock:
             _registry[id(self)] = self
             surplus = len(_registry) - MAX_OPEN_FILES
@@ -99,7 +104,7 @@ class LocalBackend:
         return with_retries(lambda: LocalReader(url), f"open {url}")
 
     def read_bytes(self, url: str) -> bytes:
-        return with_retries(Path(url).read_bytes, f"read {url}")
+        return with_retries(lambda: read_regular(url), f"read {url}")
 
     def write_bytes(self, url: str, content: bytes) -> None:
         write_atomically(url, content)
@@ -115,11 +120,66 @@ class LocalBackend:
         return os.path.isdir(url)
 
     def list_files(self, url: str) -> list[str]:
-        found = []
-        for folder, _, names in os.walk(url, followlinks=True):
-            relative = os.path.relpath(folder, url)
-            found += [name if relative == "." else f"{relative}/{name}" for name in names]
+        found: list[str] = []
+        folders = [("", url, frozenset[tuple[int, int]]())]
+        seen = 0
+        while folders:
+            prefix, folder, above = folders.pop()
+            try:
+                status = os.stat(folder)
+                identity = (status.st_dev, status.st_ino)
+                if identity in above:  # a link to a folder that it is in: its files were found already
+                    continue
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        seen += 1
+                        if _is_dir(entry):
+                            folders.append((f"{prefix}{entry.name}/", entry.path, above | {identity}))
+                        else:
+                            found.append(prefix + entry.name)
+            except OSError:
+                continue  # as os.walk does: a folder that may not be read has no files
+            if seen > MAX_LISTED_ENTRIES:
+                raise StorageError(
+                    f"{url} has more than {MAX_LISTED_ENTRIES:,} files, counted as often as links lead to them. Look "
+                    "for symbolic links to folders, and remove them."
+                )
         return sorted(found)
 
     def remove(self, url: str) -> None:
         Path(url).unlink(missing_ok=True)
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def open_regular(path: str) -> int:
+    """Returns a descriptor of a regular file; a pipe, socket or device is refused, which would never end.
+
+    Raises:
+        OSError: It cannot be opened.
+        StorageError: It is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # or opening a pipe would wait for a writer
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file")
+
+
+def read_regular(path: str) -> bytes:
+    """Returns the content of a regular file.
+
+    Raises:
+        OSError: It cannot be read.
+        StorageError: It is not a regular file.
+    """
+    with open(open_regular(path), "rb", buffering=0) as file:
+        return file.readall()

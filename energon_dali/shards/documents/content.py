@@ -1,0 +1,71 @@
+"""Reads small files whole, and large ones not at all."""
+
+from __future__ import annotations
+
+import reprlib
+
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.storage import StoragePath
+
+MAX_DOCUMENT_BYTES = 128 << 20
+"""Largest YAML or JSON file of a dataset: a million shards with long names take 80 MiB."""
+MAX_INDEX_BYTES = 1 << 30
+"""Largest index that is read into memory: 128 million offsets."""
+
+
+def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes | None:
+    """Returns the content of a file of a dataset, None if there is no such file.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size in bytes.
+
+    Raises:
+        DatasetFormatError: The file is larger.
+        StorageError: It cannot be read, or it is not a regular file (a pipe or a device never ends).
+    """
+    try:
+        size = path.size()
+        if size > max_bytes:
+            raise too_large(path, size, max_bytes)
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(content) > max_bytes:  # it grew, or its storage does not know its size
+        raise too_large(path, len(content), max_bytes)
+    return content
+
+
+def too_large(path: StoragePath, size: int, max_bytes: int) -> DatasetFormatError:
+    """Returns the error for a file that is larger than files of its kind ever are."""
+    return DatasetFormatError(
+        f"{path} has {size:,} bytes, and files of its kind may have {max_bytes:,}. It is not what its name says: "
+        "replace it, or prepare the dataset again."
+    )
+
+
+class _Excerpt(reprlib.Repr):
+    """Shows the beginning of a value, whatever its size: an alias may stand for a billion others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 6
+        self.maxstring = self.maxlong = self.maxother = 100
+
+
+_EXCERPT = _Excerpt()
+_SHOWN_LETTERS = 300
+_SHOWN_NAMES = 10
+
+
+def excerpt(value: object) -> str:
+    """Returns `repr(value)` for a message, shortened: of values from outside nobody knows how long they are."""
+    text = _EXCERPT.repr(value)
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 3]}..."
+
+
+def excerpt_names(names: list[str]) -> str:
+    """Returns names for a message, joined by commas: the first ones, each shortened."""
+    shown = [name if len(name) <= 100 else f"{name[:97]}..." for name in names[:_SHOWN_NAMES]]
+    return ", ".join(shown) + (f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else "")

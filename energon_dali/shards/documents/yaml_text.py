@@ -1,0 +1,212 @@
+"""Reads YAML as plain values, event by event: nothing is run, and depth, aliases and values have limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from energon_dali.errors import DatasetFormatError
+
+MAX_DEPTH = 64
+"""Levels of nesting in one file."""
+MAX_VALUES = 1_000_000
+"""Values in one file, each alias counted as often as it is used."""
+
+Keys = tuple[str | int, ...]
+"""The way to a value: names in mappings and positions in lists."""
+
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "map", "null", "seq", "str")
+) | {"!"}
+_TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
+_WORDS: dict[str, bool | None] = {
+    "": None, "~": None, "null": None, "true": True, "yes": True, "false": False, "no": False
+}  # fmt: skip
+_NUMBER_STARTS = frozenset("+-.0123456789")
+
+
+def parse_yaml(content: bytes, file: str, lines: dict[Keys, int] | None = None) -> Any:
+    """Returns a YAML document as dicts with text as keys, lists, text, numbers, bools and None.
+
+    Plain scalars mean what they mean to Energon: null and ~ are None; true, yes, false and no (in any case) are bools;
+    decimal numbers are numbers; everything else (on, off, dates, 0x1f, 1:30) is text. Aliases stand for what they
+    name.
+
+    Args:
+        content: The file, in UTF-8.
+        file: Its name, for messages.
+        lines: Takes the line of every value, from 1.
+
+    Raises:
+        DatasetFormatError: It is not YAML, uses a key twice, a merge key or a tag, or is too deep or too large.
+    """
+    builder = _Builder(file, lines)
+    try:
+        # Events, not nodes: composing recurses in C, where a deeply nested file would overflow the stack.
+        builder.build(content.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = " ".join(str(error).split())
+        raise DatasetFormatError(f"{file} cannot be parsed: {text[:500]}. Correct it.") from error
+    return builder.result
+
+
+class _Open:
+    """A mapping or list that is being read."""
+
+    __slots__ = ("anchor", "first", "is_mapping", "key", "key_line", "keys", "value")
+
+    def __init__(self, value: dict[str, Any] | list[Any], keys: Keys, anchor: str | None, first: int) -> None:
+        self.value: Any = value
+        self.is_mapping = isinstance(value, dict)
+        self.keys = keys
+        self.anchor = anchor
+        self.first = first
+        self.key: str | None = None
+        self.key_line = 0
+
+
+class _Builder:
+    """Makes plain values of YAML events."""
+
+    def __init__(self, file: str, lines: dict[Keys, int] | None) -> None:
+        self.file = file
+        self.lines = lines
+        self.result: Any = None
+        self._values = 0
+        self._open: list[_Open] = []
+        self._anchors: dict[str, tuple[Any, int]] = {}
+
+    def build(self, text: str) -> None:
+        """Reads all events.
+
+        Raises:
+            DatasetFormatError: One cannot be accepted.
+            yaml.YAMLError: The text is not YAML.
+        """
+        scalar, mapping, sequence = yaml.ScalarEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent
+        ends = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
+        opened = self._open
+        documents = 0
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            kind = type(event)
+            if kind is scalar:
+                inner = opened[-1] if opened else None
+                if inner is not None and inner.is_mapping and inner.key is None:
+                    self._take_key(inner, event)
+                else:
+                    if event.tag is not None:
+                        self._check_tag(event)
+                    self._put(_scalar(event), event, event.anchor)
+            elif kind is mapping:
+                self._begin({}, event)
+            elif kind is sequence:
+                self._begin([], event)
+            elif kind in ends:
+                done = opened.pop()
+                if done.anchor is not None:
+                    self._anchors[done.anchor] = (done.value, self._values - done.first)
+            elif kind is yaml.AliasEvent:
+                self._take_alias(event)
+            elif kind is yaml.DocumentStartEvent:
+                documents += 1
+                if documents > 1:
+                    raise self._error(event, "a second document begins here. Write one document per file, without ---")
+
+    def _take_key(self, mapping: _Open, event: Any) -> None:
+        key = event.value
+        if key in mapping.value:
+            raise self._error(event, f"the key {key[:100]!r} is used a second time. Keep one of the two")
+        if key == "<<" and event.style in (None, ""):
+            raise self._error(event, "a merge key (<<) is not supported. Write the values out")
+        mapping.key = key
+        if self.lines is not None:
+            mapping.key_line = event.start_mark.line + 1
+
+    def _take_alias(self, event: Any) -> None:
+        name = str(event.anchor)
+        if name not in self._anchors:
+            raise self._error(
+                event, f"*{name[:100]} names nothing, or what it is itself a part of. Write the value out"
+            )
+        if self._awaits_key():
+            raise self._error(event, f"*{name[:100]} is used as a key, which has to be text. Write the key out")
+        value, size = self._anchors[name]
+        self._values += size - 1
+        self._put(value, event, None)
+
+    def _awaits_key(self) -> bool:
+        return bool(self._open) and self._open[-1].is_mapping and self._open[-1].key is None
+
+    def _begin(self, value: dict[str, Any] | list[Any], event: Any) -> None:
+        if event.tag is not None:
+            self._check_tag(event)
+        if self._awaits_key():
+            raise self._error(event, "a key is not text. Write text, such as `name: value`")
+        if len(self._open) >= MAX_DEPTH:
+            raise self._error(event, f"values are nested in more than {MAX_DEPTH} levels. Use several files")
+        self._open.append(_Open(value, self._put(value, event, None), event.anchor, self._values - 1))
+
+    def _put(self, value: Any, event: Any, anchor: str | None) -> Keys:
+        """Puts a value where it belongs, and returns the way to it (where lines are wanted)."""
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise self._error(event, f"the file holds more than {MAX_VALUES:,} values, aliases counted. Use several files")
+        if anchor is not None:
+            self._anchors[anchor] = (value, 1)
+        lines = self.lines
+        line = 0 if lines is None else event.start_mark.line + 1
+        keys: Keys = ()
+        if not self._open:
+            self.result = value
+        else:
+            outer = self._open[-1]
+            if outer.is_mapping:
+                if lines is not None:
+                    keys = (*outer.keys, outer.key or "")
+                    line = outer.key_line  # a list or mapping may begin on a later line than its name
+                outer.value[outer.key] = value
+                outer.key = None
+            else:
+                if lines is not None:
+                    keys = (*outer.keys, len(outer.value))
+                outer.value.append(value)
+        if lines is not None:
+            lines[keys] = line
+        return keys
+
+    def _check_tag(self, event: Any) -> None:
+        if event.tag not in _PLAIN_TAGS:
+            raise self._error(event, f"the tag {event.tag[:100]} asks for more than plain values. Leave it out")
+
+    def _error(self, event: Any, text: str) -> DatasetFormatError:
+        return DatasetFormatError(f"{self.file}:{event.start_mark.line + 1}: {text}.")
+
+
+def _scalar(event: Any) -> Any:
+    text: str = event.value
+    if event.style not in (None, "") or event.tag in _TEXT_TAGS:
+        return text
+    if text[:1] in _NUMBER_STARTS:
+        try:
+            return float(text) if "." in text or "e" in text or "E" in text else int(text)
+        except ValueError:
+            return text
+    return _WORDS.get(text.lower(), text) if len(text) <= 5 else text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all text that `parse_yaml` (and Energon) would take for something else, such as 09 and 1e3."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        plain = _scalar(yaml.ScalarEvent(None, None, (True, False), text))
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="'" if plain is not text else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def write_yaml(value: Any) -> bytes:
+    """Returns plain values as YAML that `parse_yaml` reads back, in the order of their keys."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text.encode()

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from energon_dali.shards.documents.json_text import MAX_DEPTH, parse_json
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 100_000])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_deep_nesting_is_refused(depth: int, opening: str, closing: str) -> None:
+    text = opening * depth + "1" + closing * depth
+    for content in (text, text.encode()):
+        with pytest.raises(ValueError, match="more than 64 levels"):
+            parse_json(content)
+
+
+def test_nesting_up_to_the_limit_and_many_brackets_are_read() -> None:
+    deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert parse_json(deep) == json.loads(deep)
+    wide = json.dumps([{"a": [i]} for i in range(1000)])
+    assert parse_json(wide.encode()) == json.loads(wide)
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 5000, "9" * 20, str(1 << 64), "NaN", "Infinity"])
+def test_numbers_that_do_not_fit_are_refused(number: str) -> None:
+    with pytest.raises(ValueError, match="not fit|is not a number") as caught:
+        parse_json(f'{{"a": {number}}}')
+    assert len(str(caught.value)) < 200
+
+
+def test_numbers_that_fit_are_read() -> None:
+    text = f"[{(1 << 64) - 1}, {-(1 << 63)}, 1.5e300]"
+    assert parse_json(text) == json.loads(text)
+    assert parse_json("[1e400]", any_number=True) == [math.inf]
