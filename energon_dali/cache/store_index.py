@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import sqlite3
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from energon_dali.errors import DatasetError, DatasetFormatError, FileMissingError
 from energon_dali.samples.media_metadata import MediaMetadata, read_media_metadata
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile
+from energon_dali.shards.index.extents import BLOCK, MAX_SHARD_BYTES
 
 INDEX = ".nv-meta/index.sqlite"
 
@@ -42,8 +43,7 @@ class StoreIndex:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-        self._tables: frozenset[str] = frozenset()
+        self._db: SqliteFile | None = None
 
     def part(self, sample_key: str, part_name: str) -> tuple[int, int, int] | None:
         """Returns (number of the shard, offset of the content, size) in bytes of a part; None if there is none.
@@ -55,8 +55,12 @@ class StoreIndex:
         if row is None:
             return None
         number, offset, size = row
-        if not (isinstance(number, int) and isinstance(offset, int) and isinstance(size, int)):
-            raise self._garbled(f"is damaged at {sample_key!r}")
+        if (
+            not (isinstance(number, int) and isinstance(offset, int) and isinstance(size, int))
+            or not BLOCK <= offset <= MAX_SHARD_BYTES
+            or not 0 <= size <= MAX_SHARD_BYTES
+        ):
+            raise self._garbled(f"is damaged at {excerpt(sample_key)}")
         return number, offset, size
 
     def media_metadata(self, name: str) -> MediaMetadata:
@@ -83,21 +87,21 @@ class StoreIndex:
         try:
             with self._lock:
                 db = self._db or self._open()
-                if not tables <= self._tables:
+                if not tables <= db.tables:
                     what = "prepare-media" if "media_metadata" in tables else "prepare"
-                    raise self._garbled(f"has no table {', '.join(sorted(tables - self._tables))}", what)
+                    raise self._garbled(f"has no table {', '.join(sorted(tables - db.tables))}", what)
                 return db.execute(query, values).fetchone()
-        except (sqlite3.Error, UnicodeError) as error:
-            if isinstance(error, UnicodeError):  # a key that is no text is no key of the index
-                return None
-            raise self._garbled(f"cannot be read ({error})") from error
+        except UnicodeEncodeError:  # a key that is not text is not a key of the index
+            return None
+        except (*DAMAGE, OSError) as error:
+            raise self._garbled(f"cannot be read ({str(error)[:200]})") from error
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> SqliteFile:
         path = self.root / INDEX
         if path.is_local:
             if not path.is_file():
                 raise self._missing()
-            db = _connect(path.local)
+            db = SqliteFile(path.local)
         else:
             with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
                 copy = Path(folder) / "index.sqlite"
@@ -105,11 +109,7 @@ class StoreIndex:
                     path.copy_to(copy)
                 except FileNotFoundError as error:
                     raise self._missing() from error
-                db = _connect(copy)
-                # The file is opened by the first query, and stays open after its name is gone.
-                db.execute("SELECT name FROM sqlite_master").fetchone()
-        rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._tables = frozenset(name for (name,) in rows)
+                db = SqliteFile(copy)  # stays open after its name is gone
         self._db = db
         return db
 
@@ -122,7 +122,7 @@ class StoreIndex:
 
     def _garbled(self, what: str, command: str = "prepare") -> DatasetFormatError:
         return DatasetFormatError(
-            f"{self.root / INDEX} {what}. Make it anew with `energon-dali {command} {shlex.quote(str(self.root))}`."
+            f"{self.root / INDEX} {what}. Write it again with `energon-dali {command} {shlex.quote(str(self.root))}`."
         )
 
     def close(self) -> None:
@@ -140,11 +140,6 @@ class StoreIndex:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["root"])  # type: ignore[misc]
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # immutable: nobody writes into a finished index, and network file systems often cannot lock.
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False)
 
 
 def unreadable(what: str, error: Exception) -> DatasetError:

@@ -103,7 +103,12 @@ class WebdatasetFileStore(FileStore[bytes]):
     def _read(self, number: int, offset: int, size: int) -> bytes:
         shard = self._shards[number]
         try:
-            return self._reader(number).read_at(offset, size)
+            reader = self._reader(number)
+            if offset + size > reader.size:  # before memory is taken for it
+                raise changed_shard(shard, f"it ends before byte {offset + size}")
+            return reader.read_at(offset, size)
+        except ShardError:
+            raise
         except FileNotFoundError as error:
             raise ShardError(
                 f"{self.root / shard} is missing. Put it back, or run `energon-dali prepare "

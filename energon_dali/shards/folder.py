@@ -238,6 +238,6 @@ def resolve_part_filter(folder: WebdatasetFolder) -> Callable[[str], bool] | Non
     if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
         return PartList(frozenset(parts))
     raise DatasetFormatError(
-        f"{folder.path} has part_filter={excerpt(parts)} in its dataset.yaml. Write sample_loader.py:part_filter, or a list "
-        "of part names."
+        f"{folder.path} has part_filter={excerpt(parts)} in its dataset.yaml. Write sample_loader.py:part_filter, or a "
+        "list of part names."
     )

@@ -185,7 +185,7 @@ class JsonlReader:
                 self.file.name,
             )
         first, end = int(offsets[index]), int(offsets[index + 1])
-        if first >= end:
+        if not first < end <= int(offsets[-1]):
             return DatasetFormatError(f"{self.file.place}{INDEX_SUFFIX} is damaged at {index}. {self._cure()}")
         return first, end - first
 

@@ -170,6 +170,10 @@ class ShardReader:
             size = reader.size
             reader.close()
             raise layout.changed(f"it has {size} bytes and had {extents.shard_bytes}")
+        if extents.shard_bytes < 0 and extents.end_of_parts() > reader.size:
+            size = reader.size
+            reader.close()
+            raise layout.changed(f"it has {size} bytes, and the index names {extents.end_of_parts()}")
         shard = _OpenShard(number, name, self._starts[number], layout, reader)
         self._open[number] = shard
         if len(self._open) > self.max_open_shards:

@@ -110,7 +110,7 @@ def test_a_folder_gives_its_files_and_no_others(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="leads out of"):
             store[name]
     for name in ("pipe", "sub"):
-        with pytest.raises(DatasetError, match="a pipe|Is a directory"):
+        with pytest.raises(DatasetError, match=r"a pipe|Is a directory"):
             store[name]
     with pytest.raises(FileMissingError, match=r"has no file 'none\.txt'"):
         store["none.txt"]

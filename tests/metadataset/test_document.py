@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.metadataset import document
-from energon_dali.shards.documents import yaml_text
 from energon_dali.metadataset.document import read_document
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents import yaml_text
 
 
 def read(folder: Path, text: str | bytes) -> document.Document:

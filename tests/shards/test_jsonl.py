@@ -96,7 +96,7 @@ def test_an_index_of_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetFormatError, match=r"has 27 bytes, and data\.jsonl\.idx was made of 18"):
         JsonlFile(path)
     Path(f"{path}.idx").write_bytes(b"1234567")
-    with pytest.raises(DatasetFormatError, match="has 7 bytes, which is no list"):
+    with pytest.raises(DatasetFormatError, match="has 7 bytes, which is not a list"):
         JsonlFile(path)
 
 

@@ -145,18 +145,35 @@ def header_tar(kind: bytes, size: bytes) -> bytes:
         *(
             pytest.param(pax_tar(name, size), id=f"pax {name} {size[:12]}")
             for name in ("a", "a.jpg")
-            for size in ("-1536", "-512", "-0", "+700", "7_00", " 700", "0x10", "", "9" * 25, "9" * 5000, "1" + "0" * 18)
+            for size in (
+                "-1536",
+                "-512",
+                "-0",
+                "+700",
+                "7_00",
+                " 700",
+                "0x10",
+                "",
+                "9" * 25,
+                "9" * 5000,
+                "1" + "0" * 18,
+            )
         ),
         *(
             pytest.param(header_tar(kind, size), id=f"header {kind!r} {size!r}")
             for kind in (b"0", b"L", b"K", b"x", b"g", b"V")
             for size in (
-                b"-0000001000\0", b"77777777777\0", b"\xff" + bytes(11), b"\xff" * 12, b"\x80" + b"\xff" * 11, b"9" * 12,
+                b"-0000001000\0",
+                b"77777777777\0",
+                b"\xff" + bytes(11),
+                b"\xff" * 12,
+                b"\x80" + b"\xff" * 11,
+                b"9" * 12,
                 b"-1         \0",
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_impossible_sizes_are_refused_and_the_scan_ends(data: bytes) -> None:
     reads = 0
 
@@ -164,7 +181,7 @@ def test_impossible_sizes_are_refused_and_the_scan_ends(data: bytes) -> None:
         nonlocal reads
         reads += 1
         assert reads < 100, "the scan goes in circles"
-        assert 0 <= offset
+        assert offset >= 0
         assert 0 <= size <= 1 << 20
         return data[offset : offset + size]
 

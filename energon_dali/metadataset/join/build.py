@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -19,6 +17,8 @@ from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.index_file import FIELDS, write_join_index
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile
 from energon_dali.shards.index.extent_index import SQLITE_NAME
 from energon_dali.shards.meta.document import META
 
@@ -52,13 +52,13 @@ def build_join_index(columns: Sequence[ColumnFolder], paths: Sequence[StoragePat
         local = [_local_sqlite(column, Path(folder), number) for number, column in enumerate(columns)]
         built = Path(folder) / "index.bin"
         try:
-            databases = [stack.enter_context(closing(_connect(local[0], None)))]
-            databases += [stack.enter_context(closing(_connect(local[0], other))) for other in local[1:]]
+            databases = [stack.enter_context(closing(SqliteFile(local[0])))]
+            databases += [stack.enter_context(closing(SqliteFile(local[0], other))) for other in local[1:]]
             rows = write_join_index(built, len(columns), _blocks(columns, local, databases, place))
-        except (sqlite3.Error, IndexError, OverflowError, ValueError) as error:
+        except (*DAMAGE, IndexError, DatasetFormatError) as error:
             raise DatasetFormatError(
                 f"{place}: an {SQLITE_NAME} of {', '.join(c.folder.path for c in columns)} is damaged or too old "
-                f"({error}). Run `energon-dali prepare --tar-index-only` on the datasets."
+                f"({str(error)[:300]}). Run `energon-dali prepare --tar-index-only` on the datasets."
             ) from error
         for path in paths:
             if path.is_local:
@@ -88,19 +88,8 @@ def _local_sqlite(column: ColumnFolder, folder: Path, number: int) -> Path:
     return local
 
 
-def _connect(primary: Path, other: Path | None) -> sqlite3.Connection:
-    database = sqlite3.connect(_uri(primary), uri=True)
-    if other is not None:
-        database.execute("ATTACH DATABASE ? AS other", (_uri(other),))
-    return database
-
-
-def _uri(path: Path) -> str:
-    return f"file:{quote(str(path))}?mode=ro&immutable=1"
-
-
 def _blocks(
-    columns: Sequence[ColumnFolder], sqlites: Sequence[Path], databases: Sequence[sqlite3.Connection], place: object
+    columns: Sequence[ColumnFolder], sqlites: Sequence[Path], databases: Sequence[SqliteFile], place: object
 ) -> Iterator[Int64Array]:
     """Yields int64[rows, columns, 3] for each shard of the primary dataset."""
     excluded = [_excluded_samples(column, sqlite) for column, sqlite in zip(columns, sqlites, strict=True)]
@@ -111,9 +100,11 @@ def _blocks(
         table = np.full((columns[0].folder.shard_counts[number], len(columns), FIELDS), -1, np.int64)
         for place_of_column, database in enumerate(databases):
             query = _OTHER if place_of_column else _OWN
-            rows = np.array(database.execute(query, (number,)).fetchall(), np.int64).reshape(-1, FIELDS)
-            if len(rows) != len(table):
-                raise ValueError(f"shard {number} has {len(rows)} samples in place of {len(table)}")
+            found = database.execute(query, (number,)).fetchmany(len(table) + 1)
+            whole = all(type(value) is int and value >= -1 for row in found for value in row)
+            if len(found) != len(table) or not whole:
+                raise ValueError(f"shard {number} has {len(found)} samples in place of {len(table)}")
+            rows = np.array(found, np.int64).reshape(-1, FIELDS)
             missing = places[place_of_column][rows[:, 0]] < 0  # a tar file of -1 takes the last entry, which is -1
             if excluded[place_of_column]:
                 pairs = zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
@@ -150,16 +141,16 @@ def _excluded_samples(column: ColumnFolder, sqlite: Path) -> set[tuple[int, int]
     if not wanted:
         return set()
     query = "SELECT tar_file_id, byte_offset FROM samples WHERE sample_key = ? AND tar_file_id = ?"
-    with closing(_connect(sqlite, None)) as database:
+    with closing(SqliteFile(sqlite)) as database:
         return {row for key_and_tar in wanted for row in database.execute(query, key_and_tar).fetchall()}
 
 
 def _no_match(
-    columns: Sequence[ColumnFolder], column: ColumnFolder, database: sqlite3.Connection, number: int, lost: list[int],
+    columns: Sequence[ColumnFolder], column: ColumnFolder, database: SqliteFile, number: int, lost: list[int],
     place: object,
 ) -> DatasetError:  # fmt: skip
     keys = [key for (key,) in database.execute(_KEYS, (number,))]
-    shown = ", ".join(repr(keys[sample]) for sample in lost[:_SHOWN_KEYS])
+    shown = ", ".join(excerpt(keys[sample]) for sample in lost[:_SHOWN_KEYS])
     primary = columns[0].folder
     return DatasetError(
         f"{place}: {len(lost)} samples of {primary.shard_names[number]} in {primary.path} have no match in the part "

@@ -12,7 +12,8 @@ from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.reference import JoinColumn, LeafReference
 from energon_dali.shards import StoragePath, WebdatasetFolder
-from energon_dali.shards.index.extent_index import UUID_NAME
+from energon_dali.shards.documents.content import read_content
+from energon_dali.shards.index.extent_index import MAX_UUID_BYTES, UUID_NAME
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 from energon_dali.shards.meta.document import META
 
@@ -154,7 +155,7 @@ def _uuid(column: ColumnFolder) -> str:
         StorageError: It cannot be read.
     """
     path: StoragePath = column.folder.root / META / UUID_NAME
-    content = path.read_if_there()
+    content = read_content(path, MAX_UUID_BYTES)
     if content is None:
         raise DatasetFormatError(
             f"{path} is missing, by which a join knows its datasets. Run `energon-dali prepare --tar-index-only "

@@ -16,6 +16,7 @@ import numpy as np
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.content import map_content
 from energon_dali.shards.storage.atomic_file import writing
 
 MAGIC = b"JIDX0001"
@@ -72,14 +73,12 @@ class JoinIndexFile:
         return self._table
 
     def _read(self) -> Int64Array:
-        size = self.path.size()
+        content = map_content(self.path)
+        if content is None:
+            raise self._error("is missing")
+        size = len(content)
         if size == 0:  # Energon writes no header where there are no rows
             return np.zeros((0, self.num_columns, FIELDS), np.int64)
-        content: Any
-        if self.path.is_local:
-            content = np.memmap(self.path.local, np.uint8, "r")
-        else:
-            content = np.frombuffer(self.path.read_bytes(), np.uint8)
         row_bytes = 8 * FIELDS * self.num_columns
         if size < _HEADER_BYTES or content[: len(MAGIC)].tobytes() != MAGIC:
             raise self._error("is no join index")
@@ -113,7 +112,7 @@ class JoinIndexFile:
         self._table = None
 
     def _error(self, what: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.path} {what}. Make it anew with `energon-dali prepare` on the metadataset.")
+        return DatasetFormatError(f"{self.path} {what}. Write it again with `energon-dali prepare` on the metadataset.")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "num_columns": self.num_columns}

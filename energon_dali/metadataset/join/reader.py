@@ -119,8 +119,10 @@ class JoinedReader:
 
     def _find(self, column: int, split_place: int, offset: int) -> tuple[int, int]:
         """Returns (number of the shard, number of the sample in it)."""
-        if split_place >= len(self.shards[column]):
+        if not 0 <= split_place < len(self.shards[column]):
             raise self._changed(column, f"shard {split_place} of the split")
+        if offset < 0:
+            raise self._changed(column, f"a sample at byte {offset}")
         shard = int(self.shards[column][split_place])
         folder = self.readers[column].folder
         cache = self._offsets[column]
@@ -143,7 +145,8 @@ class JoinedReader:
             if isinstance(raw, DatasetError):
                 return raw
         primary, *others = found
-        assert isinstance(primary, RawSample), "every row has a primary sample"
+        if not isinstance(primary, RawSample):
+            return self._changed(0, f"no sample in row {row}")
         for column, other in enumerate(others, 1):
             if isinstance(other, RawSample) and other.key != primary.key:
                 return self._changed(column, f"sample {other.key!r} beside {primary.key!r}")

@@ -43,7 +43,9 @@ def expand_braces(patterns: Iterable[str]) -> list[str]:
             try:
                 expanded = list(braceexpand(pattern))
             except ValueError as error:
-                raise ValueError(f"the pattern {_short(pattern)} cannot be expanded: its braces do not match") from error
+                raise ValueError(
+                    f"the pattern {_short(pattern)} cannot be expanded: its braces do not match"
+                ) from error
         if any(len(name) > MAX_NAME_LETTERS for name in expanded):
             raise ValueError(f"the pattern {_short(pattern)} gives names of more than {MAX_NAME_LETTERS} letters")
         names += expanded

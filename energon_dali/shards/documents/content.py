@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import reprlib
 
-from energon_dali.errors import DatasetFormatError
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards.storage import StoragePath
 
 MAX_DOCUMENT_BYTES = 128 << 20
@@ -34,6 +37,34 @@ def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
     if len(content) > max_bytes:  # it grew, or its storage does not know its size
         raise too_large(path, len(content), max_bytes)
     return content
+
+
+def map_content(path: StoragePath, max_bytes: int = MAX_INDEX_BYTES) -> npt.NDArray[np.uint8] | None:
+    """Returns the content of an index, None if there is no such file.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size in bytes of one that is not on a local disk.
+
+    Returns:
+        uint8[size], read-only: mapped from a local disk, read from elsewhere.
+
+    Raises:
+        DatasetFormatError: The file is larger.
+        StorageError: It cannot be read.
+    """
+    if not path.is_local:
+        content = read_content(path, max_bytes)
+        return None if content is None else np.frombuffer(content, np.uint8)
+    try:
+        reader = path.open()
+    except FileNotFoundError:
+        return None
+    reader.close()  # it is a regular file
+    try:
+        return np.memmap(path.local, np.uint8, "r") if reader.size else np.zeros(0, np.uint8)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"Could not map {path} into memory: {error}. Check that it is still there.") from error
 
 
 def too_large(path: StoragePath, size: int, max_bytes: int) -> DatasetFormatError:

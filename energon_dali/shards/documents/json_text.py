@@ -1,4 +1,4 @@
-"""Reads JSON of a bounded depth, with numbers that other programs can hold."""
+"""Reads JSON of a bounded depth, without numbers that are infinite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 MAX_DEPTH = 64
 """Levels of nesting in one document."""
-MAX_INTEGER_BITS = 64
 
 
 def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: bool = False) -> Any:
@@ -18,24 +17,20 @@ def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: boo
     Args:
         text: The text; bytes are UTF-8, or UTF-16 and UTF-32 as RFC 4627 tells them apart.
         max_depth: Most levels of nesting; what handles the value later must not fail on it either.
-        any_number: Also take whole numbers beyond 64 bits, numbers beyond float64 (as infinity), NaN and Infinity.
+        any_number: Also take numbers beyond float64 (as infinity), NaN and Infinity.
 
     Raises:
         ValueError: It is not JSON, is nested deeper, or holds such a number.
     """
     options: dict[str, Any] = {}
     if not any_number:
-        options = {"parse_int": _integer, "parse_float": _number, "parse_constant": _refuse}
+        options = {"parse_float": _number, "parse_constant": _refuse}
     try:
         value = json.loads(text, **options)
     except RecursionError:
         raise ValueError(f"values are nested in more than {max_depth} levels") from None
     # Few brackets cannot nest deeply: the walk is for the others.
-    if isinstance(text, str):
-        brackets = text.count("[") + text.count("{")
-    else:
-        brackets = text.count(b"[") + text.count(b"{")
-    if brackets > max_depth:
+    if sum(map(text.count, "[{" if isinstance(text, str) else (b"[", b"{"))) > max_depth:
         _check_depth(value, max_depth)
     return value
 
@@ -53,12 +48,6 @@ def _members(value: Any) -> Iterable[Any]:
     if type(value) is dict:
         return value.values()
     return value if type(value) is list else ()
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > 20 or (number := int(digits)).bit_length() > MAX_INTEGER_BITS:
-        raise ValueError(f"the number {digits[:30]}{'...' if len(digits) > 30 else ''} does not fit 64 bits")
-    return number
 
 
 def _number(text: str) -> float:

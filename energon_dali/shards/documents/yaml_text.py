@@ -151,7 +151,9 @@ class _Builder:
         """Puts a value where it belongs, and returns the way to it (where lines are wanted)."""
         self._values += 1
         if self._values > MAX_VALUES:
-            raise self._error(event, f"the file holds more than {MAX_VALUES:,} values, aliases counted. Use several files")
+            raise self._error(
+                event, f"the file holds more than {MAX_VALUES:,} values, aliases counted. Use several files"
+            )
         if anchor is not None:
             self._anchors[anchor] = (value, 1)
         lines = self.lines

@@ -28,7 +28,9 @@ from types import TracebackType
 from typing import BinaryIO
 
 from energon_dali.errors import DatasetFormatError, StorageError
-from energon_dali.shards.index.extents import ShardExtents
+from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.index.extents import ShardExtents, columns_bytes
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.backend import RangeReader
@@ -128,7 +130,7 @@ class ExtentFile:
             raise self._garbled("does not begin like an index of this version")
         _, uuid, self.num_shards, table, size, self.digest = _HEADER.unpack(header)
         self.uuid = uuid.rstrip(b"\0").decode("ascii", "replace")
-        if size != self._reader.size or table + self.num_shards * _LINE.size != size:
+        if size != self._reader.size or table < _HEADER.size or table + self.num_shards * _LINE.size != size:
             self._reader.close()
             raise self._garbled(f"has {self._reader.size} bytes and should have {size}")
         self._table = self._reader.read_at(table, self.num_shards * _LINE.size)
@@ -148,6 +150,8 @@ class ExtentFile:
             self._table, index * _LINE.size
         )
         whole = size + names_size
+        if offset + whole > self._reader.size or columns_bytes(samples, parts) > size:
+            raise self._garbled(f"is damaged in the section of shard {index}")
         section: bytes | memoryview
         if self._map is not None:
             section = memoryview(self._map)[offset : offset + whole]
@@ -155,8 +159,16 @@ class ExtentFile:
             section = self._reader.read_at(offset, whole)
         if len(section) != whole or zlib.crc32(section) != crc:
             raise self._garbled(f"is damaged in the section of shard {index}")
-        names = json.loads(bytes(section[size:]))
-        return ShardExtents(section[:size], samples, parts, shard_bytes, names["part_names"], names["formats"])
+        try:
+            names = parse_json(bytes(section[size:]), any_number=True)
+            part_names, formats = names["part_names"], names["formats"]
+            if not isinstance(part_names, list) or not isinstance(formats, list):
+                raise ValueError("its names are not lists")
+            extents = ShardExtents(section[:size], samples, parts, shard_bytes, part_names, formats)
+            extents.check()
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._garbled(f"is damaged in the section of shard {index} ({excerpt(str(error))})") from error
+        return extents
 
     def close(self) -> None:
         """Lets go of the file; mapped extents that are still held stay valid."""
@@ -164,4 +176,4 @@ class ExtentFile:
         self._map = None
 
     def _garbled(self, what: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.path} {what}. Delete it, or make it anew with `energon-dali prepare PATH`.")
+        return DatasetFormatError(f"{self.path} {what}. Delete it, or write it again with `energon-dali prepare PATH`.")

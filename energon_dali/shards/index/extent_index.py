@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.shards.documents.content import read_content
 from energon_dali.shards.index.extent_file import ExtentFile, digest_of_counts
 from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
 from energon_dali.shards.index.sample_names import group_members
@@ -24,6 +25,7 @@ from energon_dali.shards.storage.window import WindowReader
 EXTENTS_NAME = "extents.bin"
 SQLITE_NAME = "index.sqlite"
 UUID_NAME = "index.uuid"
+MAX_UUID_BYTES = 4096
 CACHED_SHARDS = 64
 
 Source = Literal["extents", "sqlite", "tar"]
@@ -122,7 +124,11 @@ class ExtentIndex:
         except FileNotFoundError:
             pass
         else:
-            if file.uuid == read_uuid(self.root) and file.digest == digest_of_counts(self.shard_counts):
+            if (
+                file.uuid == read_uuid(self.root)
+                and file.digest == digest_of_counts(self.shard_counts)
+                and file.num_shards == len(self.shard_counts)
+            ):
                 self._file = file
                 return "extents"
             file.close()
@@ -176,9 +182,10 @@ def read_uuid(root: StoragePath) -> str:
     """Returns the identity of the index, "" if it has none.
 
     Raises:
+        DatasetFormatError: It is far too long.
         StorageError: It cannot be read.
     """
-    content = (root / META / UUID_NAME).read_if_there()
+    content = read_content(root / META / UUID_NAME, MAX_UUID_BYTES)
     return "" if content is None else content.decode("ascii", "replace").strip()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.errors import ShardError
+from energon_dali.errors import DatasetFormatError, ShardError
 
 BLOCK = 512
 MAX_KEYS_BYTES = (1 << 32) - 1
@@ -98,7 +98,7 @@ class ShardExtents:
         self.formats = formats
         view = memoryview(section)
         position = 0
-        for name, code in COLUMNS:
+        for name, code in COLUMNS:  # as `columns_bytes` counts them
             count = num_samples + 1 if name in _SAMPLE_COLUMNS else num_parts
             end = position + count * _ITEM_BYTES[code]
             setattr(self, name, view[position:end].cast(code))  # type: ignore[call-overload]
@@ -106,9 +106,55 @@ class ShardExtents:
         self.keys = view[position : position + self.key_start[num_samples]]
 
     def key(self, sample: int) -> str:
-        """Returns the key of a sample."""
+        """Returns the key of a sample.
+
+        Raises:
+            DatasetFormatError: It is not UTF-8.
+        """
         start = self.key_start
-        return str(self.keys[start[sample] : start[sample + 1]], "utf-8")
+        try:
+            return str(self.keys[start[sample] : start[sample + 1]], "utf-8")
+        except UnicodeDecodeError as error:
+            raise DatasetFormatError(
+                f"The index has a key of sample {sample} that is not UTF-8 ({error.reason}). Write it again with "
+                "`energon-dali prepare PATH`."
+            ) from error
+
+    def check(self) -> None:
+        """Raises ValueError, which says why, where the numbers contradict each other and cannot be used."""
+        first_part, key_start = self.array("first_part"), self.array("key_start")
+        if first_part[0] != 0 or first_part[-1] != self.num_parts or (first_part[1:] < first_part[:-1]).any():
+            raise ValueError("its samples do not divide its parts")
+        if key_start[0] != 0 or key_start[-1] != len(self.keys) or (key_start[1:] < key_start[:-1]).any():
+            raise ValueError("its samples do not divide its keys")
+        for numbers, names in (("part_name", self.part_names), ("part_format", self.formats)):
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError(f"a {numbers} is not text")
+            "".join(names).encode()  # a UnicodeEncodeError is a ValueError
+            if self.num_parts and int(self.array(numbers).max()) >= len(names):
+                raise ValueError(f"a {numbers} has a number that stands for no name")
+        if not self.num_parts:
+            return
+        blocks = self.array("part_block")
+        falls = blocks[1:] <= blocks[:-1]
+        first_block, last_block = int(blocks[0]), int(blocks[-1])
+        if falls.any():  # between samples they may
+            borders = first_part[1:-1]
+            falls[borders[(borders > 0) & (borders < self.num_parts)] - 1] = False
+            if falls.any():
+                raise ValueError("the parts of a sample are not in order")
+            first_block, last_block = int(blocks.min()), int(blocks.max())
+        if first_block < 1:  # a header precedes every content
+            raise ValueError("a part begins before its header")
+        most = self.shard_bytes if self.shard_bytes >= 0 else MAX_SHARD_BYTES
+        if most > MAX_SHARD_BYTES or last_block * BLOCK > most or int(self.array("part_size").max()) > most:
+            raise ValueError("a part ends after the end of the shard")
+
+    def end_of_parts(self) -> int:
+        """Returns the first byte of the shard after all parts."""
+        if not self.num_parts:
+            return 0
+        return int((self.array("part_block").astype(np.uint64) * np.uint64(BLOCK) + self.array("part_size")).max())
 
     def parts(self, sample: int) -> list[tuple[str, int, int]]:
         """Returns (part name, offset of the content in bytes, size in bytes) of the parts of a sample, in order."""
@@ -127,6 +173,13 @@ class ShardExtents:
 
     def __repr__(self) -> str:
         return f"ShardExtents({self.num_samples} samples, {self.num_parts} parts)"
+
+
+def columns_bytes(num_samples: int, num_parts: int) -> int:
+    """Returns the size in bytes of all columns of a section, without the keys."""
+    return sum(
+        _ITEM_BYTES[code] * (num_samples + 1 if name in _SAMPLE_COLUMNS else num_parts) for name, code in COLUMNS
+    )
 
 
 class NameTable:

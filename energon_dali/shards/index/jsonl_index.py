@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.documents.content import map_content
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.backend import RangeReader
 
@@ -58,20 +59,15 @@ def read_jsonl_offsets(place: StoragePath) -> npt.NDArray[np.uint64]:
         StorageError: It cannot be read.
     """
     index = index_place(place)
-    try:
-        size = index.size()
-        if size < 16 or size % 8:
-            raise DatasetFormatError(
-                f"{index} has {size} bytes, which is no list of at least two offsets of 8 bytes. Run `energon-dali "
-                f"prepare {shlex.quote(str(place))}`."
-            )
-        if index.is_local:
-            return np.memmap(index.local, np.dtype("<u8"), "r")
-        return np.frombuffer(index.read_bytes(), np.dtype("<u8"))
-    except FileNotFoundError as error:
+    content = map_content(index)
+    remedy = f"Run `energon-dali prepare {shlex.quote(str(place))}`."
+    if content is None:
+        raise DatasetFormatError(f"{place} is not prepared: {index} is missing. {remedy}")
+    if len(content) < 16 or len(content) % 8:
         raise DatasetFormatError(
-            f"{place} is not prepared: {index} is missing. Run `energon-dali prepare {shlex.quote(str(place))}`."
-        ) from error
+            f"{index} has {len(content)} bytes, which is not a list of at least two offsets of 8 bytes. {remedy}"
+        )
+    return content.view("<u8")
 
 
 def prepare_jsonl(path: str | StoragePath, *, progress: Callable[[int, int], None] | None = None) -> JsonlResult:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
 
-from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.errors import DatasetFormatError, ShardError, StorageError
+from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, check_schema
 from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
 
 _SAMPLE_TABLES = """
@@ -51,7 +52,8 @@ class SqliteWriter:
 
     Raises:
         StorageError: It cannot be written; from all methods and from the `with` statement.
-        DatasetFormatError: The file that is there is damaged; likewise.
+        DatasetFormatError: The file that is there is damaged, or is not one that this package or Energon wrote;
+            likewise.
     """
 
     def __init__(self, path: Path, *, samples: bool, media: bool) -> None:
@@ -59,6 +61,8 @@ class SqliteWriter:
         self._samples = samples
         with self._writing():
             self._db = sqlite3.connect(path, isolation_level=None)
+            if not samples and path.stat().st_size:  # a file of before, which others may have written
+                check_schema(self._db, "main", path)
             # The file is thrown away if anything fails, so it needs no journal.
             for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
                 self._db.execute(f"PRAGMA {pragma}")
@@ -129,20 +133,18 @@ class SqliteIndex:
         path: Local file.
 
     Raises:
-        DatasetFormatError: It is no index, or an old one without the table of parts.
+        DatasetFormatError: It is not an index.
+        StorageError: It is not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # immutable: nobody writes into a finished index, and network file systems often cannot lock.
-            self._db = sqlite3.connect(
-                f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
-            )
-            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        except sqlite3.Error as error:
-            raise self._garbled(f"cannot be read ({error})") from error
-        self.has_parts = {"samples", "sample_parts"} <= tables
+            self._file = SqliteFile(path)
+        except OSError as error:
+            raise self._garbled(f"cannot be opened ({error})") from error
+        self.has_parts = {"samples", "sample_parts"} <= self._file.tables
+        """Whether it has the table of parts, which old indices have not."""
 
     def shard(self, index: int, shard: str) -> ShardExtents:
         """Returns the extents of a shard.
@@ -154,34 +156,43 @@ class SqliteIndex:
         Raises:
             DatasetFormatError: The tables are damaged, or contradict each other.
         """
-        builder = ExtentsBuilder(shard)
         try:
-            samples = self._db.execute(
-                "SELECT sample_index, sample_key FROM samples WHERE tar_file_id = ? ORDER BY sample_index", (index,)
-            )
-            parts = self._db.execute(
-                "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE "
-                "tar_file_id = ? "
-                "ORDER BY sample_index, content_byte_offset",
-                (index,),
-            )
-            part = parts.fetchone()
-            for number, key in samples:
-                if number != builder.num_samples:
-                    raise self._garbled(f"has sample {number} of {shard} in place of {builder.num_samples}")
-                builder.add_sample(key)
-                while part is not None and part[0] == number:
-                    builder.add_part(part[1], part[2], part[3])
-                    part = parts.fetchone()
-        except (sqlite3.Error, TypeError, OverflowError) as error:
-            raise self._garbled(f"is damaged where it describes {shard} ({error})") from error
+            extents = self._read(index, shard)
+            extents.check()
+        except (*DAMAGE, ShardError) as error:
+            raise self._garbled(f"is damaged where it describes {shard} ({str(error)[:300]})") from error
+        return extents
+
+    def _read(self, index: int, shard: str) -> ShardExtents:
+        builder = ExtentsBuilder(shard)
+        samples = self._file.execute(
+            "SELECT sample_index, sample_key FROM samples WHERE tar_file_id = ? ORDER BY sample_index", (index,)
+        )
+        parts = self._file.execute(
+            "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts "
+            "WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offset",
+            (index,),
+        )
+        part = parts.fetchone()
+        for number, key in samples:
+            if number != builder.num_samples or not isinstance(key, str):
+                raise ValueError(f"sample {excerpt(number)}, {excerpt(key)}, in place of {builder.num_samples}")
+            builder.add_sample(key)
+            end = 0
+            while part is not None and part[0] == number:
+                _, name, offset, size = part
+                if not (isinstance(name, str) and isinstance(offset, int) and isinstance(size, int)) or offset <= end:
+                    raise ValueError(f"the part {excerpt(part)}")
+                builder.add_part(name, offset, size)
+                end = offset
+                part = parts.fetchone()
         if part is not None:
-            raise self._garbled(f"has parts of a sample {part[0]} of {shard} that it does not know")
+            raise ValueError(f"parts of a sample {excerpt(part[0])} that it does not know")
         return builder.extents(-1)
 
     def close(self) -> None:
         """Closes the file."""
-        self._db.close()
+        self._file.close()
 
     def _garbled(self, what: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.path} {what}. Make it anew with `energon-dali prepare PATH`.")
+        return DatasetFormatError(f"{self.path} {what}. Write it again with `energon-dali prepare PATH`.")

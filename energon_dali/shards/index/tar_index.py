@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import DatasetFormatError
+from energon_dali.shards.documents.content import MAX_INDEX_BYTES, read_content
 from energon_dali.shards.storage import StoragePath
 
 
@@ -27,18 +28,19 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
         StorageError: It cannot be read.
     """
     path = tar_index_path(root, shard)
-    content = path.read_if_there()
+    content = read_content(path, MAX_INDEX_BYTES)
     if content is None:
         raise DatasetFormatError(f"{path} is missing. Make it with `energon-dali prepare {shlex.quote(str(root))}`.")
     if not content or len(content) % 8:
         raise DatasetFormatError(
-            f"{path} has {len(content)} bytes, which is not a list of 8-byte offsets. Make it anew with `energon-dali "
-            f"prepare {shlex.quote(str(root))}`."
+            f"{path} has {len(content)} bytes, which is not a list of 8-byte offsets. Write it again with "
+            f"`energon-dali prepare {shlex.quote(str(root))}`."
         )
     offsets = np.frombuffer(content, "<u8")
     if (offsets[1:] < offsets[:-1]).any():
         raise DatasetFormatError(
-            f"{path} holds offsets that do not grow. Make it anew with `energon-dali prepare {shlex.quote(str(root))}`."
+            f"{path} holds offsets that do not grow. Write it again with `energon-dali prepare "
+            f"{shlex.quote(str(root))}`."
         )
     return offsets
 

@@ -161,15 +161,15 @@ def _check_type(value: Mapping[str, Any], allowed: frozenset[str], path: Storage
     module, name = value.get("__module__", FOREIGN_MODULES[0]), value["__class__"]
     if not isinstance(module, str) or not isinstance(name, str):
         raise DatasetFormatError(
-            f"{path} has __module__={excerpt(module)} and __class__={excerpt(name)}, which are not both text. Write the "
-            f"names of a module and of a class in it, such as {FOREIGN_MODULES[0]} and {min(allowed)}."
+            f"{path} has __module__={excerpt(module)} and __class__={excerpt(name)}, which are not both text. Write "
+            f"the names of a module and of a class in it, such as {FOREIGN_MODULES[0]} and {min(allowed)}."
         )
     if trusted or (name in allowed and (module in FOREIGN_MODULES or module.startswith("megatron.energon."))):
         return
     raise UntrustedCodeError(
-        f"{path} names the class {excerpt_names([f'{module}.{name}'])}, which is not one of {', '.join(sorted(allowed))}. Loading it runs "
-        "code that the dataset "
-        "chose: look at it, then pass trust_dataset_code=True."
+        f"{path} names the class {excerpt_names([f'{module}.{name}'])}, which is not one of "
+        f"{', '.join(sorted(allowed))}. Loading it runs code that the dataset chose: look at it, then pass "
+        "trust_dataset_code=True."
     )
 
 

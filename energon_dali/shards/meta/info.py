@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from energon_dali.errors import DatasetFormatError
-from energon_dali.shards.documents.inner_path import check_inner_path
+from energon_dali.shards.documents.inner_path import check_inner_paths
 from energon_dali.shards.documents.yaml_text import write_yaml
 from energon_dali.shards.meta.document import META, read_meta_document
 from energon_dali.shards.storage import StoragePath
@@ -53,8 +53,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
             f"{remedy}"
         )
     try:
-        for shard in counts:
-            check_inner_path(shard)
+        check_inner_paths(counts)
     except ValueError as error:
         raise DatasetFormatError(f"{path}: {error}. {remedy}") from error
     return counts

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
 from energon_dali.shards.storage.retry import with_retries
 

@@ -8,7 +8,7 @@ import pytest
 from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import excerpt, excerpt_names, read_content
-from energon_dali.shards.documents.inner_path import check_inner_path
+from energon_dali.shards.documents.inner_path import check_inner_path, check_inner_paths
 
 
 def test_content_is_read_up_to_a_size(tmp_path: Path) -> None:
@@ -61,11 +61,17 @@ def test_links_that_multiply_have_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
 def test_paths_that_lead_out_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="leads out of the dataset"):
         check_inner_path(name)
+    for names in ([name], ["a", name], [name, "a"]):
+        with pytest.raises(ValueError, match="leads out of the dataset"):
+            check_inner_paths(names)
 
 
-@pytest.mark.parametrize("name", ["a.tar", "a/b.tar", "..a/b..", "a..b", ".hidden/x", "~x", "a%20b", "100%.tar", "a//b"])
+@pytest.mark.parametrize(
+    "name", ["a.tar", "a/b.tar", "..a/b..", "a..b", ".hidden/x", "~x", "a%20b", "100%.tar", "a//b"]
+)
 def test_paths_inside_are_taken(name: str) -> None:
     check_inner_path(name)
+    check_inner_paths([name, "b"])
 
 
 def test_an_excerpt_is_short_whatever_the_value() -> None:

@@ -24,14 +24,14 @@ def test_nesting_up_to_the_limit_and_many_brackets_are_read() -> None:
     assert parse_json(wide.encode()) == json.loads(wide)
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 5000, "9" * 20, str(1 << 64), "NaN", "Infinity"])
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 5000, "NaN", "Infinity"])
 def test_numbers_that_do_not_fit_are_refused(number: str) -> None:
-    with pytest.raises(ValueError, match="not fit|is not a number") as caught:
+    with pytest.raises(ValueError, match=r"not fit|is not a number|limit") as caught:
         parse_json(f'{{"a": {number}}}')
     assert len(str(caught.value)) < 200
 
 
 def test_numbers_that_fit_are_read() -> None:
-    text = f"[{(1 << 64) - 1}, {-(1 << 63)}, 1.5e300]"
+    text = f"[{(1 << 70) - 1}, {-(1 << 63)}, 1.5e300]"
     assert parse_json(text) == json.loads(text)
     assert parse_json("[1e400]", any_number=True) == [math.inf]

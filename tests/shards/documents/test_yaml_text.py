@@ -13,7 +13,7 @@ from energon_dali.shards.documents.yaml_text import MAX_DEPTH, MAX_VALUES, parse
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "&a [", "!!seq ["])
 def test_nesting_without_end_is_refused(opening: str) -> None:
     # Composing such a file overflows the stack of the C loader, and ends the process.
-    with pytest.raises(DatasetFormatError, match="more than 64 levels|a key is not text|cannot be parsed"):
+    with pytest.raises(DatasetFormatError, match=r"more than 64 levels|a key is not text|cannot be parsed"):
         parse_yaml(("subflavors: " + opening * 50_000).encode(), "dataset.yaml")
 
 
@@ -60,7 +60,9 @@ def test_any_text_gives_plain_values_or_our_error(text: str | bytes) -> None:
     assert isinstance(value, (dict, list, str, int, float, bool, type(None)))
 
 
-_texts = st.text(st.characters(max_codepoint=0x24F, exclude_categories=["Cc"]), max_size=8) | st.sampled_from(["09", "1e3", "1_000", "on", "yes", "~", "", "2024-01-01", "<<", ".5", "0x1f"])
+_texts = st.text(st.characters(max_codepoint=0x24F, exclude_categories=["Cc"]), max_size=8) | st.sampled_from(
+    ["09", "1e3", "1_000", "on", "yes", "~", "", "2024-01-01", "<<", ".5", "0x1f"]
+)
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | _texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts, inner, max_size=4),
