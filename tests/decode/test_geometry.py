@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +123,46 @@ def test_the_fold_gives_what_the_operations_give(operations: list[GeometricOpera
     expected = np.asarray(one_after_another(image, operations)).astype(int)
     assert folded.size == (expected.shape[1], expected.shape[0])
     assert np.abs(np.asarray(folded) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("antialias", [True, False], ids=["antialias", "plain"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(23, 31), (150, 170), (310, 401)], ids=["smaller", "like", "larger"])
+def test_the_window_of_a_crop_after_a_resize_holds_all_that_the_filter_reads(
+    size: tuple[int, int], interpolation: Any, antialias: bool
+) -> None:
+    """On noise, where one pixel too few shows, and in floats, as PIL rounds bytes between its two passes."""
+    noise = np.random.default_rng(3).integers(0, 2, (151, 173)) * 255
+    image = Image.fromarray(noise.astype(np.float32 if antialias else np.uint8))
+    operations = (Resize(size, interpolation, antialias=antialias), RandomCrop((13, 11)))
+    for seed in range(20):
+        geometry = draw_geometry(operations, image.width, image.height, seed)
+        assert geometry is not None
+        assert geometry.window != (0, 0, 151, 173)
+        spec = ImageSpec("pil", operations)
+        got = np.asarray(transform(image, geometry, spec))
+        expected = np.asarray(transform(image, replace(geometry, window=(0, 0, 151, 173)), spec))
+        # PIL keeps the corner of the box, up to 173, in float32: 2**-17 of a pixel.
+        np.testing.assert_allclose(got, expected, rtol=0, atol=255 * 2**-15 if antialias else 0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "window"),
+    [  # the box is rows 80 to 120 and columns 120 to 180 of the source, 4 and 6 pixels per pixel of the result
+        (Resize((50, 50)), (75, 113, 50, 74)),
+        (Resize((50, 50), "bicubic"), (71, 107, 58, 86)),
+        (Resize((50, 50), "nearest"), (77, 116, 46, 68)),
+        (Resize((50, 50), antialias=False), (78, 118, 44, 64)),
+    ],
+    ids=["bilinear", "bicubic", "nearest", "plain"],
+)
+def test_the_margin_of_a_crop_after_a_resize(operation: Resize, window: tuple[int, int, int, int]) -> None:
+    """The filter's radius in pixels of the source, and one pixel for how decoders round; cut at the image's edge."""
+    geometry = draw_geometry((operation, CenterCrop(10)), 300, 200)
+    assert geometry == Geometry(80, 120, 40, 60, 10, 10, False, window)
+    cut = draw_geometry((CenterCrop((42, 61)), operation, CenterCrop((48, 49))), 300, 200)
+    assert cut is not None
+    assert cut.window == (79, 120, 42, 61)
 
 
 def test_a_crop_that_is_too_large_names_both_sizes() -> None:
