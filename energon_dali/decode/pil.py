@@ -53,6 +53,8 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
     """
     try:
         plugin = _PLUGINS.get(format)
+        if plugin == "BMP" and data[:2] != b"BM":
+            plugin = "DIB"  # a bitmap without the file's own header
         if plugin is not None:
             if plugin not in Image.OPEN:
                 Image.init()
