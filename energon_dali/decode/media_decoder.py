@@ -189,7 +189,7 @@ class MediaDecoder(Decoder):
         Raises:
             DecodeError: The header was refused.
         """
-        header = screen_image(raw, max_pixels=self.spec.max_pixels, max_bytes=self.spec.max_bytes)
+        header = screen_image(raw, max_pixels=self.spec.max_pixels, max_bytes=self.spec.max_bytes, for_dali=False)
         return MediaHandle(
             name, raw, header.format, header.width, header.height, self.spec, header.orientation, seed, source
         )

@@ -197,3 +197,14 @@ def test_a_palette_with_transparency_gives_no_warning() -> None:
     """Warnings are errors here, so a warning would be a DecodeError."""
     assert decode(pictures()["png-palette-trns"], "torchrgb8").shape == (3, 118, 157)
     assert decode(pictures()["png-palette-trns"], "rgba8")[..., 3].std() > 0
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1"])
+def test_a_bitmap_without_a_file_header(mode: str) -> None:
+    """A .dib: what "BM" and the offset of the pixels precede in a .bmp."""
+    data = encode(photograph().convert(mode), "DIB")
+    assert data[:2] != b"BM"
+    with Image.open(BytesIO(data)) as image:
+        expected = np.asarray(image.convert("RGB"))
+    assert np.array_equal(decode(data, "rgb8"), expected)
+    assert screen_image(data).format == "bmp"

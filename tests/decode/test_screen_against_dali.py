@@ -17,7 +17,7 @@ import pytest
 from energon_dali.decode import ImageHeader, screen_image
 from energon_dali.errors import DecodeError
 from tests.decode.mutations import mutate
-from tests.decode.pictures import broken_pictures, encode, exif, photograph, pictures, with_alpha
+from tests.decode.pictures import broken_pictures, pictures
 
 
 def ask_dali(what: str, files: list[bytes]) -> list[str]:
@@ -66,21 +66,6 @@ def test_the_parser_takes_what_is_passed_on_and_sees_the_same_size(seed: int) ->
         if line != f"{header.width} {header.height}"
     ]
     assert not differing
-
-
-def test_the_parser_takes_every_webp_that_is_passed_on() -> None:
-    """Chunks of odd length before the EXIF: the parser refuses such good files."""
-    files = [
-        encode(image.resize((21 + more, 14)), "WEBP", lossless=lossless, **metadata)
-        for image in (photograph(), with_alpha(photograph()))
-        for more in range(4)
-        for lossless in (False, True)
-        for metadata in ({}, {"exif": exif(6)}, {"exif": exif(6) + b"\0"}, {"icc_profile": b"p" * 201},
-                         {"exif": exif(6), "icc_profile": b"p" * 200}, {"exif": exif(6), "icc_profile": b"p" * 201})
-    ]  # fmt: skip
-    found = passed_on(files)
-    assert 40 < len(found) < len(files)
-    assert ask_dali("parse", [data for data, _ in found]) == [f"{header.width} {header.height}" for _, header in found]
 
 
 def test_a_process_survives_what_is_passed_on() -> None:

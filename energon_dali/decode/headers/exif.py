@@ -1,13 +1,15 @@
-"""The orientation tag of an EXIF block."""
+"""The orientation that an EXIF block or an XMP document states."""
 
 from __future__ import annotations
 
+import re
 from struct import error as struct_error
 from struct import unpack_from
 
 from energon_dali.decode.headers.header import Buffer
 
 _ORIENTATION_TAG = 0x0112
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _SHORT = 3
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 """Bytes of a value of each type."""
@@ -19,8 +21,9 @@ _FRACTIONS = {0x011A: 1, 0x011B: 1, 0x013E: 2, 0x013F: 6, 0x0211: 3, 0x0214: 6}
 def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
     """Returns the orientation of the TIFF structure in data[start:end], and whether all readers find the same.
 
-    The orientation is 1 to 8, and 1 where there is none that is valid. DALI 2.4 takes values of any type, and where the
-    tag comes twice it mixes both and writes past the end of its memory (SIGSEGV): such a file is not for it.
+    The orientation is 1 to 8, 1 where it is not valid, and 0 where there is none. DALI 2.4 takes values of any type,
+    and where the tag comes twice it mixes both and writes past the end of its memory (SIGSEGV): such a file is not for
+    it.
 
     Args:
         data: The file.
@@ -36,8 +39,8 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
     elif order == b"MM\0*":
         byte_order = ">"
     else:
-        return 1, False
-    orientation, found, regular = 1, 0, True
+        return 0, False
+    orientation, found, regular = 0, 0, True
     try:
         position = start + unpack_from(byte_order + "I", data, start + 4)[0]
         (count,) = unpack_from(byte_order + "H", data, position)
@@ -50,13 +53,25 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
             if tag == _ORIENTATION_TAG:
                 found += 1
                 regular = regular and found == 1 and kind == _SHORT and values == 1
-                if found == 1 and kind == _SHORT and 1 <= value <= 8:
-                    orientation = int(value)
+                if found == 1:
+                    orientation = int(value) if kind == _SHORT and 1 <= value <= 8 else 1
         if orientation > 1:  # DALI stops at an entry that it does not understand
             regular = regular and all(_is_sound(data, entry, start, end, byte_order) for entry in entries)
     except struct_error:
         regular = False
     return orientation, regular and not prefixed
+
+
+def xmp_orientation(document: bytes) -> int:
+    """Returns the orientation that an XMP document states, as PIL finds it; 0 where there is none.
+
+    EXIF comes first: this counts only where `exif_orientation` finds none.
+    """
+    found = _XMP_ORIENTATION.search(document)
+    if found is None:
+        return 0
+    value = int(found[1])
+    return value if 1 <= value <= 8 else 1
 
 
 def _is_sound(data: Buffer, entry: int, start: int, end: int, byte_order: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from struct import Struct
 
-from energon_dali.decode.headers.exif import exif_orientation
+from energon_dali.decode.headers.exif import exif_orientation, xmp_orientation
 from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
 from energon_dali.errors import DecodeError
 
 _SEGMENT = Struct(">BBH").unpack_from
 _FRAME = Struct(">BHHB").unpack_from
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _SUBSAMPLINGS = {0x11: "444", 0x21: "422", 0x22: "420", 0x41: "411", 0x42: "410", 0x12: "440"}
 _COLORS = {(3, -1): "ycc", (3, 0): "rgb", (3, 1): "ycc", (4, -1): "cmyk", (4, 0): "cmyk", (4, 2): "ycck"}
 
@@ -18,6 +19,8 @@ _MOST_PIXELS_PER_BYTE = 2048
 """A Huffman-coded block of 8 x 8 pixels takes a bit at least: 512 pixels per byte, half of that in odd subsamplings.
 
 A broken size below `max_pixels` would otherwise cost each decoder hundreds of megabytes for nothing."""
+_HARMLESS_PIXELS = 1 << 24
+"""Up to this size the bound does not count: libjpeg pads what is missing, and PIL takes the file."""
 
 
 def read_jpeg(data: Buffer) -> ImageHeader:
@@ -28,8 +31,8 @@ def read_jpeg(data: Buffer) -> ImageHeader:
         struct.error: The file ends inside the header.
         DecodeError: The size cannot be true.
     """
-    position, size, orientation, adobe, frame, frame_marker = 2, len(data), 1, -1, 0, 0
-    exif_blocks, regular = 0, True
+    position, size, orientation, adobe, frame, frame_marker = 2, len(data), 0, -1, 0, 0
+    exif_blocks, regular, xmp = 0, True, b""
     while True:
         prefix, marker, length = _SEGMENT(data, position)
         end = position + 2 + length
@@ -45,12 +48,17 @@ def read_jpeg(data: Buffer) -> ImageHeader:
             exif_blocks += 1
             if exif_blocks == 1:  # as PIL
                 orientation, regular = exif_orientation(data, position + 10, end)
+        elif marker == 0xE1 and data[position + 4 : position + 33] == _XMP:
+            xmp = bytes(data[position + 33 : end])
         elif marker == 0xEE and length >= 14 and data[position + 4 : position + 9] == b"Adobe":
             adobe = data[position + 15]
         position = end
     if not frame:
         raise IrregularHeaderError
-    header = _read_frame(data, frame, frame_marker, frame_length, orientation, adobe)
+    if not orientation and xmp:
+        orientation = xmp_orientation(xmp)
+        regular &= orientation < 2  # DALI does not look there
+    header = _read_frame(data, frame, frame_marker, frame_length, orientation or 1, adobe)
     # Several EXIF blocks are for DALI what several orientations in one are. CMYK it rounds
     # otherwise where there is black, and inverts it where Adobe's marker is missing.
     header.dali_decodable &= regular and exif_blocks < 2 and header.channels < 4
@@ -62,7 +70,7 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
     precision, height, width, components = _FRAME(data, position)
     if length != 8 + 3 * components or components not in (1, 3, 4):
         raise IrregularHeaderError
-    if marker <= 0xC2 and width * height > len(data) * _MOST_PIXELS_PER_BYTE:
+    if marker <= 0xC2 and width * height > max(_HARMLESS_PIXELS, len(data) * _MOST_PIXELS_PER_BYTE):
         raise DecodeError(
             f"{len(data):,} bytes cannot hold {width} x {height} pixels: its header is broken", "jpeg", "screen"
         )

@@ -6,13 +6,14 @@ from energon_dali.decode.headers.header import ImageHeader
 
 
 def pack_header(header: ImageHeader) -> str:
-    """Returns the label of a header: "png", or for what DALI may decode also "png rgb 8 0 1".
+    """Returns the label of a header: "png", or for what DALI may decode also "png rgb 8 0 1 whole".
 
-    The words behind the format are colours, bits per channel, whether there is transparency, and EXIF orientation.
+    The words behind the format are colours, bits per channel, whether there is transparency, EXIF orientation, and that
+    the file was looked through for damage, which labels without the last word do not promise.
     """
     if not header.dali_decodable:
         return header.format
-    return f"{header.format} {header.color} {header.bit_depth} {int(header.has_alpha)} {header.orientation}"
+    return f"{header.format} {header.color} {header.bit_depth} {int(header.has_alpha)} {header.orientation} whole"
 
 
 def unpack_header(label: str, width: int, height: int) -> ImageHeader | None:
@@ -24,9 +25,9 @@ def unpack_header(label: str, width: int, height: int) -> ImageHeader | None:
         height: Height in pixels as stored.
     """
     words = label.split(" ")
-    if len(words) != 5:
+    if len(words) != 6:
         return None
-    format_, color, bits, alpha, orientation = words
+    format_, color, bits, alpha, orientation, _ = words
     return ImageHeader(
         format_, width, height, bit_depth=int(bits), has_alpha=alpha == "1", orientation=int(orientation), color=color,
         dali_decodable=True,

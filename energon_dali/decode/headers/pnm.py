@@ -16,7 +16,7 @@ def read_pnm(data: Buffer) -> ImageHeader:
     """Returns the header of a file that begins with P1 to P6.
 
     Raises:
-        IrregularHeaderError: The header is not understood, or the pixels of a binary map are cut off.
+        IrregularHeaderError: The header is not understood, or pixels are missing.
     """
     head = bytes(data[:_LARGEST_HEADER_BYTES])
     kind = head[1:2]
@@ -28,7 +28,13 @@ def read_pnm(data: Buffer) -> ImageHeader:
     largest = 1 if kind in b"14" else int(found[3])
     if not 0 < largest < 65536:
         raise IrregularHeaderError
-    if kind in b"56" and found.end() + width * height * channels * (2 if largest > 255 else 1) > len(data):
+    least_bytes = {
+        b"1": width * height,
+        b"2": 2 * width * height - 1,
+        b"3": 6 * width * height - 1,
+        b"4": (width + 7) // 8 * height,
+    }.get(kind, width * height * channels * (2 if largest > 255 else 1))
+    if found.end() + least_bytes > len(data):
         raise IrregularHeaderError
     return ImageHeader(
         "pnm", width, height, channels, largest.bit_length(), color="rgb" if channels == 3 else "gray",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from struct import unpack_from
 
+from energon_dali.decode.headers.exif import xmp_orientation
 from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _LENGTHS = 266, 273, 274, 277, 278, 279
-_PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322, 338, 339
+_PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _XMP = 284, 317, 322, 338, 339, 700
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 _CODES = {3: "H", 4: "I"}
 _MOST_VALUES = 65_536
 _NONE, _LZW, _DEFLATE = 1, 5, 8
+_MOST_BYTES_PER_BYTE = 2731
+"""LZW packs 4,096 bytes into twelve bits at best, Deflate 258 bytes into two."""
 _LISTS = frozenset({_BITS, _OFFSETS, _LENGTHS, _EXTRA_SAMPLES, _SAMPLE_FORMAT})
 _WANTED = frozenset({
     _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _LENGTHS,
@@ -32,8 +35,8 @@ def read_tiff(data: Buffer) -> ImageHeader:
     samples = tags.get(_SAMPLES, (1,))[0]
     if tags.get(_ORIENTATION, (1,)) != (1,) or _TILE_WIDTH in tags or not samples:
         raise IrregularHeaderError
-    plain = {_COMPRESSION: (_NONE, _LZW, _DEFLATE), _FILL_ORDER: (1,), _PLANAR: (1,), _PREDICTOR: (1, 2)}
-    if any(tags.get(tag, (1,))[0] not in allowed for tag, allowed in plain.items()):
+    usual = {_COMPRESSION: (_NONE, _LZW, _DEFLATE), _FILL_ORDER: (1,), _PLANAR: (1,), _PREDICTOR: (1, 2)}
+    if any(tags.get(tag, (1,))[0] not in allowed for tag, allowed in usual.items()):
         raise IrregularHeaderError
     if tags.get(_BITS) != (8,) * samples or set(tags.get(_SAMPLE_FORMAT, (1,))) != {1}:
         raise IrregularHeaderError
@@ -48,9 +51,11 @@ def read_tiff(data: Buffer) -> ImageHeader:
         raise IrregularHeaderError
     if any(offset + length > len(data) for offset, length in zip(offsets, lengths, strict=True)):
         raise IrregularHeaderError
-    if tags.get(_COMPRESSION, (1,))[0] == _NONE and sum(lengths) < width * height * samples:
+    plain = tags.get(_COMPRESSION, (1,))[0] == _NONE
+    if sum(lengths) * (1 if plain else _MOST_BYTES_PER_BYTE) < width * height * samples:
         raise IrregularHeaderError
-    return ImageHeader("tiff", width, height, samples, color="gray" if samples == 1 else "rgb", dali_decodable=True)
+    # Only unpacking shows whether packed strips are whole, and DALI fills what it cannot unpack.
+    return ImageHeader("tiff", width, height, samples, color="gray" if samples == 1 else "rgb", dali_decodable=plain)
 
 
 def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]:
@@ -71,6 +76,8 @@ def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]
             (where,) = unpack_from(byte_order + "I", data, where)
             if where + length > len(data):
                 raise IrregularHeaderError
+        if tag == _XMP and xmp_orientation(bytes(data[where : where + length])) > 1:
+            raise IrregularHeaderError  # PIL turns the image when it loads it
         if tag not in _WANTED:
             continue
         if kind not in _CODES or not 0 < values <= (_MOST_VALUES if tag in _LISTS else 1):

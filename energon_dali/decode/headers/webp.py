@@ -1,16 +1,20 @@
-"""Reads the header of a WebP: lossy, lossless, or extended with alpha, animation and EXIF."""
+"""Reads the header of a WebP: lossy, lossless, or extended with alpha, animation and EXIF.
+
+None of them goes to DALI, whose libwebp takes damaged files that PIL's refuses. A WebP has no checksum: only decoding
+shows whether it is whole.
+"""
 
 from __future__ import annotations
 
 from struct import Struct
 
-from energon_dali.decode.headers.exif import exif_orientation
+from energon_dali.decode.headers.exif import exif_orientation, xmp_orientation
 from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
 
 _CHUNK = Struct("<4sI").unpack_from
 _SIDES = Struct("<HH").unpack_from
 _BITS = Struct("<I").unpack_from
-_ANIMATION, _EXIF, _ALPHA = 0x02, 0x08, 0x10
+_ANIMATION, _XMP, _EXIF, _ALPHA = 0x02, 0x04, 0x08, 0x10
 
 
 def read_webp(data: Buffer) -> ImageHeader:
@@ -28,7 +32,7 @@ def read_webp(data: Buffer) -> ImageHeader:
     if kind == b"VP8X":
         return _read_extended(data, riff_end, length)
     width, height, has_alpha = _stream_size(data, 20, kind, length)
-    return ImageHeader("webp", width, height, 4 if has_alpha else 3, has_alpha=has_alpha, dali_decodable=True)
+    return ImageHeader("webp", width, height, 4 if has_alpha else 3, has_alpha=has_alpha)
 
 
 def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
@@ -37,8 +41,7 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
     flags = data[20]
     width = 1 + int.from_bytes(data[24:27], "little")
     height = 1 + int.from_bytes(data[27:30], "little")
-    orientation, position, frame, exif_blocks = 1, 30, None, 0
-    regular, odd_before = True, False
+    orientation, position, frame, exif_blocks, xmp = 0, 30, None, 0, b""
     while position < riff_end:
         kind, length = _CHUNK(data, position)
         if position + 8 + length > riff_end:
@@ -47,12 +50,10 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
             frame = _stream_size(data, position + 8, kind, length)
         elif kind == b"EXIF":
             exif_blocks += 1
-            # DALI 2.4's parser does not step over the byte that fills up chunks of odd length, and refuses the file.
-            regular &= not odd_before
             if exif_blocks == 1:  # as libwebp
-                orientation, alike = exif_orientation(data, position + 8, position + 8 + length)
-                regular &= alike
-        odd_before |= bool(length & 1)
+                orientation, _ = exif_orientation(data, position + 8, position + 8 + length)
+        elif kind == b"XMP " and flags & _XMP and not xmp:
+            xmp = bytes(data[position + 8 : position + 8 + length])
         position += 8 + length + (length & 1)
     animated = bool(flags & _ANIMATION)
     if not animated and (frame is None or frame[:2] != (width, height)):
@@ -61,14 +62,9 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
         raise IrregularHeaderError
     has_alpha = bool(flags & _ALPHA)
     return ImageHeader(
-        "webp",
-        width,
-        height,
-        4 if has_alpha else 3,
-        has_alpha=has_alpha,
-        orientation=orientation,
-        dali_decodable=not animated and regular and exif_blocks < 2,
-    )
+        "webp", width, height, 4 if has_alpha else 3, has_alpha=has_alpha,
+        orientation=orientation or xmp_orientation(xmp) or 1,
+    )  # fmt: skip
 
 
 def _stream_size(data: Buffer, position: int, kind: bytes, length: int) -> tuple[int, int, bool]:

@@ -11,9 +11,10 @@ from random import Random
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from energon_dali import DaliDecoder, SampleDecoder
-from energon_dali.decode import Decoded, screen_image
+from energon_dali.decode import Decoded, MediaHandle, screen_image
 from tests.decode.pictures import encode, exif, photograph
 
 PHOTO = photograph(size=(21, 14))
@@ -42,6 +43,51 @@ def in_webp(*blocks: bytes) -> bytes:
     return data[:4] + struct.pack("<I", len(data) - 8) + data[8:]
 
 
+def xmp(orientation: int, form: str = 'tiff:Orientation="{}"') -> bytes:
+    return f"<x:xmpmeta><rdf:Description {form.format(orientation)} /></x:xmpmeta>".encode()
+
+
+def raw_profile(orientation: int) -> str:
+    """Returns an EXIF block as ImageMagick writes it into a text of a PNG."""
+    block = exif(orientation)
+    return f"\nexif\n{len(block):8}\n{block.hex()}\n"
+
+
+def png_text(form: str, name: str, text: str | bytes) -> bytes:
+    """Returns a PNG with a text in a chunk of some form."""
+    info = PngInfo()
+    if form == "iTXt":
+        info.add_itxt(name, text if isinstance(text, str) else text.decode())
+    elif form == "iTXt packed":
+        info.add_itxt(name, text if isinstance(text, str) else text.decode(), zip=True)
+    else:
+        info.add_text(name, text if isinstance(text, str) else text.decode(), zip=form == "zTXt")
+    return encode(PHOTO, "PNG", pnginfo=info)
+
+
+def elsewhere(orientation: int) -> dict[str, bytes]:
+    """Returns images whose orientation is in another place than an EXIF block."""
+    element = "><tiff:Orientation>{}</tiff:Orientation"
+    other_tag = Image.Exif()
+    other_tag[0x010F] = "Maker"
+    return {
+        "jpeg": encode(PHOTO, "JPEG", xmp=xmp(orientation)),
+        "jpeg, element": encode(PHOTO, "JPEG", xmp=xmp(orientation, element)),
+        "jpeg, EXIF without": encode(PHOTO, "JPEG", xmp=xmp(orientation), exif=other_tag.tobytes()),
+        "jpeg, EXIF first": encode(PHOTO, "JPEG", xmp=xmp(orientation), exif=exif(8)),
+        "jpeg, EXIF 1": encode(PHOTO, "JPEG", xmp=xmp(orientation), exif=exif(1)),
+        "webp": encode(PHOTO, "WEBP", xmp=xmp(orientation)),
+        "webp, EXIF first": encode(PHOTO, "WEBP", xmp=xmp(orientation), exif=exif(6)),
+        "tiff": encode(PHOTO, "TIFF", tiffinfo={700: xmp(orientation)}),
+        "png": png_text("iTXt", "XML:com.adobe.xmp", xmp(orientation)),
+        "png, packed": png_text("iTXt packed", "XML:com.adobe.xmp", xmp(orientation)),
+        "png, text": png_text("tEXt", "XML:com.adobe.xmp", xmp(orientation)),
+        "png, profile": png_text("tEXt", "Raw profile type exif", raw_profile(orientation)),
+        "png, packed profile": png_text("zTXt", "Raw profile type exif", raw_profile(orientation)),
+        "png, other text": png_text("tEXt", "Description", xmp(orientation)),
+    }
+
+
 def directory(order: str, *entries: tuple[int, int, int, int], offset: int = 8) -> bytes:
     """Returns a TIFF structure of (tag, type, count, value) with values of 16 bits."""
     head = (b"II" if order == "<" else b"MM") + struct.pack(order + "HI", 42, offset) + bytes(max(0, offset - 8))
@@ -59,7 +105,7 @@ def random_directory(random: Random) -> bytes:
     return block if random.random() < 0.8 else block[: random.randrange(len(block) + 1)]
 
 
-@pytest.mark.parametrize("place", [in_jpeg, in_png, in_webp])
+@pytest.mark.parametrize("place", [in_jpeg, in_png])
 def test_two_orientations_are_kept_from_dali(place: object) -> None:
     """DALI 2.4 mixes them, and then writes past the end of its memory."""
     for second in (2, 3, 5, 8):
@@ -85,9 +131,30 @@ def test_a_prefix_that_belongs_to_jpegs_is_stepped_over(place: object) -> None:
     assert DaliDecoder(image_decode_device="cpu", **UPRIGHT).decode("jpg", data).shape == (21, 14, 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("orientation", [0, 1, 2, 3, 6, 8, 9])
+def test_orientation_outside_of_exif_turns_images_as_pil_does(orientation: int) -> None:
+    dali, pil = DaliDecoder(image_decode_device="cpu", **UPRIGHT), SampleDecoder(**UPRIGHT)  # type: ignore[arg-type]
+    turned = 0
+    for name, data in elsewhere(orientation).items():
+        with Image.open(BytesIO(data)) as image:
+            expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        turned += expected.shape != (14, 21, 3)
+        for decoder in (dali, pil):
+            np.testing.assert_array_equal(decoder.decode("jpg", data), expected, err_msg=name)
+        staged = dali.stage("jpg", data)
+        if isinstance(staged, MediaHandle):
+            (outcome,) = dali.decode_block([staged])
+            assert isinstance(outcome, Decoded)
+            np.testing.assert_array_equal(outcome.value, expected, err_msg=name)
+        header = screen_image(data)
+        size = (header.width, header.height) if header.orientation < 5 else (header.height, header.width)
+        assert size == expected.shape[1::-1], name
+    assert turned == (12 if orientation in (6, 8) else 2)
+
+
 def test_any_block_turns_images_alike() -> None:
     random = Random(3)
-    places = (in_jpeg, in_jpeg, in_png, in_webp)
+    places = (in_jpeg, in_jpeg, in_png)
     files = [random.choice(places)(*(random_directory(random) for _ in range(random.choice((1, 1, 1, 1, 2)))))
              for _ in range(600)]  # fmt: skip
     dali, pil = DaliDecoder(image_decode_device="cpu", **UPRIGHT), SampleDecoder(**UPRIGHT)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from energon_dali.decode.dali.images.native import NativeReader
 from energon_dali.errors import ConfigError, ShardError
 from tests.decode.pictures import broken_pictures, pictures
 
-NAMES = ["jpeg-420", "jpeg-444", "png-rgb", "webp-lossy", "jpeg-411", "bmp-rgb", "jpeg-cmyk", "jpeg-progressive"]
+NAMES = ["jpeg-420", "jpeg-444", "png-rgb", "tiff-raw", "jpeg-411", "bmp-rgb", "jpeg-cmyk", "jpeg-progressive"]
 BAD = 13
 """A truncated JPEG: its header is fine, its pixels are not."""
 FILES = [pictures()[NAMES[i % len(NAMES)]] if i != BAD else broken_pictures()["jpeg-half"] for i in range(20)]

@@ -1,0 +1,97 @@
+"""Which images are damaged is for PIL's `load` to say, and every route agrees: the rule of docs/decoders.md."""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+
+from energon_dali.decode import screen_image
+from tests.decode.agreement import compare, compare_apart, damaged_files, load_by_pil
+from tests.decode.pictures import encode, photograph, pictures
+
+PHOTO = photograph(size=(61, 45))
+
+
+def test_all_routes_agree_on_damaged_images() -> None:
+    """More of them: python -m tests.decode.agreement --count 20000 --seed 7."""
+    files = damaged_files(300, 0)
+    verdicts = [load_by_pil(data) == "" for _, data in files]
+    assert 50 < sum(verdicts) < 250, "good and damaged files are to be seen"
+    assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
+
+
+def test_all_routes_agree_on_images_that_were_cut() -> None:
+    """With and without their last bytes, which a file keeps whose middle was lost."""
+    files = []
+    for name, data in {
+        "baseline": encode(PHOTO, "JPEG"), "progressive": encode(PHOTO, "JPEG", progressive=True),
+        "restarts": encode(PHOTO, "JPEG", restart_marker_blocks=2), "png": encode(PHOTO, "PNG"),
+        "webp": encode(PHOTO, "WEBP"), "tiff": encode(PHOTO, "TIFF"), "bmp": encode(PHOTO, "BMP"),
+    }.items():  # fmt: skip
+        for percent in (3, 17, 40, 66, 90, 99):
+            cut = data[: len(data) * percent // 100]
+            files += [(name, cut), (name, cut + data[-2:]), (name, cut + data[-12:])]
+        files += [(name, data[:-1]), (name, data[:-2]), (name, data + b"more")]
+    verdicts = [load_by_pil(data) == "" for _, data in files]
+    assert 10 < sum(verdicts) < 120
+    assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
+
+
+def test_good_jpegs_are_not_suspected() -> None:
+    """Who suspects good files sends them to PIL: with restarts, several scans, and something behind the end."""
+    for name, data in pictures().items():
+        if name.startswith("jpeg") and name != "jpeg-cmyk":
+            for more in (b"", b"\0" * 9, b"\xff\xd9", data):
+                assert screen_image(data + more).dali_decodable, name
+    for rows in range(1, 5):
+        for progressive in (False, True):
+            data = encode(PHOTO, "JPEG", restart_marker_rows=rows, progressive=progressive)
+            assert screen_image(data).dali_decodable, (rows, progressive)
+
+
+def with_marker(data: bytes, position: int, marker: int) -> bytes:
+    return data[:position] + bytes([0xFF, marker]) + data[position + 2 :]
+
+
+def test_jpegs_whose_markers_are_out_of_order_are_left_to_pil() -> None:
+    whole, progressive = encode(PHOTO, "JPEG"), encode(PHOTO, "JPEG", progressive=True)
+    restarts = encode(PHOTO, "JPEG", restart_marker_blocks=2)
+    middle = len(whole) - 99
+    suspects = [with_marker(whole, middle, marker) for marker in (0x01, 0x3F, 0xC4, 0xD0, 0xD8, 0xDA, 0xDC, 0xE0, 0xFF)]
+    suspects += [whole[:-2], whole[:-1], whole[: whole.index(b"\xff\xda") + 14]]
+    first, second = restarts.index(b"\xff\xd0"), restarts.index(b"\xff\xd1")
+    suspects += [with_marker(restarts, first, 0xD1), with_marker(restarts, second, 0xD5)]
+    scans = [position for position in range(len(progressive)) if progressive[position : position + 2] == b"\xff\xda"]
+    suspects += [progressive[:scan] + b"\xff\xd9" for scan in scans[1:]]  # scans are missing
+    suspects += [progressive[: scan + 2] + b"\xff\xff" + progressive[scan + 4 :] for scan in scans[1:]]
+    for number, data in enumerate(suspects):
+        assert not screen_image(data).dali_decodable, number
+
+
+def test_a_size_that_no_decoder_would_pay_for_is_left_to_pil() -> None:
+    """A JPEG of 6 KB that claims 3000 x 3000 pixels: PIL pads it with gray, and so do all routes."""
+    data = encode(PHOTO, "JPEG")
+    frame = data.index(b"\xff\xc0")
+    data = data[: frame + 5] + struct.pack(">HH", 3000, 3000) + data[frame + 9 :]
+    assert load_by_pil(data) == ""
+    assert list(compare([("jpeg", data)])) == []
+
+
+def test_a_palette_without_colours_is_black() -> None:
+    """PIL loads it; DALI refuses it."""
+    data = encode(PHOTO.convert("P"), "PNG")
+    start = data.index(b"PLTE") - 4
+    size = struct.unpack_from(">I", data, start)[0]
+    data = data[:start] + data[start + 12 + size :]
+    with Image.open(BytesIO(data)) as image:
+        assert not np.asarray(image.convert("RGB")).any()
+    assert list(compare([("png", data)])) == []
+
+
+def test_damage_is_the_same_on_every_machine() -> None:
+    assert damaged_files(40, 3) == damaged_files(40, 3)
+    assert damaged_files(40, 3) != damaged_files(40, 4)
+    assert all(name.startswith("png") for name, _ in damaged_files(20, 0, "png"))
