@@ -7,6 +7,9 @@ The names below are the public interface. Each is imported from its module when 
 from __future__ import annotations
 
 import importlib
+import opcode
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.dali import DaliTuning
     from energon_dali.error_handlers import log_exception, reraise_exception
     from energon_dali.errors import (
+        ArgumentError,
         ConfigError,
         DatasetError,
         DatasetFormatError,
@@ -137,8 +141,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AVData", "AVDecoder", "AVLimits", "AVWebdatasetDecoder", "AugmentTaskEncoder", "BasicDataLoader", "Batch",
-    "BatchDataset", "BlendDataset", "CachePool", "CaptioningSample", "CenterCrop", "ClipAudio", "Clips",
+    "AVData", "AVDecoder", "AVLimits", "AVWebdatasetDecoder", "ArgumentError", "AugmentTaskEncoder", "BasicDataLoader",
+    "Batch", "BatchDataset", "BlendDataset", "CachePool", "CaptioningSample", "CenterCrop", "ClipAudio", "Clips",
     "ConcatDataset", "ConfigError", "Cooker", "CrudeSample", "DaliDecoder", "DaliTuning", "DatasetError",
     "DatasetFormatError", "DatasetLoader", "DatasetLoaderInterface", "DecodeError", "DecodeFileStore", "Decoder",
     "DefaultTaskEncoder", "DeviceError", "DeviceFailedError", "DirectLazy", "EnergonDaliError", "EpochizeDataset",
@@ -190,10 +194,10 @@ _HOMES = {
     "decode.dali": ("DaliTuning",),
     "error_handlers": ("log_exception", "reraise_exception"),
     "errors": (
-        "ConfigError", "DatasetError", "DatasetFormatError", "DecodeError", "DeviceError", "DeviceFailedError",
-        "EnergonDaliError", "FatalSampleError", "FileMissingError", "IgnoreSample", "LayoutError", "ShardError",
-        "SkipSample", "StateError", "StorageError", "UntrustedCodeError", "WatchdogTimeoutError", "WorkerDiedError",
-        "WorkerError",
+        "ArgumentError", "ConfigError", "DatasetError", "DatasetFormatError", "DecodeError", "DeviceError",
+        "DeviceFailedError", "EnergonDaliError", "FatalSampleError", "FileMissingError", "IgnoreSample",
+        "LayoutError", "ShardError", "SkipSample", "StateError", "StorageError", "UntrustedCodeError",
+        "WatchdogTimeoutError", "WorkerDiedError", "WorkerError",
     ),
     "loader.basic_loader": ("BasicDataLoader", "get_loader"),
     "loader.datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
@@ -224,10 +228,27 @@ def __getattr__(name: str) -> Any:
     try:
         home = _HOME_OF[name]
     except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        raise _unknown_name(name, sys._getframe(1)) from None
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
+
+
+def _unknown_name(name: str, frame: FrameType) -> Exception:
+    """Returns the error for a name that is not public, with the nearest one that is.
+
+    Args:
+        name: What was asked for.
+        frame: Who asked. Python replaces an AttributeError in `from energon_dali import NAME` by its own error.
+    """
+    from energon_dali.nearest import nearest_names
+
+    near = [] if name.startswith("_") else nearest_names(name, __all__)
+    hint = f". Did you mean {' or '.join(near)}?" if near else ""
+    asked = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else -1
+    if near and opcode.opname[asked] == "IMPORT_FROM":
+        return ImportError(f"cannot import name {name!r} from {__name__!r}{hint}", name=__name__, path=__file__)
+    return AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
     Exception
     ├── EnergonDaliError
     │   ├── ConfigError (also ValueError)      an argument or a setting cannot work
+    │   │   ├── ArgumentError (also TypeError) a call has an argument too many, too few, or of an unknown name
     │   │   ├── LayoutError                    ranks x workers does not divide the streams
     │   │   └── DeviceError                    a device was asked for that is not there
     │   ├── DatasetError                       something is wrong with the files of a dataset
@@ -32,6 +33,10 @@ class EnergonDaliError(Exception):
 
 class ConfigError(EnergonDaliError, ValueError):
     """An argument or a setting cannot work."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """A call has an argument that does not exist, or lacks one; the message names the nearest there is."""
 
 
 class LayoutError(ConfigError):

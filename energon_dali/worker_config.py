@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
 from energon_dali.errors import ConfigError
 from energon_dali.plan import Layout
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 ErrorHandler = Callable[[Exception, Any, "list[Any] | None"], None]
 
 
+@explain_call
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerConfig:
     """The place of this process in the job, and what all processes must agree on.

@@ -15,6 +15,7 @@ from energon_dali.av.metadata import describe_audio, describe_video
 from energon_dali.av.source import MediaSource, open_source
 from energon_dali.av.video.reader import VideoReader
 from energon_dali.av.video.scan import Damaged
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.media_metadata import AVMetadata
 
@@ -57,6 +58,7 @@ class AVDecoder:
         ConfigError: An option is unknown or cannot work.
     """
 
+    @explain_call
     def __init__(
         self,
         stream: MediaSource,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class AVLimits:
     """Upper bounds of what is made of one file; what would go beyond is refused before its memory is taken.

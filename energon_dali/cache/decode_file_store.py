@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 from zlib import crc32
 
 from energon_dali.cache.file_store import FileStore, split_file_name
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
@@ -50,6 +51,7 @@ class DecodeFileStore(FileStore[Any]):
         ConfigError: The decoder is none.
     """
 
+    @explain_call
     def __init__(
         self,
         inner: FileStore[Any],

@@ -15,6 +15,7 @@ from energon_dali.cache.fetcher import Fetcher
 from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.lazy import Lazy
 from energon_dali.cache.pool import CachePool
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
 
@@ -46,6 +47,7 @@ class FileStoreCachePool(CachePool):
         ConfigError: An argument cannot work.
     """
 
+    @explain_call
     def __init__(
         self,
         *,

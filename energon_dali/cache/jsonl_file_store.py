@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from energon_dali.cache.file_store import FileStore
+from energon_dali.calls import explain_call
 from energon_dali.errors import DatasetError, FileMissingError
 from energon_dali.samples import SourceInfo
 from energon_dali.shards import StoragePath
@@ -25,6 +26,7 @@ class JsonlFileStore(FileStore[bytes]):
         StorageError: It cannot be read.
     """
 
+    @explain_call
     def __init__(self, path: str | os.PathLike[str] | StoragePath) -> None:
         self.file = JsonlFile(path)
         self._reader = JsonlReader(self.file)

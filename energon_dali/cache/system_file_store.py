@@ -7,6 +7,7 @@ import posixpath
 
 from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.store_index import StoreIndex, unreadable
+from energon_dali.calls import explain_call
 from energon_dali.errors import DatasetError, FileMissingError, StorageError
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
@@ -29,6 +30,7 @@ class SystemFileStore(FileStore[bytes]):
         StorageError: The URL's scheme is not known.
     """
 
+    @explain_call
     def __init__(
         self, base_dir: str | os.PathLike[str] | StoragePath | None = None, *, follow_links: bool = False
     ) -> None:

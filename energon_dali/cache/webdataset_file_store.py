@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_dali.cache.file_store import FileStore, split_file_name
 from energon_dali.cache.store_index import StoreIndex, unreadable
+from energon_dali.calls import explain_call
 from energon_dali.errors import DatasetFormatError, EnergonDaliError, FileMissingError, ShardError
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
@@ -36,6 +37,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         StorageError: It cannot be read.
     """
 
+    @explain_call
     def __init__(self, dataset_path: str | os.PathLike[str] | StoragePath) -> None:
         self.root = StoragePath.of(dataset_path)
         self._shards = list(read_shard_counts(self.root))

@@ -228,6 +228,9 @@ class SavableDataset(ABC, Generic[T]):
         """
         return [attempt(self.restore_sample, key) for key in keys]
 
+    def __repr__(self) -> str:
+        return f"<{self.describe()}>"
+
     def __str__(self) -> str:
         lines = [self.describe()]
         for child in self.children:

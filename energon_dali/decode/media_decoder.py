@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
+from energon_dali.calls import explain_call
 from energon_dali.decode.basic import decode_basic, gunzip
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import Decoder, MediaHandle
@@ -68,6 +69,7 @@ class MediaDecoder(Decoder):
         ConfigError: An option, or a combination of options, cannot work.
     """
 
+    @explain_call
     def __init__(
         self,
         *,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
@@ -18,6 +19,7 @@ MAX_SIDE_PX = 65_535
 """Largest side of an output image."""
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class Resize:
     """Resamples the image to a size.
@@ -42,6 +44,7 @@ class Resize:
         _check_interpolation(self, self.interpolation)
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
     """Cuts out a random box and resamples it to a fixed size.
@@ -71,6 +74,7 @@ class RandomResizedCrop:
         _check_interpolation(self, self.interpolation)
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
     """Cuts the centre out of the image. An image that is smaller than the crop is a DecodeError of its sample.
@@ -86,6 +90,7 @@ class CenterCrop:
         object.__setattr__(self, "size", _square(self, self.size))
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
     """Cuts a box of fixed size out of a random place. An image smaller than the crop is a DecodeError of its sample.
@@ -101,6 +106,7 @@ class RandomCrop:
         object.__setattr__(self, "size", _square(self, self.size))
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class HorizontalFlip:
     """Mirrors left and right with a probability.
@@ -120,6 +126,7 @@ class HorizontalFlip:
             )
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class Normalize:
     """Shifts and scales each channel: (pixel / 255 - mean) / std, in float32.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from energon_dali.cache import CachePool, pool_context
 from energon_dali.cache.file_cache_pool import check_cache_pool
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
@@ -64,6 +65,7 @@ class BasicDataLoader(Generic[T]):
         DeviceError: pin_memory=True without CUDA.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[T],
@@ -84,7 +86,7 @@ class BasicDataLoader(Generic[T]):
                 "get_train_dataset or get_val_dataset returns."
             )
         if worker_config is not None:
-            warnings.warn("worker_config is the dataset's: leave it out here.", DeprecationWarning, stacklevel=2)
+            warnings.warn("worker_config is the dataset's: leave it out here.", DeprecationWarning, stacklevel=3)
             if worker_config != dataset.worker_config:
                 raise ConfigError(
                     f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
@@ -256,6 +258,13 @@ class BasicDataLoader(Generic[T]):
             "and build another loader; to continue at its position restore its state_dict() there."
         )
 
+    def __repr__(self) -> str:
+        config = self.worker_config
+        return (
+            f"{type(self).__name__}({self.dataset!r}, rank={config.rank}, world_size={config.world_size}, "
+            f"num_workers={config.num_workers}, prefetch_factor={self._prefetch})"
+        )
+
     def __str__(self) -> str:
         return f"{type(self).__name__}(num_workers={self.worker_config.num_workers})\n{self._tree}"
 
@@ -309,14 +318,30 @@ class _Ranges:
         return cast("contextlib.AbstractContextManager[Any]", self._annotate(name, domain="energon_dali"))
 
 
-def get_loader(dataset: SavableDataset[T], **options: Any) -> BasicDataLoader[T]:
-    """Returns a loader without state saving.
-
-    Args:
-        dataset: What it iterates.
-        **options: As for BasicDataLoader.
+@explain_call
+def get_loader(
+    dataset: SavableDataset[T],
+    *,
+    worker_config: WorkerConfig | None = None,
+    prefetch_factor: int = 2,
+    cache_pool: CachePool | None = None,
+    watchdog_timeout_seconds: float | None = 60,
+    watchdog_initial_timeout_seconds: float | None = None,
+    fail_on_timeout: bool = False,
+    start_method: str = "spawn",
+    pin_memory: bool | str = "auto",
+    decode_process: bool | str = False,
+) -> BasicDataLoader[T]:
+    """Returns a loader without state saving; its arguments are those of `BasicDataLoader`.
 
     Raises:
-        ConfigError: An option cannot work.
+        ConfigError: An argument cannot work.
+        DeviceError: pin_memory=True without CUDA.
     """
-    return BasicDataLoader(dataset, **options)
+    return BasicDataLoader(
+        dataset,
+        worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
+        start_method=start_method, pin_memory=pin_memory, decode_process=decode_process,
+    )  # fmt: skip

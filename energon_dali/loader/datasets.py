@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_dali.cache import open_store
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
@@ -16,7 +17,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.loader.cook_stage import cook
 from energon_dali.loader.leaf import LeafSetting, named_at, open_leaf
 from energon_dali.loader.leaves import blend_leaves, chain_leaves, is_epochized, resolve_path
-from energon_dali.loader.options import AnyEncoder, check_numbers, check_worker_config, take_options
+from energon_dali.loader.options import DATASET_OPTIONS, AnyEncoder, check_numbers, check_worker_config, take_options
 from energon_dali.loader.pipeline import Stages, block_size, build_stages
 from energon_dali.metadataset.reference import LeafReference, ResolvedBlend
 from energon_dali.samples import CrudeSample
@@ -29,6 +30,7 @@ AnyPath = str | os.PathLike[str] | Mapping[str, Any]
 """A folder, a metadataset or JSONL file, each as a path or URL; or a metadataset as a dict."""
 
 
+@explain_call(options=DATASET_OPTIONS)
 def get_train_dataset(
     path: AnyPath,
     *,
@@ -97,6 +99,7 @@ def get_train_dataset(
     return build_stages(blend_leaves(blend, feeds, repeat=repeat), encoder, stages)
 
 
+@explain_call(options=DATASET_OPTIONS)
 def get_val_dataset(
     path: AnyPath,
     *,
@@ -132,6 +135,7 @@ def get_val_dataset(
     return build_stages(chain_leaves([feed for feed, _ in leaves]), setting.encoder, stages)
 
 
+@explain_call(options=DATASET_OPTIONS)
 def get_val_datasets(
     path: AnyPath,
     *,
@@ -177,7 +181,7 @@ def _open_val(
 ) -> tuple[list[tuple[SavableDataset[Any], SourceDataset]], LeafSetting]:  # fmt: skip
     """Returns (what is fed to the stages and its source, of each leaf; what they share)."""
     config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
-    encoder, options = take_options(task_encoder, kwargs, stacklevel=4)
+    encoder, options = take_options(task_encoder, kwargs, stacklevel=5)
     setting = LeafSetting(encoder, options, config, training=False, repeat=False)
     return _open_leaves(resolve_path(path, split_part, options, 1), setting, stages), setting
 

@@ -60,6 +60,10 @@ class LeafOptions:
     """Allow code that the dataset brings (sample_loader.py, classes of other packages) to run."""
 
 
+DATASET_OPTIONS = dict.fromkeys([*(option.name for option in fields(LeafOptions)), *_DECODER_OPTIONS, "handler"])
+"""What `get_train_dataset` and its kin take beside their named arguments; the last ones are deprecated."""
+
+
 def check_numbers(**values: object) -> None:
     """Refuses sizes that are no whole numbers, or too small.
 
@@ -117,17 +121,18 @@ def check_worker_config(config: object) -> WorkerConfig:
 
 
 def take_options(
-    task_encoder: AnyEncoder | None, kwargs: dict[str, Any], *, stacklevel: int = 3
+    task_encoder: AnyEncoder | None, kwargs: dict[str, Any], *, stacklevel: int = 4
 ) -> tuple[AnyEncoder, LeafOptions]:
     """Returns (task encoder, options of the dataset) from the keyword arguments that are left.
 
     Args:
         task_encoder: The user's; None is DefaultTaskEncoder().
         kwargs: Fields of LeafOptions, and deprecated arguments.
-        stacklevel: Of warnings, so that they name the user's line: 3 where the user called the caller of this.
+        stacklevel: Of warnings, so that they name the user's line: 4 where the user called the caller of this, which
+            explain_call wraps.
 
     Raises:
-        ConfigError: A keyword is unknown or cannot work, or the decoder is set twice.
+        ConfigError: A keyword cannot work, or the decoder is set twice.
     """
     kwargs = dict(kwargs)
     encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
@@ -156,13 +161,6 @@ def take_options(
         )
     if old:
         encoder = _with_old_decoder(encoder, old, stacklevel + 1)
-    known = {option.name for option in fields(LeafOptions)}
-    unknown = sorted(set(kwargs) - known)
-    if unknown:
-        raise ConfigError(
-            f"Unknown keyword argument {', '.join(unknown)}. Besides the named ones, a dataset takes "
-            f"{', '.join(sorted(known))}."
-        )
     if kwargs.get("subflavors") is None:
         kwargs.pop("subflavors", None)
     return encoder, _checked(kwargs)

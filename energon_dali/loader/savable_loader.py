@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding
 from energon_dali.errors import StateError
@@ -13,7 +14,9 @@ from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_state import make_state, merge_states, rank_part
 
 if TYPE_CHECKING:
+    from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
 
@@ -23,29 +26,52 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        worker_config: This and the next eight are as for BasicDataLoader.
+        prefetch_factor: Likewise.
+        cache_pool: Likewise.
+        watchdog_timeout_seconds: Likewise.
+        watchdog_initial_timeout_seconds: Likewise.
+        fail_on_timeout: Likewise.
+        start_method: Likewise.
+        pin_memory: Likewise.
+        decode_process: Likewise.
         checkpoint_every_sec: Accepted for compatibility with Energon; without effect, as every position is exact.
         checkpoint_every_min_n_samples: Likewise.
         n_checkpoints: Likewise.
         gc_collect_every_n_steps: Likewise: workers freeze what lives for ever, and Python collects the rest.
         gc_freeze_at_start: Likewise.
-        **options: As for BasicDataLoader.
 
     Raises:
         ConfigError: An option cannot work.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[T],
         *,
+        worker_config: WorkerConfig | None = None,
+        prefetch_factor: int = 2,
+        cache_pool: CachePool | None = None,
+        watchdog_timeout_seconds: float | None = 60,
+        watchdog_initial_timeout_seconds: float | None = None,
+        fail_on_timeout: bool = False,
+        start_method: str = "spawn",
+        pin_memory: bool | str = "auto",
+        decode_process: bool | str = False,
         checkpoint_every_sec: float = 60,
         checkpoint_every_min_n_samples: int | None = None,
         n_checkpoints: int | None = None,
         gc_collect_every_n_steps: int = 10,
         gc_freeze_at_start: bool = True,
-        **options: Any,
     ) -> None:
-        super().__init__(dataset, **options)
+        super().__init__(
+            dataset,
+            worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
+            watchdog_timeout_seconds=watchdog_timeout_seconds,
+            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
+            start_method=start_method, pin_memory=pin_memory, decode_process=decode_process,
+        )  # fmt: skip
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_resharding(self.worker_config)
@@ -221,14 +247,38 @@ class SavableLoaderIterator(LoaderIterator[T]):
     load_state_dict = restore_state_rank
 
 
-def get_savable_loader(dataset: SavableDataset[T], **options: Any) -> SavableDataLoader[T]:
-    """Returns a loader whose state can be saved.
-
-    Args:
-        dataset: What it iterates.
-        **options: As for SavableDataLoader.
+@explain_call
+def get_savable_loader(
+    dataset: SavableDataset[T],
+    *,
+    worker_config: WorkerConfig | None = None,
+    prefetch_factor: int = 2,
+    cache_pool: CachePool | None = None,
+    watchdog_timeout_seconds: float | None = 60,
+    watchdog_initial_timeout_seconds: float | None = None,
+    fail_on_timeout: bool = False,
+    start_method: str = "spawn",
+    pin_memory: bool | str = "auto",
+    decode_process: bool | str = False,
+    checkpoint_every_sec: float = 60,
+    checkpoint_every_min_n_samples: int | None = None,
+    n_checkpoints: int | None = None,
+    gc_collect_every_n_steps: int = 10,
+    gc_freeze_at_start: bool = True,
+) -> SavableDataLoader[T]:
+    """Returns a loader whose state can be saved; its arguments are those of `SavableDataLoader`.
 
     Raises:
-        ConfigError: An option cannot work.
+        ConfigError: An argument cannot work.
+        DeviceError: pin_memory=True without CUDA.
     """
-    return SavableDataLoader(dataset, **options)
+    return SavableDataLoader(
+        dataset,
+        worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
+        watchdog_timeout_seconds=watchdog_timeout_seconds,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
+        start_method=start_method, pin_memory=pin_memory, decode_process=decode_process,
+        checkpoint_every_sec=checkpoint_every_sec, checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
+        n_checkpoints=n_checkpoints, gc_collect_every_n_steps=gc_collect_every_n_steps,
+        gc_freeze_at_start=gc_freeze_at_start,
+    )  # fmt: skip

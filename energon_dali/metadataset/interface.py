@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import (
     DatasetBlendMode,
@@ -143,6 +144,7 @@ class DatasetLoader(DatasetLoaderInterface):
         split_config: File in .nv-meta that says which shards are in which part.
     """
 
+    @explain_call
     def __init__(
         self, *, path: PathLike, split_part: str | None = None, subflavors: Mapping[str, Any] | None = None,
         shuffle_over_epochs_multiplier: int | None = 1, dataset_config: str | None = None,

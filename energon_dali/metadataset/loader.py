@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.document import Document, document_of_dict, read_document
 from energon_dali.metadataset.interface import DatasetLoader, DatasetLoaderInterface, PathLike
@@ -67,6 +68,7 @@ class Metadataset(_MetadatasetLoader):
         DatasetFormatError: It cannot be understood.
     """
 
+    @explain_call
     def __init__(self, path: PathLike, splits: Mapping[str, Any]) -> None:
         super().__init__(_document_of(path, splits, "Metadataset"))
 
@@ -82,6 +84,7 @@ class MetadatasetV2(_MetadatasetLoader):
         DatasetFormatError: It cannot be understood.
     """
 
+    @explain_call
     def __init__(self, *, path: PathLike, splits: Mapping[str, Any]) -> None:
         super().__init__(_document_of(path, splits, "MetadatasetV2"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.types import AllowInfNan
 
 from energon_dali.metadataset.document import Document, Keys
+from energon_dali.nearest import nearest_names
 
 Number = Annotated[float, AllowInfNan(False), Field(ge=0)]
 R = TypeVar("R", bound="Record")
@@ -168,8 +168,8 @@ def check_mapping(value: Any, document: Document, keys: Keys, allowed: list[str]
 
 def unknown_name(kind: str, name: str, allowed: list[str]) -> str:
     """Returns the message for a name that is not known, with the known ones and the nearest of them."""
-    near = difflib.get_close_matches(name, allowed, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest_names(name, allowed)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return f"the {kind} {name!r} is not known here. Allowed are {', '.join(allowed)}.{hint}"
 
 

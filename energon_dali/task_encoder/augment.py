@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample
 from energon_dali.task_encoder.cooking import Cooker
@@ -27,6 +28,7 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         ConfigError: It is no task encoder.
     """
 
+    @explain_call
     def __init__(self, task_encoder: TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]) -> None:
         if not isinstance(task_encoder, TaskEncoder):
             raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import BASE_FIELDS, SourceInfo
 
@@ -13,6 +14,7 @@ T_sample = TypeVar("T_sample")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@explain_call
 @dataclass(frozen=True)
 class Cooker(Generic[T_sample]):
     """A function that makes a sample of a crude sample, and the datasets it is for."""

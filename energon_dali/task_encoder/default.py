@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import construct
 from energon_dali.task_encoder.batching import generic_batch
@@ -25,6 +26,7 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         ConfigError: A type is no class with fields.
     """
 
+    @explain_call
     def __init__(
         self,
         *,

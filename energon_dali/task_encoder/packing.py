@@ -9,11 +9,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 
 T = TypeVar("T")
 
 
+@explain_call
 @dataclass(slots=True)
 class PackSelection(Generic[T]):
     """What `select_samples_to_pack` may return in place of a list of groups; a sample in no list is dropped."""
@@ -71,6 +73,7 @@ class SequencePacker:
         ConfigError: An argument cannot work.
     """
 
+    @explain_call
     def __init__(
         self,
         max_length: int,

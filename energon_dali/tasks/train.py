@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
+from energon_dali.nearest import nearest_names
 from energon_dali.tasks.composition.compose import options_of
-from energon_dali.tasks.composition.nearest import nearest_names
 from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
 
 if TYPE_CHECKING:

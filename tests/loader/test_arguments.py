@@ -106,7 +106,7 @@ def test_sizes_are_whole_numbers_in_their_range(
         ({"field_map": "txt"}, "field_map='txt' cannot be: give a dict"),
         ({"subflavors": 3}, "subflavors=3 cannot be: give a dict"),
         ({"part_filter": 3}, "part_filter=3 cannot be: give a function"),
-        ({"bogus": 3}, "Unknown keyword argument bogus"),
+        ({"bogus": 3}, "has no argument 'bogus'. It takes"),
     ],
 )
 def test_other_arguments_say_what_they_want(options: dict[str, Any], message: str, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.grouping.gathering import GatheringDataset
@@ -32,6 +33,7 @@ class BatchDataset(GatheringDataset):
         ConfigError: batch_size is no whole number or less than 1, or the batcher cannot be called.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.grouping.gathering import GatheringDataset
@@ -37,6 +38,7 @@ class GroupBatchDataset(GatheringDataset):
         worker_config: Left out, the inner dataset's.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

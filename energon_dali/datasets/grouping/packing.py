@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.decode_stage import decode_elements
@@ -52,6 +53,7 @@ class PackingDataset(GatheringDataset):
 
     gather_name = "final_packer"
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import Self
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
 from energon_dali.errors import ConfigError
@@ -35,6 +36,7 @@ class BlendDataset(CombinedDataset):
             configurations differ.
     """
 
+    @explain_call
     def __init__(
         self, *dataset_weights: tuple[SavableDataset[Any], float], worker_config: WorkerConfig | None = None
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
 from energon_dali.worker_config import WorkerConfig
@@ -22,6 +23,7 @@ class ConcatDataset(CombinedDataset):
         ConfigError: There is no dataset, or their worker configurations differ.
     """
 
+    @explain_call
     def __init__(self, *datasets: SavableDataset[Any], worker_config: WorkerConfig | None = None) -> None:
         super().__init__(datasets, worker_config=worker_config)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
@@ -36,6 +37,7 @@ class MixBatchDataset(BatchDataset):
         ConfigError: batch_size is less than 1, or the pairs cannot be blended.
     """
 
+    @explain_call
     def __init__(
         self,
         *dataset_weights: tuple[SavableDataset[Any], float],

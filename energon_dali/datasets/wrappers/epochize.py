@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.rank_iterator import RankLimit
@@ -30,6 +31,7 @@ class EpochizeDataset(WrapperDataset[Any]):
 
     restart = False
 
+    @explain_call
     def __init__(self, dataset: SavableDataset[Any], length: int, worker_config: WorkerConfig | None = None) -> None:
         super().__init__(dataset, worker_config=worker_config)
         self.length = check_count("length", length, "it counts the elements of each rank in an epoch")

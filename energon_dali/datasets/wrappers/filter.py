@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
@@ -28,6 +29,7 @@ class FilterDataset(WrapperDataset[Any]):
         ConfigError: filter_fn cannot be called.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

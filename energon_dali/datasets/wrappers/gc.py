@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
@@ -29,6 +30,7 @@ class GcDataset(WrapperDataset[Any]):
         ConfigError: every_n_iter is less than 1.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

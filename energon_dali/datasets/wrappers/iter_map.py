@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
@@ -49,6 +50,7 @@ class IterMapDataset(WrapperDataset[Any]):
         ConfigError: iter_map_fn cannot be called.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.worker_config import WorkerConfig
@@ -26,6 +27,7 @@ class LimitDataset(EpochizeDataset):
 
     restart = True
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

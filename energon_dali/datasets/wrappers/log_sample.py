@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.restore_key import Key
@@ -25,6 +26,7 @@ class LogSampleDataset(WrapperDataset[Any]):
 
     runs_in_rank = True
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
@@ -32,6 +33,7 @@ class MapDataset(WrapperDataset[Any]):
         ConfigError: map_fn cannot be called.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

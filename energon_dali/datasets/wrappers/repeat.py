@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError, DatasetError
@@ -29,6 +30,7 @@ class RepeatDataset(WrapperDataset[Any]):
         ConfigError: repeats is no finite number above 0.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

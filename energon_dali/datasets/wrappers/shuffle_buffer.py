@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
@@ -36,6 +37,7 @@ class ShuffleBufferDataset(WrapperDataset[Any]):
         ConfigError: A number is out of its range.
     """
 
+    @explain_call
     def __init__(
         self,
         dataset: SavableDataset[Any],

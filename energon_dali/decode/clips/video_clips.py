@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 
 ClipSampling = Literal["uniform", "random", "at"]
@@ -16,6 +17,7 @@ ShortClip = Literal["repeat", "error"]
 DamagedVideo = Literal["error", "partial"]
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class ClipAudio:
     """The sound of clips: float32 in [-1, 1], as many samples for each clip, so that clips and batches stack.
@@ -54,6 +56,7 @@ class ClipAudio:
             )
 
 
+@explain_call
 @dataclass(frozen=True, slots=True)
 class VideoClips:
     """Clips of a video as one tensor, chosen by presentation time: the same frames from every decoder and device.

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
+from energon_dali.calls import explain_call
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.crossover import prefers_dali_image
 from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
@@ -72,6 +73,7 @@ class DaliDecoder(MediaDecoder):
         ConfigError: An option, or a combination of options, cannot work.
     """
 
+    @explain_call(options=DecoderOptions.__annotations__)
     def __init__(
         self,
         *,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 
 _MOST = 2**31 - 1
 """DALI counts in 32 bits."""
 
 
+@explain_call
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaliTuning:
     """Settings of DALI's decoders under DALI's own names. All but `runs_in_flight` are of no meaning on the CPU.

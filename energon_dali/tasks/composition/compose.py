@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.composition.nearest import describe_nearest
+from energon_dali.nearest import describe_nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

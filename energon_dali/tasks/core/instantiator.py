@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from energon_dali.errors import ConfigError, EnergonDaliError
-from energon_dali.tasks.composition.nearest import describe_nearest
+from energon_dali.nearest import describe_nearest
 from energon_dali.tasks.optimization.weight_decay import parameter_groups
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from energon_dali.decode.dali.runtime.device import Media, use_device
@@ -121,12 +122,15 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
                 raise RuntimeError("This engine is closed: it takes no more blocks. Make or use another decoder.")
             for block in {run.block for run in runs}:
                 self._open_blocks.add(block)
-                block.future.add_done_callback(lambda _, block=block: self._open_blocks.discard(block))
+                block.future.add_done_callback(partial(self._forget, block))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=f"energon-dali-{self.device}", daemon=True)
                 self._thread.start()
             for run in runs:
                 self._queue.put(run)
+
+    def _forget(self, block: Block, done: Future[list[Outcome]]) -> None:
+        self._open_blocks.discard(block)
 
     def close(self, timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
         """Ends the thread and the pipeline.

@@ -1,0 +1,134 @@
+"""Says what is wrong with the arguments of a call, where Python names an inner function and nothing to do."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from energon_dali.errors import ArgumentError
+from energon_dali.nearest import nearest_names
+
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
+
+_ELSEWHERE = {
+    "num_workers": "It belongs to the dataset: WorkerConfig(num_workers=...), given as worker_config.",
+    "rank": "It belongs to WorkerConfig(rank=..., world_size=...), given to the dataset as worker_config.",
+    "world_size": "It belongs to WorkerConfig(rank=..., world_size=...), given to the dataset as worker_config.",
+    "seed": "The seed of a job is WorkerConfig(seed_offset=...).",
+    "batch_size": "It belongs to the dataset: get_train_dataset(..., batch_size=...).",
+    "shuffle": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
+    "sampler": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
+    "drop_last": "It belongs to the dataset: get_train_dataset(..., batch_drop_last=True).",
+    "collate_fn": "Batches are made by the task encoder: override TaskEncoder.batch.",
+    "persistent_workers": "Workers always live as long as the loader: leave it out.",
+    "timeout": "The longest wait for a batch is watchdog_timeout_seconds.",
+    "multiprocessing_context": "How workers start is start_method.",
+    "image_decode": "It belongs to a decoder: SampleDecoder(image_decode=...) or DaliDecoder(image_decode=...).",
+    "decoder": "It belongs to the task encoder: set its attribute decoder.",
+}
+"""Where arguments are that users of PyTorch and Energon look for in another place."""
+
+
+@overload
+def explain_call(function: CallableT, /) -> CallableT: ...
+
+
+@overload
+def explain_call(*, options: Mapping[str, Any]) -> Callable[[CallableT], CallableT]: ...
+
+
+def explain_call(function: Any = None, /, *, options: Mapping[str, Any] | None = None) -> Any:
+    """Returns a function, or a class, whose calls with wrong arguments raise ArgumentError.
+
+    Args:
+        function: The function, `__init__`, or class; left out where `options` is given, as in
+            `@explain_call(options=...)`.
+        options: The names that it takes as `**options`; left out, any are taken.
+    """
+    if function is None:
+        return lambda inner: _explained(inner, options)
+    if isinstance(function, type):
+        made: Any = function
+        made.__init__ = _explained(made.__init__, options)
+        return made
+    return _explained(function, options)
+
+
+def _explained(function: Callable[..., Any], options: Mapping[str, Any] | None) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+            strange = kwargs.keys() - signature.parameters.keys() - options.keys() if options is not None else ()
+        except TypeError as error:
+            raise ArgumentError(_explanation(function, signature, args, kwargs, str(error), options)) from None
+        if strange:
+            raise ArgumentError(_explanation(function, signature, args, kwargs, "", options))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _explanation(
+    function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any],
+    reason: str, options: Mapping[str, Any] | None,
+) -> str:  # fmt: skip
+    """Returns what is wrong with a call, and how to call."""
+    is_method = function.__name__ == "__init__" and bool(args)
+    name = type(args[0]).__name__ if is_method else function.__name__
+    parameters = list(signature.parameters.values())[is_method:]
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    allowed = [*(one.name for one in named), *(options or ())]
+    strange = [wrong for wrong in kwargs if wrong not in allowed]
+    if strange:
+        return f"{name}() {explain_unknown(strange, allowed)}"
+    given = len(args) - is_method
+    taken = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    form = f"Call it as {name}({', '.join(_form(parameters))})."
+    missing = [one.name for one in named if one.default is one.empty and one.name not in {*kwargs, *taken[:given]}]
+    if given > len(taken):
+        most = f"{len(taken) or 'no'} argument{'' if len(taken) == 1 else 's'}"
+        return f"{name}() takes {most} without a name, and was given {given}. {form}"
+    if missing:
+        return f"{name}() needs {' and '.join(missing)}. {form}"
+    return f"{name}(): {reason}. {form}"
+
+
+def explain_unknown(wrong: Iterable[str], allowed: Iterable[str]) -> str:
+    """Returns the end of a sentence about names of no argument: "has no argument 'batchsize'. Did you mean ...".
+
+    Args:
+        wrong: What was given; at least one.
+        allowed: The names of the arguments that there are.
+    """
+    allowed = sorted(set(allowed))
+    sentences = []
+    for name in wrong:
+        near = nearest_names(name, allowed)
+        if near:
+            sentences.append(f"has no argument {name!r}. Did you mean {' or '.join(near)}?")
+        elif name in _ELSEWHERE:
+            sentences.append(f"has no argument {name!r}. {_ELSEWHERE[name]}")
+        else:
+            sentences.append(f"has no argument {name!r}. It takes {', '.join(allowed) or 'none'}.")
+    return " It ".join(sentences)
+
+
+def _form(parameters: list[inspect.Parameter]) -> Iterable[str]:
+    """Yields the parameters as one writes them in a call, without types; a star before those that need their names."""
+    starred = False
+    for one in parameters:
+        if one.kind is one.VAR_POSITIONAL:
+            starred = True
+            yield f"*{one.name}"
+        elif one.kind is one.VAR_KEYWORD:
+            yield f"**{one.name}"
+        else:
+            if one.kind is one.KEYWORD_ONLY and not starred:
+                starred = True
+                yield "*"
+            yield one.name if one.default is one.empty else f"{one.name}=..."

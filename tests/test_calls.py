@@ -1,0 +1,118 @@
+"""Calls with wrong arguments, and names with slips: every public constructor says what was meant and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+import energon_dali
+from energon_dali import (
+    ArgumentError,
+    ConfigError,
+    DaliDecoder,
+    DefaultTaskEncoder,
+    FilterDataset,
+    MapDataset,
+    Resize,
+    SampleDecoder,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+)
+from energon_dali.samples import Sample
+from tests.loader.numbers_dataset import tree
+
+CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
+# Made per sample, or by the package alone; or without a constructor of their own.
+NOT_CALLED = {
+    "AVData", "AVWebdatasetDecoder", "Batch", "CachePool", "Clips", "DatasetLoaderInterface", "Decoder", "DirectLazy",
+    "FileCacheLazy", "FileStore", "FileStoreDecoder", "Lazy", "MediaHandle", "MockLazy", "NoCachePool",
+    "PrimaryFileStore", "SavableDataset", "SourceInfo", "TaskEncoder",
+}  # fmt: skip
+
+
+def constructors() -> list[Any]:
+    values = [getattr(energon_dali, name) for name in energon_dali.__all__ if name not in NOT_CALLED]
+    kinds = (Sample, BaseException, dict)
+    return [value for value in values if isinstance(value, type) and not issubclass(value, kinds)]
+
+
+@pytest.mark.parametrize("kind", constructors(), ids=lambda kind: kind.__name__)
+def test_every_constructor_names_itself_and_the_nearest_argument(kind: Any) -> None:
+    names = [name for name in inspect.signature(kind).parameters if name not in ("options", "datasets")]
+    wrong = names[-1] + "x"
+    with pytest.raises(ArgumentError, match=f"{kind.__name__}.. has no argument '{wrong}'. Did you mean .*{names[-1]}"):
+        kind(**{wrong: 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: get_loader(tree(CONFIG), num_workers=4), r"get_loader\(\) has no .* WorkerConfig\(num_workers=\.\.\."),
+        (lambda: get_savable_loader(tree(CONFIG), prefetch=4), "get_savable_loader.*Did you mean prefetch_factor"),
+        (lambda: SampleDecoder(image_decode_mode="pil"), r"SampleDecoder\(\) has no .* Did you mean image_decode\?"),
+        (lambda: DaliDecoder(max_pixel=1), r"DaliDecoder\(\) has no argument 'max_pixel'. Did you mean max_pixels"),
+        (lambda: get_train_dataset("x", batchsize=3), "has no argument 'batchsize'. Did you mean batch_size"),
+        (lambda: get_train_dataset("x", fieldmap={}), "has no argument 'fieldmap'. Did you mean field_map"),
+        (lambda: FilterDataset(tree(CONFIG)), r"needs filter_fn. Call it as FilterDataset\(dataset, \*, "),
+        (lambda: FilterDataset(tree(CONFIG), bool), r"takes 1 argument without a name, and was given 2. Call it"),
+        (lambda: MapDataset(map_fn=bool), r"MapDataset\(\) needs dataset\."),
+        (lambda: Resize(1, size=2), r"Resize\(\): multiple values for argument 'size'"),
+        (lambda: WorkerConfig(0, 1, 2), r"WorkerConfig\(\) takes no arguments without a name, and was given 3"),
+        (lambda: WorkerConfig(rank=0, wrong_thing=3), "has no argument 'wrong_thing'. It takes data_parallel_group"),
+    ],
+)  # fmt: skip
+def test_the_message_says_what_to_do(call: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message) as raised:
+        call()
+    assert isinstance(raised.value, ConfigError)
+    assert isinstance(raised.value, TypeError)
+
+
+def test_a_users_subclass_is_called_by_its_own_name() -> None:
+    class Mine(SampleDecoder):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    with pytest.raises(ArgumentError, match=r"Mine\(\) has no argument 'image_decod'"):
+        Mine(image_decod="pil")
+
+
+def test_a_type_error_inside_a_call_stays_what_it_is() -> None:
+    class Encoder(DefaultTaskEncoder):
+        def __init__(self) -> None:
+            super().__init__()
+            len(3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="has no len") as raised:
+        Encoder()
+    assert not isinstance(raised.value, ArgumentError)
+
+
+def test_what_is_explained_keeps_its_signature_and_pickles() -> None:
+    assert "prefetch_factor" in inspect.signature(get_loader).parameters
+    assert "prefetch_factor" in inspect.signature(get_savable_loader).parameters
+    assert "image_decode" in inspect.signature(SampleDecoder).parameters
+    assert pickle.loads(pickle.dumps(get_train_dataset)) is get_train_dataset
+    assert pickle.loads(pickle.dumps(Resize(3))) == Resize(3)
+
+
+def test_slips_in_public_names_are_answered() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'get_train_datset'. Did you mean get_train_dataset"):
+        energon_dali.get_train_datset  # noqa: B018
+    with pytest.raises(ImportError, match=r"cannot import name 'SampleDecodr' .* Did you mean SampleDecoder"):
+        from energon_dali import SampleDecodr  # type: ignore[attr-defined] # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'qwertz'"):
+        from energon_dali import qwertz  # type: ignore[attr-defined] # noqa: F401
+    assert not hasattr(energon_dali, "get_train_datset")
+
+
+def test_a_loader_shows_what_it_is() -> None:
+    dataset = MapDataset(tree(CONFIG), tuple)
+    assert repr(get_loader(dataset)) == (
+        "BasicDataLoader(<MapDataset(tuple)>, rank=0, world_size=1, num_workers=0, prefetch_factor=2)"
+    )
