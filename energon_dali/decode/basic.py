@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import json
+import math
+import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 
+from energon_dali.decode.spec import DEFAULT_MAX_BYTES
 from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
+from energon_dali.shards.documents.json_text import parse_json
 
 PICKLE_SUFFIXES = frozenset({"pyd", "pickle", "pkl"})
 """Suffixes that webdataset unpickles and this package refuses."""
 
+MAX_DEPTH = 100
+"""Levels of nesting in a part: what walks over a sample or pickles it later must not fail on it."""
 
-def decode_basic(suffix: str, data: bytes) -> Any:
+_NPY_MAGIC = b"\x93NUMPY"
+
+
+def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
     """Returns a part decoded by its suffix; the bytes as they are if the suffix is unknown.
 
     txt text transcript: str. cls cls2 index inx id: int. json jsn: plain values. pth: what torch.load gives with
@@ -31,20 +39,41 @@ def decode_basic(suffix: str, data: bytes) -> Any:
     Args:
         suffix: What follows the last dot; upper and lower case differ, as in webdataset.
         data: The content.
+        max_bytes: Largest size of what the part unpacks to, where that is more than it holds. It is checked by the
+            headers, before memory is taken.
 
     Raises:
-        DecodeError: The content is not what the suffix says, or it is a pickle.
+        DecodeError: The content is not what the suffix says, unpacks to more than `max_bytes`, is nested too deeply, or
+            it is a pickle.
         ConfigError: The package that reads the format is not installed.
+        MemoryError: The memory is full.
     """
     reader = READERS.get(suffix)
     if reader is None:
         return data
+    limit = max(max_bytes, len(data))
     try:
-        return reader(data)
-    except (EnergonDaliError, MemoryError):
+        return reader(data, limit) if reader in _BOUNDED else reader(data)
+    except EnergonDaliError:
         raise
+    except MemoryError as error:
+        # Where the largest part that is allowed would fit, this part asked for more: it fails alone.
+        if not _fits(limit):
+            raise
+        raise DecodeError(
+            f"This .{suffix} asks for more memory than max_bytes={max_bytes:,} allows", suffix, "basic"
+        ) from error
     except Exception as error:
-        raise DecodeError(f"This is no valid .{suffix}: {type(error).__name__}: {error}", suffix, "basic") from error
+        text = f"{type(error).__name__}: {str(error)[:500]}"
+        raise DecodeError(f"This is not a valid .{suffix}: {text}", suffix, "basic") from error
+
+
+def _fits(size: int) -> bool:
+    try:
+        np.empty(size, np.uint8)
+    except MemoryError:
+        return False
+    return True
 
 
 def gunzip(data: bytes, max_bytes: int) -> bytes:
@@ -61,7 +90,7 @@ def gunzip(data: bytes, max_bytes: int) -> bytes:
         with gzip.GzipFile(fileobj=BytesIO(data)) as stream:
             content = stream.read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DecodeError(f"This is no valid .gz: {type(error).__name__}: {error}", "gz", "basic") from error
+        raise DecodeError(f"This is not a valid .gz: {type(error).__name__}: {error}", "gz", "basic") from error
     if len(content) > max_bytes:
         raise DecodeError(f"The unpacked content has more than max_bytes={max_bytes:,} bytes", "gz", "basic")
     return content
@@ -71,11 +100,18 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _torch(data: bytes) -> Any:
+def _json(data: bytes) -> Any:
+    return parse_json(data, max_depth=MAX_DEPTH, any_number=True)
+
+
+def _torch(data: bytes, limit: int) -> Any:
     import torch
 
+    if data.startswith(b"PK\3\4"):  # as torch tells them from the older format
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            _check_unpacked(archive, limit, "pth")
     try:
-        return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+        value = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         # Torch's own message advises to switch the protection off.
         raise DecodeError(
@@ -84,15 +120,77 @@ def _torch(data: bytes) -> Any:
             "pth",
             "basic",
         ) from error
+    _check_value(value, len(data), limit, "pth")
+    return value
+
+
+def _check_unpacked(archive: zipfile.ZipFile, limit: int, suffix: str) -> None:
+    size = sum(member.file_size for member in archive.infolist())
+    if size > limit:
+        raise DecodeError(f"The content has {size:,} bytes unpacked, the limit max_bytes is {limit:,}", suffix, "basic")
+
+
+def _check_value(value: Any, num_bytes: int, limit: int, suffix: str) -> None:
+    """Refuses values that are nested too deeply, or that hold more than their content by naming it again and again.
+
+    Args:
+        value: What was read.
+        num_bytes: Size of the content; every value takes a byte of it.
+        limit: Bytes that all tensors and all binary data may take.
+        suffix: Of the part.
+
+    Raises:
+        DecodeError: The value is refused.
+    """
+    level, size = [value], 0
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[Any] = []
+        for outer in level:
+            if isinstance(outer, Mapping):
+                inner += outer.values()
+            elif isinstance(outer, (list, tuple, set)):
+                inner += outer
+            elif isinstance(outer, (bytes, bytearray)):
+                size += len(outer)
+            elif hasattr(outer, "element_size"):
+                size += outer.numel() * outer.element_size()
+            if len(inner) > max(num_bytes, 1000):
+                raise DecodeError("The content names its values over and over, more than it has bytes", suffix, "basic")
+        if size > limit:
+            raise DecodeError(f"The content asks for {size:,} bytes, the limit max_bytes is {limit:,}", suffix, "basic")
+        if not inner:
+            return
+        level = inner
+    raise DecodeError(f"Values are nested in more than {MAX_DEPTH} levels", suffix, "basic")
 
 
 def _npy(data: bytes) -> Any:
+    stream = BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    # Version 3 differs from 2 in how it writes the names of fields alone.
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if min(shape, default=0) < 0:
+        raise DecodeError(f"The shape {str(shape)[:100]} has a negative length", "npy", "basic")
+    # A type without bytes has as many elements as it likes: they count as one byte each.
+    size = math.prod(shape) * max(1, dtype.itemsize)
+    held = len(data) - stream.tell() if dtype.itemsize else len(data)
+    if size > held and not dtype.hasobject:  # what holds objects is refused as a pickle
+        raise DecodeError(f"The header says {size:,} bytes, and the content has {held:,}", "npy", "basic")
     return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
 
 
-def _npz(data: bytes) -> dict[str, Any]:
-    with np.load(BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
+def _npz(data: bytes, limit: int) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        _check_unpacked(archive, limit, "npz")
+        for member in archive.infolist():
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DecodeError(f"{member.filename[:100]!r} is packed otherwise than numpy packs", "npz", "basic")
+            content = archive.read(member)
+            name = member.filename.removesuffix(".npy")
+            arrays[name] = _npy(content) if content.startswith(_NPY_MAGIC) else content
+    return arrays
 
 
 def _tenbin(data: bytes) -> Any:
@@ -101,20 +199,24 @@ def _tenbin(data: bytes) -> Any:
     return tenbin.decode_buffer(data)
 
 
-def _msgpack(data: bytes) -> Any:
+def _msgpack(data: bytes, limit: int) -> Any:
     try:
         msgpack = importlib.import_module("msgpack")
     except ImportError as error:
         raise _missing("msgpack", ".mp and .msg") from error
-    return msgpack.unpackb(data)
+    value = msgpack.unpackb(data)
+    _check_value(value, len(data), limit, "msg")
+    return value
 
 
-def _cbor(data: bytes) -> Any:
+def _cbor(data: bytes, limit: int) -> Any:
     try:
         cbor2 = importlib.import_module("cbor2")
     except ImportError as error:
         raise _missing("cbor2", ".cbor") from error
-    return cbor2.loads(data)
+    value = cbor2.loads(data)
+    _check_value(value, len(data), limit, "cbor")
+    return value
 
 
 def _missing(package: str, parts: str) -> ConfigError:
@@ -134,10 +236,10 @@ def _refuse_pickle(data: bytes) -> Any:
     )
 
 
-READERS: dict[str, Callable[[bytes], Any]] = {
+READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
-    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("json", "jsn"), _json),
     **dict.fromkeys(sorted(PICKLE_SUFFIXES), _refuse_pickle),
     "pth": _torch,
     "npy": _npy,
@@ -147,3 +249,6 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "cbor": _cbor,
 }
 """What reads a part, by suffix."""
+
+_BOUNDED = frozenset((_torch, _npz, _msgpack, _cbor))
+"""Readers that take the limit of what they unpack too."""

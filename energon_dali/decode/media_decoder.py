@@ -63,7 +63,7 @@ class MediaDecoder(Decoder):
         apply_exif_orientation: Turns images upright as their EXIF says. Energon does not.
         max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own
             guard (`PIL.Image.MAX_IMAGE_PIXELS`) stays in force as well.
-        max_bytes: Largest encoded image, and largest content of a .gz part, in bytes.
+        max_bytes: Largest encoded image, and largest content of a part that is packed (.gz, .npz, .pth), in bytes.
 
     Raises:
         ConfigError: An option, or a combination of options, cannot work.
@@ -169,7 +169,7 @@ class MediaDecoder(Decoder):
                 return self._finish_image(self.make_handle(name, content, seed=seed, source=source))
             if kind[0] == "av":
                 return self._stage_av(name, content, seed, source)
-            return decode_basic(kind[1], bytes(content))
+            return decode_basic(kind[1], bytes(content), self.spec.max_bytes)
         except DecodeError as error:
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
 

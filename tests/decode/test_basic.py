@@ -6,9 +6,11 @@ import gzip
 import importlib
 import io
 import json
+import math
 import pickle
 import sys
 import types
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -108,9 +110,9 @@ def test_pickles_are_refused(suffix: str) -> None:
 def test_pickles_in_other_clothes_are_not_run() -> None:
     with pytest.raises(DecodeError, match="tensors and plain values"):
         decode_basic("pth", torch_saved({"a": Bomb()}))
-    with pytest.raises(DecodeError, match=r"no valid \.npy.*allow_pickle"):
+    with pytest.raises(DecodeError, match=r"not a valid \.npy.*allow_pickle"):
         decode_basic("npy", saved(np.save, np.array([Bomb()], dtype=object), allow_pickle=True))
-    with pytest.raises(DecodeError, match=r"no valid \.npz.*allow_pickle"):
+    with pytest.raises(DecodeError, match=r"not a valid \.npz.*allow_pickle"):
         decode_basic("npz", saved(np.savez, np.array([Bomb()], dtype=object), allow_pickle=True))
 
 
@@ -133,5 +135,127 @@ def test_gunzip() -> None:
     with pytest.raises(DecodeError, match="more than max_bytes=10,999 bytes"):
         gunzip(gzip.compress(content), len(content) - 1)
     for broken in (b"no gzip", gzip.compress(content)[:-9], gzip.compress(content)[:30] + bytes(40)):
-        with pytest.raises(DecodeError, match=r"no valid \.gz"):
+        with pytest.raises(DecodeError, match=r"not a valid \.gz"):
             gunzip(broken, 1 << 20)
+
+
+def npy_of(header: str, content: bytes = b"", version: tuple[int, int] = (1, 0)) -> bytes:
+    """Returns a .npy with any text as its header."""
+    length = 2 if version == (1, 0) else 4
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + bytes(version) + len(text).to_bytes(length, "little") + text + content
+
+
+def npy_shape(shape: str, descr: str = "'<f8'", **options: Any) -> bytes:
+    return npy_of(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}", **options)
+
+
+def packed(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def deflated(data: bytes) -> bytes:
+    """Returns a .pth whose members are compressed, as torch itself never writes them."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return packed({name: archive.read(name) for name in archive.namelist()})
+
+
+def of_any_depth(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "reason"),
+    [
+        ("npy", npy_shape("(8796093022208,)"), "The header says 70,368,744,177,664 bytes, and the content has 0"),
+        ("npy", npy_shape("(8796093022208,)", version=(2, 0)), "The header says 70,368"),
+        ("npy", npy_shape("(8796093022208,)", version=(3, 0)), "The header says 70,368"),
+        ("npy", npy_shape("(1099511627776, 1099511627776)"), "The header says"),
+        ("npy", npy_shape("(4,)", content=bytes(31)), "The header says 32 bytes, and the content has 31"),
+        ("npy", npy_shape("(-1,)"), "negative length"),
+        ("npy", npy_shape("(4611686018427387904,)", "'|V0'"), "The header says"),
+        ("npy", npy_shape("()", "'|V2147483647'"), "The header says"),
+        ("npy", npy_of("-" * 9000 + "1"), "not a valid .npy|asks for more memory"),
+        ("npz", packed({"a.npy": npy_shape("(8796093022208,)")}), "The header says"),
+        (
+            "npz",
+            packed({"a.npy": npy_shape("(2621440,)", content=bytes(8 * 2621440))}),
+            "unpacked, the limit max_bytes",
+        ),
+        ("npz", packed({f"{number}": bytes(MIB) for number in range(40)}), "unpacked, the limit max_bytes"),
+        ("npz", packed({"a": bytes(100)}, zipfile.ZIP_LZMA), "packed otherwise"),
+        ("pth", deflated(torch_saved(torch.zeros(5 * MIB))), "unpacked, the limit max_bytes"),
+        ("pth", torch_saved(torch.zeros(1).expand(1 << 40)), "The content asks for 4,398,046,511,104 bytes"),
+        ("pth", torch_saved(of_any_depth(150)), "more than 100 levels"),
+        ("json", b"[" * 100_000, "more than 100 levels"),
+        ("json", b"[" * 100_000 + b"]" * 100_000, "more than 100 levels"),
+        ("json", b'{"a":' * 500 + b"1" + b"}" * 500, "more than 100 levels"),
+        ("json", b"9" * 5000, "not a valid .json"),
+        ("cls", b"9" * 5000, "not a valid .cls"),
+        ("txt", b"\xff", "not a valid .txt"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_part_that_asks_for_too_much_fails_alone(suffix: str, data: bytes, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason) as caught:
+        decode_basic(suffix, data, 16 * MIB)
+    assert len(str(caught.value)) < 1000
+
+
+def test_aliases_of_a_pth_count_as_often_as_they_are_used() -> None:
+    value: list[Any] = [1]
+    for _ in range(9):
+        value = [value] * 10
+    with pytest.raises(DecodeError, match="names its values over and over"):
+        decode_basic("pth", torch_saved(value))
+
+
+def test_a_part_may_be_larger_than_the_limit_where_it_is_not_packed() -> None:
+    array = np.arange(1000.0)
+    assert np.array_equal(decode_basic("npy", saved(np.save, array), 100), array)
+    assert np.array_equal(decode_basic("npz", saved(np.savez, array), 100)["arr_0"], array)
+    assert torch.equal(decode_basic("pth", torch_saved(torch.arange(1000)), 100), torch.arange(1000))
+    assert decode_basic("json", b"[" * 100 + b"]" * 100) == of_any_depth(99)
+
+
+@pytest.mark.parametrize("memory_is_full", [False, True])
+def test_a_full_memory_is_not_the_fault_of_a_sample(memory_is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(data: bytes) -> Any:
+        raise MemoryError
+
+    monkeypatch.setitem(READERS, "npy", read)
+    if memory_is_full:
+        monkeypatch.setattr("energon_dali.decode.basic._fits", lambda size: False)
+    with pytest.raises(MemoryError if memory_is_full else DecodeError):
+        decode_basic("npy", b"")
+
+
+def test_damaged_arrays_and_tensors_give_values_or_decode_errors() -> None:
+    draw = np.random.default_rng(11)
+    goods = {
+        "npy": saved(np.save, np.arange(20.0).reshape(4, 5)),
+        "npz": saved(np.savez_compressed, np.arange(20.0), b=np.ones(3, np.int8)),
+        "pth": torch_saved({"a": torch.arange(20), "b": [torch.ones(2, 3), "x", 1.5]}),
+    }
+    for suffix, good in goods.items():
+        for _ in range(150):
+            data = bytearray(good)
+            for place in draw.integers(0, len(data), int(draw.integers(1, 4))):
+                data[place] = draw.integers(0, 256)
+            try:
+                value = decode_basic(suffix, bytes(data), MIB)
+            except DecodeError:
+                continue
+            arrays = value.values() if isinstance(value, dict) else [value]
+            for array in arrays:
+                assert math.prod(getattr(array, "shape", ())) <= MIB
