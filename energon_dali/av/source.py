@@ -193,7 +193,7 @@ def open_source(source: MediaSource) -> Any:
             return FileReader(source)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise DecodeError(f"The file {source!r} cannot be opened: {reason}", "", "pyav") from error
+            raise DecodeError(f"FFmpeg cannot read {source}: {reason}", "", "pyav") from error
     if getattr(source, "closed", False):
         raise ConfigError(
             "The media file was given as a stream, and that is closed. Keep it open as long as it is used, "

@@ -6,6 +6,7 @@ import io
 import struct
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import av
@@ -14,14 +15,16 @@ import pytest
 import torch
 
 from energon_dali import SampleDecoder
-from energon_dali.av import AudioReader, AVDecoder, MediaFile, VideoReader
+from energon_dali.av import AudioReader, AVDecoder, AVLimits, MediaFile, VideoReader
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video, video_file
 from tests.av.full_decode import decode_fully
+from tests.av.ogg_pages import HEADERS, read_packets, write_theora
 from tests.decode.pictures import pictures
 
+THEORA = Path(__file__).parent.parent / "data" / "theora.ogv"
 PLAIN = VideoRecipe("mpeg4", "avi", frames=46, b_frames=2)
 DIVX = b"\0\0\1\xb2DivX503b1393p"
 """User data by which DivX and XviD say that they pack B-frames behind the frame that they refer to."""
@@ -218,6 +221,29 @@ def test_a_few_samples_are_as_many_as_a_full_decode_gives(
         assert found.audio_timestamps == [pytest.approx((start, start + whole.shape[1] / rate))]
         again, _ = decoder.get_audio_clips([(0, 1)], "samples")
         np.testing.assert_array_equal(again[0].numpy(), whole[:, :1])
+
+
+def test_a_repeated_frame_of_theora_is_shown_longer() -> None:
+    """A frame without data repeats the one before it; the stream was encoded by libtheora, which PyAV lacks."""
+    packets = read_packets(THEORA.read_bytes())
+    pictures = decode_fully(write_theora(packets)).pictures
+    assert len(pictures) == 12
+    head = HEADERS + 5
+    data = write_theora([*packets[:head], b"", b"", *packets[head : head + 3], b"", *packets[head + 3 :], b""])
+    with AVDecoder(data) as decoder:
+        video = decoder.get_video()
+        np.testing.assert_array_equal(video.video_clips[0].permute(0, 2, 3, 1).numpy(), pictures)
+        assert video.video_timestamps == [(0, 16 / 25)]
+        index = decoder.video.index
+        assert np.diff([*index.pts, 16]).tolist() == index.durations.tolist() == [1] * 4 + [3, 1, 1, 2, 1, 1, 1, 2]
+        for seconds, number in ((0.16, 4), (0.2, 4), (0.24, 4), (0.28, 5), (0.4, 7), (0.44, 8), (0.6, 11)):
+            clips = decoder.get_clips([(seconds, seconds)])
+            np.testing.assert_array_equal(clips.video_clips[0][0].permute(1, 2, 0).numpy(), pictures[number])
+    clips = SampleDecoder(av_decode=VideoClips(1, 16, clip_duration_seconds=0.64)).decode("ogg", data)
+    shown = [0, 1, 2, 3, 4, 4, 4, 5, 6, 7, 7, 8, 9, 10, 11, 11]
+    np.testing.assert_array_equal(clips.frames[0].permute(0, 2, 3, 1).numpy(), pictures[shown])
+    with AVDecoder(data, limits=AVLimits(max_packets=10)) as decoder, pytest.raises(DecodeError, match="max_packets"):
+        decoder.get_video()
 
 
 @pytest.mark.parametrize("rate", [16000, 44100, 192000])

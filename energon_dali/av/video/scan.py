@@ -74,7 +74,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     Args:
         file: The file, inside `opened`.
         facts: The stream.
-        decode: Called with (number, packet) of each, also with the empty packet at the end.
+        decode: Called with (number, packet) of each.
         tolerant: Takes a place where the container cannot be read on for the end.
 
     Raises:
@@ -89,13 +89,22 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     note = b""
     looks_hidden = facts.codec in ("vp8", "vp9")
     looks_clean = facts.codec in ("h264", "hevc", "mpeg4")
-    rows: list[tuple[int, int, int, int, bool, bool]] = []
-    for packet in demux_stream(container, stream, tolerant=tolerant):
-        number = len(rows)
-        if decode is not None:
-            decode(number, packet)
+    rows: list[list[int]] = []
+    for count, packet in enumerate(demux_stream(container, stream, tolerant=tolerant)):
+        if not count & 63:
+            deadline.check()
+        if count > file.limits.max_packets:
+            raise DecodeError(
+                f"The video has more packets than AVLimits(max_packets={file.limits.max_packets}) allows",
+                facts.codec,
+                ROUTE,
+            )
         if not packet.size:
+            if rows and packet.pts == rows[-1][0] + rows[-1][2]:
+                rows[-1][2] += packet.duration or 0  # Theora's sign that the frame is shown again
             continue
+        if decode is not None:
+            decode(len(rows), packet)
         if not rows:
             note = find_encoder_note(facts.codec, memoryview(packet), length_size, extradata)
         is_key, hidden = packet.is_keyframe, packet.is_discard
@@ -104,18 +113,8 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
         if looks_hidden and not hidden:
             hidden = is_hidden(facts.codec, memoryview(packet))
         pts, dts, offset = packet.pts, packet.dts, packet.pos
-        rows.append((
-            NO_TIME if pts is None else pts, NO_TIME if dts is None else dts, packet.duration or 0,
-            -1 if offset is None else offset, is_key, hidden,
-        ))  # fmt: skip
-        if not number & 63:
-            deadline.check()
-            if number >= file.limits.max_packets:
-                raise DecodeError(
-                    f"The video has more packets than AVLimits(max_packets={file.limits.max_packets}) allows",
-                    facts.codec,
-                    ROUTE,
-                )
+        times = [NO_TIME if time is None else time for time in (pts, dts)]
+        rows.append([*times, packet.duration or 0, -1 if offset is None else offset, is_key, hidden])
     columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), 6).T)
     return PacketTable(columns[0], columns[1], columns[2], columns[3], columns[4] != 0, columns[5] != 0, note)
 
@@ -200,8 +199,7 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
                 raise
 
     table = read_packets(file, facts, decode, tolerant=damaged == "partial")
-    if damaged == "partial":
-        decode(len(table), None)  # an end that was not the file's leaves frames in the decoder
+    decode(len(table), None)
     if facts.codec in RESTAMPED:
         packet_at = dict(zip(table.pts.tolist(), range(len(table)), strict=True))
         shown = [(packet_at.get(NO_TIME if pts is None else pts, -1), pts) for _, pts in shown]
