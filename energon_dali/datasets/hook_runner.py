@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import is_dataclass
 from types import GeneratorType
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, StreamContext
+from energon_dali.datasets.batch_count import batch_ahead
 from energon_dali.datasets.hook_guard import HookGuard, check_result
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import FatalSampleError, StateError
-from energon_dali.task_encoder.context import sample_context
+from energon_dali.task_encoder.context import batch_context, sample_context
 
 NOTHING = object()
 """What `HookRunner.step` gives when an input led to no (further) output."""
@@ -50,6 +52,7 @@ class HookRunner:
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
         self._seed = owner.place_seed
+        self._samples_per_batch: int | None = getattr(owner, "samples_per_batch", None)
         self.index = 0
         """Inputs that are done with."""
         self.offset = 0
@@ -87,7 +90,7 @@ class HookRunner:
         """
         start = time.perf_counter()
         try:
-            with sample_context(self.global_index, self._seed):
+            with hook_context(self.global_index, self._seed, self._samples_per_batch, self._num_streams):
                 result = self._function(self._argument) if self._outputs is None else next(self._outputs)
         except StopIteration as end:
             if self._outputs is None:  # a plain function has no business raising this: it would end the epoch silently
@@ -136,6 +139,25 @@ class HookRunner:
         self.index += 1
 
 
+def hook_context(
+    index: int, seed: int, samples_per_batch: int | None, num_streams: int
+) -> AbstractContextManager[None]:
+    """Returns the context in which a hook runs: what it reads as `current_sample_index` and `current_batch_index`.
+
+    Args:
+        index: Number of the input, over all streams.
+        seed: Of what the hook draws.
+        samples_per_batch: Where the hook runs ahead of the batches, how many of its inputs make one; else None.
+        num_streams: Of the job.
+    """
+    if samples_per_batch is None:
+        return sample_context(index, seed)
+    both = ExitStack()
+    both.enter_context(batch_context(batch_ahead(index, samples_per_batch, num_streams)))
+    both.enter_context(sample_context(index, seed))
+    return both
+
+
 def own_copy(output: Any) -> Any:
     """Returns a shallow copy of what a generator gave: it may give the same object again.
 
@@ -176,13 +198,14 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
     is_generator = inspect.isgeneratorfunction(function)
     key = expect_name(key, name, 2 if is_generator else 1)
     index, rest = key[1], key[2:]
+    per_batch, num_streams = getattr(owner, "samples_per_batch", None), owner.worker_config.layout.num_streams
     if not is_generator:
         argument = remake(rest)
-        with sample_context(index, owner.place_seed):
+        with hook_context(index, owner.place_seed, per_batch, num_streams):
             return set_restore_key(function(argument), key)
     offset, rest = rest[0], rest[1:]
     argument = remake(rest)
-    with sample_context(index, owner.place_seed):
+    with hook_context(index, owner.place_seed, per_batch, num_streams):
         for number, result in enumerate(function(argument)):
             if number == offset:
                 return set_restore_key(result, key)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_dali.datasets.batch_count import with_count
+
 
 def in_todays_form(state: Any, first: Any) -> Any:
     """Returns the state of an iterator in the form that it has today.
 
     Earlier releases wrote a level `{"inner": state}` for the stage where media are decoded, with None in it as long as
-    nothing had come out. Where that level was depended on the decoder, so that a state fitted no other decoder.
+    nothing had come out. Where that level was depended on the decoder, so that a state fitted no other decoder. And
+    they did not count what a pipeline gave.
 
     Args:
         state: What was saved, or a part of it; may be damaged.
@@ -22,6 +25,9 @@ def in_todays_form(state: Any, first: Any) -> Any:
         state = state["inner"]
     if state is None:
         return first
+    counts = isinstance(first, dict) and first.keys() == {"given", "inner"}
+    if counts and isinstance(state, dict) and "given" not in state:
+        state = with_count(state)
     if isinstance(state, dict) and isinstance(first, dict):
         return {name: in_todays_form(value, first[name]) if name in first else value for name, value in state.items()}
     if isinstance(state, list) and isinstance(first, list) and len(state) == len(first):

@@ -31,6 +31,8 @@ def cook(
     subflavors: Mapping[str, Any],
     dataset: str,
     aux: Mapping[str, FileStore[Any]] = NO_STORES,
+    *,
+    samples_per_batch: int = 1,
 ) -> SavableDataset[Any]:
     """Returns a source of crude samples with the stage that makes samples of them.
 
@@ -43,6 +45,7 @@ def cook(
         subflavors: Of the dataset.
         dataset: Its path, for messages.
         aux: Stores that the cooker is called with, by name; undecoded.
+        samples_per_batch: Of the pipeline, for `current_batch_index` in the cooker.
 
     Raises:
         ConfigError: No cooker matches, or it asks for what the dataset does not have, or does not take what it has.
@@ -69,6 +72,7 @@ def cook(
         failure_tolerance=failure_tolerance(cooker.cook, encoder.__default_failure_tolerance__),
         map_fn_config=_config(encoder, cooker, stores),
         stage="cook_crude_sample",
+        samples_per_batch=samples_per_batch,
     )
 
 

@@ -235,4 +235,6 @@ def _feed(
     if not crude:
         return source
     stores = {name: open_store(reference.form) for name, reference in leaf.aux.items()}
-    return cook(source, encoder, load.subflavors, source.name, stores)
+    return cook(
+        source, encoder, load.subflavors, source.name, stores, samples_per_batch=stages.batch_size or 1
+    )

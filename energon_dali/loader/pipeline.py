@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.batch_count import BatchCountDataset
 from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
@@ -84,7 +85,8 @@ def build_stages(
         overridden(encoder, "postencode_sample") and not overridden(encoder, "encode_sample")
     )
     if overridden(encoder, "preencode_sample"):
-        tree = _map(tree, encoder, "preencode_sample")
+        # It may run in a worker, ahead of the batches; what it sees must not depend on that.
+        tree = _map(tree, encoder, "preencode_sample", samples_per_batch=stages.batch_size or 1)
     pack_decoder: Decoder | None = None
     if decoder is not None:
         tree = _measure(tree, encoder, stages)
@@ -100,6 +102,7 @@ def build_stages(
     tree, batched = _batch(tree, encoder, stages)
     if batched and overridden(encoder, "encode_batch"):
         tree = _map(tree, encoder, "encode_batch")
+    tree = BatchCountDataset(tree)
     if decoder is None and not native:
         tree = DecodeDataset(HandOverDataset(tree, block_size=1), None)
     if stages.virtual_epoch_length > 0:
@@ -138,7 +141,13 @@ def _check_hooks(encoder: TaskEncoder[Any, Any, Any, Any], stages: Stages) -> No
         )
 
 
-def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> SavableDataset[Any]:
+def _map(
+    tree: SavableDataset[Any],
+    encoder: TaskEncoder[Any, Any, Any, Any],
+    hook: str,
+    *,
+    samples_per_batch: int | None = None,
+) -> SavableDataset[Any]:
     function = getattr(encoder, hook)
     return MapDataset(
         tree,
@@ -147,6 +156,7 @@ def _map(tree: SavableDataset[Any], encoder: TaskEncoder[Any, Any, Any, Any], ho
         failure_tolerance=_tolerance(encoder, hook),
         map_fn_config=_hook_config(encoder, hook),
         stage=hook,
+        samples_per_batch=samples_per_batch,
     )
 
 

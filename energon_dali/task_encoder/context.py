@@ -13,6 +13,7 @@ class _Stack(threading.local):
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, int]] = []
+        self.batches: list[int] = []
 
 
 _STACK = _Stack()
@@ -57,6 +58,27 @@ class sample_context:  # noqa: N801 - read as a statement: with sample_context(i
         _STACK.entries.pop()
 
 
+class batch_context:  # noqa: N801 - read as a statement: with batch_context(number)
+    """Enters and leaves the work on a batch, as a `with` block; the innermost holds.
+
+    Args:
+        number: Number of the batch, over all streams.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        _STACK.batches.append(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _STACK.batches.pop()
+
+
 def current_sample() -> tuple[int, int] | None:
     """Returns (index, seed) of the innermost stage at work in this thread; None outside of iteration."""
     entries = _STACK.entries
@@ -78,13 +100,16 @@ def current_sample_index() -> int:
 def current_batch_index() -> int:
     """Returns the number of the batch that is being made, the same for every layout of workers.
 
+    Outside of a pipeline of `get_train_dataset` and its kin, the number that the outermost stage works on.
+
     Raises:
         ConfigError: No hook is running in this thread.
     """
-    entries = _STACK.entries
-    if not entries:
+    if _STACK.batches:
+        return _STACK.batches[-1]
+    if not _STACK.entries:
         raise ConfigError(_OUTSIDE.format("current_batch_index"))
-    return entries[0][0]
+    return _STACK.entries[0][0]
 
 
 _OUTSIDE = (

@@ -152,7 +152,12 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
 
     @property
     def current_batch_index(self) -> int:
-        """Number of the batch that is being made, the same for every layout; known only inside a hook."""
+        """Number of the batch that a hook works for, the same for every layout; known only inside a hook.
+
+        Counted are the batches (packs or samples, where there are none) that came out of the stream before: those that
+        were skipped are not. In `cook_crude_sample` and `preencode_sample`, which run ahead of the batches, it is the
+        batch that the sample would be in if nothing was dropped, packed or grouped.
+        """
         return context.current_batch_index()
 
     @property

@@ -193,7 +193,7 @@ def packed(config: Any) -> str:
 
 
 def in_the_form_of_0_1(state: Any, level: tuple[str, ...]) -> Any:
-    """Returns a state as 0.1.0 wrote it: a level for the decode stage, and that stage in the config.
+    """Returns a state as 0.1.0 wrote it: no count of batches, a level for the decode stage, that stage in the config.
 
     Args:
         state: Of a loader.
@@ -209,7 +209,7 @@ def in_the_form_of_0_1(state: Any, level: tuple[str, ...]) -> Any:
         return {"type": "DecodeDataset", "inner": {"type": "HandOverDataset", "inner": config}}
 
     config = json.loads(zlib.decompress(base64.b85decode(state["config"])))
-    streams = {number: {**stream, "state": with_level(stream["state"], level)}
+    streams = {number: {**stream, "state": with_level(stream["state"]["inner"], level)}
                for number, stream in state["streams"].items()}  # fmt: skip
     return {**state, "config": packed(with_stage(config, len(level))), "streams": streams}
 
@@ -232,6 +232,7 @@ def test_states_of_0_1_from_before_the_first_batch_begin_at_the_beginning(folder
     build = COMPOSITIONS["batches"]
     (state,), batches = saved(build, folder, DECODERS["dali"], (0,), 8)
     for stream in state["streams"].values():
+        stream["state"] = stream["state"]["inner"]
         stream["state"]["inner"]["inner"] = {"inner": None}
     for decoder in DECODERS.values():
         with get_savable_loader(build(folder, decoder, 0)) as loader:

@@ -28,6 +28,8 @@ class MapDataset(WrapperDataset[Any]):
         failure_tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
         worker_config: Left out, the inner dataset's.
         stage: Name in statistics and messages; default is the function's name.
+        samples_per_batch: Where the function runs ahead of the batches, how many elements make one: its
+            `current_batch_index` then follows from its own count. None where batches ask for the elements.
 
     Raises:
         ConfigError: map_fn cannot be called.
@@ -44,6 +46,7 @@ class MapDataset(WrapperDataset[Any]):
         failure_tolerance: int = DEFAULT_FAILURE_TOLERANCE,
         worker_config: WorkerConfig | None = None,
         stage: str | None = None,
+        samples_per_batch: int | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
         check_function("map_fn", map_fn, "from an element to an element")
@@ -52,6 +55,7 @@ class MapDataset(WrapperDataset[Any]):
         self.map_fn_config = map_fn_config
         self.failure_tolerance = failure_tolerance
         self.stage = stage or str(getattr(map_fn, "__name__", type(map_fn).__name__))
+        self.samples_per_batch = samples_per_batch
 
     def describe(self) -> str:
         return f"MapDataset({self.stage})"
