@@ -160,6 +160,19 @@ class SavableDataset(ABC, Generic[T]):
         seed = self.worker_config.seed_offset
         return mix(seed, self.place) if self.place else seed
 
+    def with_old_shares(self) -> Self:
+        """Returns a copy that shares out validation samples as earlier releases did, for states that they saved.
+
+        It is this dataset itself where that makes no difference.
+        """
+        old = [child.with_old_shares() for child in self.children]
+        if all(one is other for one, other in zip(old, self.children, strict=True)):
+            return self
+        try:
+            return self.with_children(*old)
+        except TypeError:  # a dataset of the user's own that cannot be copied with others below
+            return self
+
     def rank_limit(self) -> RankLimit | None:
         """Returns after how many elements an epoch of a rank ends; None where the streams themselves end it.
 

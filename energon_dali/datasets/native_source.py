@@ -111,6 +111,14 @@ class NativeSourceDataset(SavableDataset[Any]):
         twin.source = self.source.placed(number)
         return twin
 
+    def with_old_shares(self) -> NativeSourceDataset:
+        source = self.source.with_old_shares()
+        if source is self.source:
+            return self
+        twin = copy.copy(self)
+        twin.source = source
+        return twin
+
     def len_stream(self, stream: int) -> int:
         return self.source.len_stream(stream)
 

@@ -57,6 +57,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._limit = dataset.rank_limit()
         # A limit of the rank is counted here, over all streams together.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
+        self._even_shares = self._dataset.with_old_shares() is not self._dataset
         self._feed = feed
         self._cache_pool = cache_pool
         self.recorder = recorder or Recorder()
@@ -166,6 +167,7 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns the position after the last returned element, as plain values that survive JSON."""
         return {
             "given": self._given,
+            **({"shares": "even"} if self._even_shares else {}),
             "streams": {
                 str(stream): {
                     "count": self._counts[stream],
@@ -203,6 +205,10 @@ class RankIterator(Iterator[T], Generic[T]):
                 "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
             )
         from energon_dali.datasets.base import restore_stream
+
+        if self._even_shares and state.get("shares") != "even":  # of an earlier release
+            self._dataset, self._even_shares = self._dataset.with_old_shares(), False
+            self.close()
 
         self._given = state.get("given", 0)
         if self._limit is not None and self._given > self._limit.length:

@@ -6,6 +6,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -88,7 +89,8 @@ class SourceDataset(SavableDataset[Any]):
         return f"SourceDataset({self.name}, repeat={self.repeat})"
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "repeat": self.repeat, **self.source_config}
+        own = {**super().config(), "repeat": self.repeat, **self.source_config}
+        return own if self.with_old_shares() is self else {**own, "shares": "even"}
 
     def placed(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
@@ -99,7 +101,25 @@ class SourceDataset(SavableDataset[Any]):
         return twin
 
     def len_stream(self, stream: int) -> int:
-        return self.order.stream(stream).num_samples(0)
+        """Returns the number of samples of a stream in an epoch.
+
+        Where the data repeats, it is that of one pass over the data, and at least 1 if there is any data: a stream that
+        gets nothing in the first epoch gets something in a later one.
+        """
+        order = self.order.stream(stream)
+        if not self.repeat:
+            return order.num_samples(0)
+        return max(order.samples_per_pass(), min(1, self.order.base.num_samples))
+
+    def with_old_shares(self) -> SourceDataset:
+        order = self.order
+        spec = order.spec if isinstance(order, RepeatedOrder) else order
+        if not spec.even_shares:
+            return self
+        spec = replace(spec, old_shares=True)
+        twin = copy.copy(self)
+        twin.order = replace(order, spec=spec) if isinstance(order, RepeatedOrder) else spec
+        return twin
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _SourceIterator(self, context)

@@ -122,7 +122,31 @@ def rank_part(state: State, dataset: SavableDataset[Any]) -> State:
     _check_streams(state, config)
     _check_config(state, dataset.config())
     own = [str(stream) for stream in config.streams]
-    return {"given": _given(state, config), "streams": {number: state["streams"][number] for number in own}}
+    return {
+        "given": _given(state, config),
+        "shares": "even",  # a dataset with other shares does not look at it
+        "streams": {number: state["streams"][number] for number in own},
+    }
+
+
+def fitting_dataset(state: State, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns the dataset that continues a state: a copy with the shares of validation of earlier releases, if it is
+    a state of theirs, else the dataset itself.
+
+    Raises:
+        StateError: The state is not a loader's.
+    """
+    check_format(state)
+    return dataset.with_old_shares() if _has_old_shares(unpack_config(state)) else dataset
+
+
+def _has_old_shares(config: Any) -> bool:
+    if isinstance(config, dict):
+        order = config.get("order")
+        if isinstance(order, dict) and order.get("shuffle") is False:
+            return "shares" not in config
+        return any(_has_old_shares(value) for value in config.values())
+    return isinstance(config, list) and any(_has_old_shares(value) for value in config)
 
 
 def check_format(state: Any) -> None:

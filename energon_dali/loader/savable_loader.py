@@ -11,7 +11,7 @@ from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding
 from energon_dali.errors import StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
-from energon_dali.loader.loader_state import make_state, merge_states, rank_part
+from energon_dali.loader.loader_state import fitting_dataset, make_state, merge_states, rank_part
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -105,7 +105,9 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "A state can only be restored before the first batch is taken, and this loader has given some. Make a "
                 "new loader and restore into that."
             )
-        self._state = rank_part(state, self._tree)
+        tree = fitting_dataset(state, self._tree)
+        self._state = rank_part(state, tree)
+        self._tree = tree
 
     def state_dict(self) -> State:
         """Returns the same as save_state_rank, under the name that torch's tools know."""

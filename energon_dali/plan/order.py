@@ -30,6 +30,9 @@ class OrderSpec:
     Stream s takes an equal share of that line, number (s + epoch) mod num_streams, so that a remainder goes round. Its
     share is read in `parallel_shard_iters` lanes in turn, and shuffled over a window.
 
+    In validation, stream s takes the share number s, and the samples that remain go to streams that follow one another.
+    A rank runs every world_size-th stream, so that ranks then differ by one sample at most, whatever their number.
+
     Raises:
         ConfigError: A number is out of its range.
     """
@@ -56,8 +59,11 @@ class OrderSpec:
     window_in_slice: bool = False
     """Shuffle samples inside each slice alone, so that an order with one lane is made of runs."""
     share_offset: int = 0
-    """Stream s takes the share that stream s + share_offset would take else: the remainders of many datasets then do
-    not all fall to the same streams."""
+    """Remainders of the datasets before this one, which went to the streams before: that of this one goes to the next
+    streams. In training, stream s takes the share that stream s + share_offset would take else."""
+    old_shares: bool = False
+    """Cut the shares of validation as releases did that put a remainder into streams of the same few ranks: for states
+    that they saved."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_streams", 1), ("parallel_shard_iters", 1), ("shuffle_buffer_size", 0)):
@@ -96,6 +102,11 @@ class OrderSpec:
     @cached_property
     def _samples_per_pass(self) -> int:
         return self.slices.num_samples
+
+    @property
+    def even_shares(self) -> bool:
+        """Whether a remainder goes to streams that follow one another."""
+        return not (self.shuffle or self.old_shares)
 
     @property
     def _passes(self) -> int:
@@ -170,13 +181,34 @@ class StreamOrder:
     def share_number(self, epoch: int) -> int:
         """Returns which of the equal shares of an epoch this stream takes, 0 <= number < num_streams."""
         spec = self.spec
+        if spec.even_shares:
+            return self.stream
         return (self.stream + spec.share_offset + (epoch if spec.shuffle else 0)) % spec.num_streams
+
+    def samples_per_pass(self) -> int:
+        """Returns the number of samples of this stream in one pass over the data, whatever makes an epoch."""
+        spec = self.spec
+        if spec.even_shares:
+            return self.num_samples(0)
+        total, share = spec.slices.num_samples, self.share_number(0)
+        return total * (share + 1) // spec.num_streams - total * share // spec.num_streams
 
     def share(self, epoch: int) -> tuple[int, int]:
         """Returns [begin, end) of this stream's share of the line of an epoch."""
-        spec, share = self.spec, self.share_number(epoch)
+        spec = self.spec
         total = spec.total_samples(epoch)
+        if spec.even_shares:
+            return self._even_share_begin(self.stream, total), self._even_share_begin(self.stream + 1, total)
+        share = self.share_number(epoch)
         return total * share // spec.num_streams, total * (share + 1) // spec.num_streams
+
+    def _even_share_begin(self, stream: int, total: int) -> int:
+        """Returns where a stream's share begins: at what the streams before it have, of whom some have one more."""
+        streams = self.spec.num_streams
+        least, rest = divmod(total, streams)
+        first = (streams - self.spec.share_offset - rest) % streams  # rest streams from here on have one sample more
+        longer = min(max(stream - first, 0), rest) + min(max(first + rest - streams, 0), stream)
+        return least * stream + longer
 
     def _make_epoch(self, epoch: int) -> EpochOrder:
         spec = self.spec

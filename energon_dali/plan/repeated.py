@@ -121,6 +121,10 @@ class RepeatedStream:
         """Returns the number of samples of this stream in an epoch, without building the order."""
         return sum(last - first for _, first, last in self._parts(epoch))
 
+    def samples_per_pass(self) -> int:
+        """Returns the number of samples of this stream in its first epoch."""
+        return self.num_samples(0)
+
     def _parts(self, epoch: int) -> list[tuple[int, int, int]]:
         """Returns (epoch of the spec, first position, behind the last) of what this stream takes in an epoch."""
         parts = [

@@ -216,3 +216,27 @@ def test_ten_million_samples_in_little_memory() -> None:
         seen[offsets[shards] + indices] = True
     assert seen.all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def ranks(spec: OrderSpec, world_size: int) -> list[int]:
+    sizes = [spec.stream(stream).num_samples(0) for stream in range(spec.num_streams)]
+    return [sum(sizes[rank::world_size]) for rank in range(world_size)]
+
+
+@given(st.integers(0, 200), st.sampled_from([1, 2, 6, 8, 12, 16]), st.integers(0, 40))
+def test_remainders_of_validation_are_spread_over_the_ranks_of_every_layout(count: int, streams: int, off: int) -> None:
+    spec = OrderSpec(
+        base=Slices.whole_shards([count]), num_streams=streams, seed=0, shuffle=False, share_offset=off % streams
+    )
+    assert [triple[1] for triple in everything(spec, 0)] == list(range(count))
+    for world_size in (size for size in range(1, streams + 1) if streams % size == 0):
+        of_ranks = ranks(spec, world_size)
+        assert sum(of_ranks) == count
+        assert max(of_ranks) - min(of_ranks) <= 1
+
+
+def test_shares_of_validation_as_earlier_releases_cut_them() -> None:
+    spec = OrderSpec(base=Slices.whole_shards([24]), num_streams=16, seed=0, shuffle=False)
+    old = OrderSpec(base=Slices.whole_shards([24]), num_streams=16, seed=0, shuffle=False, old_shares=True)
+    assert (ranks(spec, 2), ranks(old, 2)) == ([12, 12], [8, 16])
+    assert [old.stream(stream).share(0) for stream in range(4)] == [(0, 1), (1, 3), (3, 4), (4, 6)]
