@@ -30,6 +30,24 @@ def check_count(name: str, value: Any, advice: str, *, least: int = 1) -> int:
     return number
 
 
+def check_number(name: str, value: Any) -> float:
+    """Returns a number as a float, in whatever range it is.
+
+    Args:
+        name: Of the argument, for the message.
+        value: What was given; numbers of other libraries are fine, text is not, even if it spells one.
+
+    Raises:
+        ConfigError: It is not a number.
+    """
+    try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} {value!r} is not a number: give a finite number of at least 0.") from None
+
+
 def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) -> None:
     """Refuses what cannot be called.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_dali.cache import open_store
@@ -13,7 +13,7 @@ from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.measured_blend import BlendBy
 from energon_dali.decode import DaliDecoder
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.loader.cook_stage import cook
 from energon_dali.loader.leaf import LeafSetting, named_at, open_leaf
 from energon_dali.loader.leaves import blend_leaves, chain_leaves, is_epochized, resolve_path
@@ -109,6 +109,7 @@ def get_val_dataset(
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
+    allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
     **kwargs: Any,
 ) -> SavableDataset[Any]:
@@ -123,15 +124,18 @@ def get_val_dataset(
         batch_drop_last: Drop the smaller batches at the end.
         packing_buffer_size: Samples from which the task encoder chooses packs; None does not pack.
         limit: Batches per rank after which an epoch ends; the next begins at the beginning. None takes all.
+        allow_empty: Accept a split part without any sample, whose epochs give nothing. By default it is an error.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         **kwargs: Fields of `LeafOptions`; and, deprecated, options of SampleDecoder.
 
     Raises:
         ConfigError: An argument cannot work.
-        DatasetError: The dataset cannot be read.
+        DatasetError: The dataset cannot be read, or has no sample.
     """
     stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
     leaves, setting = _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
+    if not allow_empty:
+        _refuse_empty([source for _, source in leaves], split_part)
     return build_stages(chain_leaves([feed for feed, _ in leaves]), setting.encoder, stages)
 
 
@@ -145,6 +149,7 @@ def get_val_datasets(
     batch_drop_last: bool = False,
     packing_buffer_size: int | None = None,
     limit: int | None = None,
+    allow_empty: bool = False,
     task_encoder: AnyEncoder | None = None,
     **kwargs: Any,
 ) -> list[tuple[SavableDataset[Any], SourceDataset]]:
@@ -153,11 +158,24 @@ def get_val_datasets(
 
     Raises:
         ConfigError: An argument cannot work.
-        DatasetError: A dataset cannot be read.
+        DatasetError: A dataset cannot be read, or has no sample.
     """
     stages = _val_stages(batch_size, batch_drop_last, packing_buffer_size, limit)
     leaves, setting = _open_val(path, split_part, worker_config, stages, task_encoder, kwargs)
+    if not allow_empty:
+        for _, source in leaves:
+            _refuse_empty([source], split_part)
     return [(build_stages(feed, setting.encoder, stages), source) for feed, source in leaves]
+
+
+def _refuse_empty(sources: Sequence[SourceDataset], split_part: str) -> None:
+    """Refuses datasets that have no sample together: a validation over nothing looks like one that succeeded."""
+    if not any(source.order.base.num_samples for source in sources):
+        raise DatasetError(
+            f"{', '.join(source.name for source in sources)} has no sample in the split part {split_part!r}. Prepare "
+            "the dataset with a split that gives it some (a split takes whole shards), choose another split_part, or "
+            "pass allow_empty=True to validate on nothing."
+        )
 
 
 def default_worker_config() -> WorkerConfig:

@@ -50,9 +50,9 @@ def inner_subset(value: Any, outer: Subset | None, document: Document, keys: Key
     Raises:
         DatasetFormatError: It cannot be understood, or does not fit those above.
     """
-    if value is None:
+    if value is None and (outer is None or outer.numbers is None):
         return outer
     try:
-        return Subset.of(value).within(outer)
+        return (Subset() if value is None else Subset.of(value)).within(outer)
     except ConfigError as error:
-        raise document.error((*keys, "subset"), str(error)) from error
+        raise document.error(keys if value is None else (*keys, "subset"), str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -173,6 +174,10 @@ def _weighted(tree: Tree, parts: list[tuple[Part, float]], document: Document, k
     total = sum(weight for _, weight in parts)
     if not parts or total <= 0:
         raise document.error(keys, "there is nothing to draw from. Name at least one dataset with a positive weight.")
+    if math.isinf(total):  # huge weights: only their ratios count
+        largest = max(weight for _, weight in parts)
+        parts = [(part, weight / largest) for part, weight in parts]
+        total = sum(weight for _, weight in parts)
     leaves: list[tuple[LeafReference, float]] = []
     for part, weight in parts:
         _refuse(part, "repetitions", "weights", document, keys)

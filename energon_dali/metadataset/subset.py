@@ -71,8 +71,8 @@ class Subset:
             return self
         if outer.numbers is not None:
             raise ConfigError(
-                f"subset {list(outer.numbers)} counts samples, but stands outside another subset. Numbers are allowed "
-                "at a single dataset that has no other subset; write percentages outside."
+                f"subset {list(outer.numbers)} counts samples, and is given for a blend or a metadataset. Sample "
+                "numbers are allowed at a single dataset; for several datasets write percentages."
             )
         begin, end = self.share
         length = end - begin

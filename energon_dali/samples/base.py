@@ -31,7 +31,7 @@ class SourceInfo:
     dataset_path: str
     """Path or URL of the dataset."""
     index: str | int
-    """Number of the sample in its dataset, or its name in an auxiliary store."""
+    """Number of the sample in its whole dataset, over all shards and split parts; or its name in an auxiliary store."""
     shard_name: str
     """Shard inside the dataset; the file's name for an auxiliary store."""
     file_names: tuple[str, ...]

@@ -280,6 +280,8 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
         (lambda: BlendSourceDataset([], []), ConfigError, "at least one"),
         (lambda: BlendSourceDataset(leaves([3, 3], 1), [1]), ConfigError, "one for each"),
         (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, -1]), ConfigError, "cannot work"),
+        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, "1"]), ConfigError, "weight .1. is not"),  # type: ignore[list-item]
+        (lambda: EpochizedBlendDataset(leaves([3], 1), ["1"], repeat=True), ConfigError, "is not a n"),  # type: ignore[list-item]
         (lambda: BlendSourceDataset(leaves([3], 1, repeat=False), [1]), ConfigError, "ends after one epoch"),
         (lambda: BlendSourceDataset(leaves([3, 0], 1), [1, 1]), DatasetError, r"part1 \(/data/part1\) has a weight"),
         (lambda: BlendSourceDataset([*leaves([3], 1), *leaves([3], 2)], [1, 1]), ConfigError, "different worker"),

@@ -198,6 +198,8 @@ def test_what_cannot_be_blended_is_refused_in_words() -> None:
         ((a(1),), "a Named without a weight"),
         (((a(1), "heavy"),), "weight 'heavy'"),
         (((a(1), -1),), "weight -1"),
+        (((a(1), "1"),), "weight '1'"),
+        (((a(1), True),), "weight True"),
         (((a(1), float("nan")),), "finite"),
         (((a(1), 0), (b(1), 0)), "at least one must be positive"),
         ((("a path", 1),), "'a path', which is no dataset"),

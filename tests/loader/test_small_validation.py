@@ -15,7 +15,9 @@ from energon_dali import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
 )
+from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.loader.loader_state import make_state
 from energon_dali.shards import prepare_dataset
 from tests.shards.tars import write_tar
@@ -102,6 +104,22 @@ def test_the_length_of_training_is_that_of_one_pass(tmp_path: Path, multiplier: 
         assert len(once) == len(list(get_loader(once))) == 22
 
 
+class Grouped(Texts):
+    def batch_group_criterion(self, sample: Any) -> tuple[Any, int | None]:
+        return int(sample.__key__[-3:]) % 5, None
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_length_of_groups_is_an_upper_bound(tmp_path: Path, drop_last: bool) -> None:
+    folder = texts(tmp_path / "a", 49)
+    dataset = get_val_dataset(
+        folder, worker_config=config(0, 1, 1), batch_size=4, batch_drop_last=drop_last, task_encoder=Grouped()
+    )
+    batches = len(list(get_loader(dataset)))
+    assert batches <= len(dataset) == (12 if drop_last else 49)
+    assert drop_last or batches == 15
+
+
 def taken(loader: Any, count: int) -> list[str]:
     batches = iter(loader)
     return [next(batches).__key__[0] for _ in range(count)]
@@ -148,3 +166,26 @@ def test_states_of_today_go_on(tmp_path: Path) -> None:
         copy = validation(path, **layout)
         copy.load_state_dict(json.loads(json.dumps(own.state_dict())))
         assert [batch.__key__[0] for batch in copy] == straight[number:]
+
+
+@pytest.mark.parametrize("get", [get_val_dataset, get_val_datasets])
+def test_a_validation_over_nothing_is_an_error_unless_it_is_wanted(tmp_path: Path, get: Any) -> None:
+    ratio = {"train": 8, "val": 1, "test": 1}
+    folder = texts(tmp_path / "a", 8, shards=4, split_patterns=None, split_ratio=ratio)
+    options = {"worker_config": config(0, 1, 1), "batch_size": 1, "task_encoder": Texts()}
+    with pytest.raises(DatasetError, match=r"no sample in the split part 'val'.*allow_empty=True"):
+        get(folder, **options)
+    found = get(folder, allow_empty=True, **options)
+    dataset = found if get is get_val_dataset else found[0][0]
+    assert list(get_loader(dataset)) == []
+    with pytest.raises(ConfigError, match="has no split part 'valid'"):
+        get(folder, split_part="valid", **options)
+
+
+def test_one_empty_dataset_among_several_is_no_error(tmp_path: Path) -> None:
+    place = several(tmp_path, 2, 4)
+    folder = tmp_path / "d1"
+    prepare_dataset(folder, split_ratio={"train": 1, "val": 0})
+    assert len(validation(place, rank=0, world_size=1, num_streams=1)) == 4
+    with pytest.raises(DatasetError, match="d1 has no sample"):
+        get_val_datasets(place, worker_config=config(0, 1, 1), task_encoder=Texts())

@@ -201,6 +201,19 @@ def test_numbers_stand_at_the_innermost_level_alone(tmp_path: Path) -> None:
         DatasetFormatError, match=r"mix.yaml:7 \(splits.train.blend\[0\].subset\): subset \[0, 10\] counts"
     ):
         resolve(file, "train")
+    numbers = "subset: {range: [0, 10]}"
+    write(tmp_path, "inner.yaml", "train: {path: a}")
+    for node in (
+        f"blend: [{{path: a}}, {{path: b}}]\n  {numbers}", f"blend_epochized: [{{path: a}}]\n  {numbers}",
+        f"concat: [{{path: a}}]\n  {numbers}", f"path: inner.yaml\n  {numbers}",
+        f"blend: [{{path: inner.yaml, {numbers}}}]",
+    ):  # fmt: skip
+        with pytest.raises(DatasetFormatError, match=r"subset \[0, 10\] counts samples, and is given for a blend"):
+            resolve(write(tmp_path, "mix.yaml", f"train:\n  {node}"), "train")
+    with pytest.raises(DatasetFormatError, match="counts samples"):
+        resolve(write(tmp_path, "mix.yaml", "train: {blend: [{path: a}]}"), "train", subset=[0, 10])
+    (leaf,) = resolve(write(tmp_path, "mix.yaml", f"train: {{blend: [{{path: a, {numbers}}}]}}"), "train").leaves
+    assert leaf.subset == Subset(numbers=(0, 10))
     with pytest.raises(ConfigError, match="reaches beyond the 4 samples"):
         take_subset(Slices.whole_shards([4]), [4], Subset.of([2, 5]))
 
@@ -347,3 +360,9 @@ def test_a_join_cannot_be_traversed(tmp_path: Path) -> None:
     file = write(tmp_path, "mix.yaml", "train: {join: [{path: a}, {path: b}], joiner: {__class__: OCRSample}}")
     with pytest.raises(ConfigError, match=r"mix.yaml:4 \(splits.train.join\): a join is several"):
         traverse_metadataset(file, split_part="train")
+
+
+def test_only_the_ratios_of_huge_weights_count(tmp_path: Path) -> None:
+    text = "train: {blend: [{path: a, weight: 1.0e+308}, {path: b, weight: 1.0e+308}, {path: c}]}"
+    leaves = resolve(write(tmp_path, "mix.yaml", text), "train").leaves
+    assert [leaf.weight for leaf in leaves] == [0.5, 0.5, 5e-309]

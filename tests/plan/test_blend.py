@@ -45,9 +45,15 @@ def test_a_block_holds_the_shares_to_the_draw() -> None:
         assert np.all(np.abs(counts - 1024 * np.array(weights) / sum(weights)) < 2)
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e300])
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e300, 1.7e308])
 def test_only_the_ratio_of_weights_counts(scale: float) -> None:
     assert np.array_equal(blend_draws([scale, scale], 1, 0, 0, 100), blend_draws([1, 1], 1, 0, 0, 100))
+
+
+def test_the_sum_of_huge_weights_does_not_overflow() -> None:
+    draws = blend_draws([1.7e308, 0.85e308, 0.0, 1.7e308], 1, 0, 0, 1024)
+    assert np.array_equal(draws, blend_draws([2, 1, 0, 2], 1, 0, 0, 1024))
+    assert set(draws.tolist()) == {0, 1, 3}
 
 
 def test_streams_and_seeds_draw_differently() -> None:

@@ -104,7 +104,9 @@ def _sources(job: LintJob, part: str) -> list[SourceDataset]:
     else:
         encoder.decoder = SampleDecoder()
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
-    opened = get_val_datasets(job.path, split_part=part, worker_config=config, task_encoder=encoder, **job.options)
+    opened = get_val_datasets(
+        job.path, split_part=part, worker_config=config, task_encoder=encoder, allow_empty=True, **job.options
+    )
     return [source for _, source in opened]
 
 

@@ -73,9 +73,13 @@ class GroupBatchDataset(GatheringDataset):
         return {"fixed_batch_size": self.fixed_batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
 
     def len_stream(self, stream: int) -> int:
-        """Returns a bound: groups are only known once the elements are; a batch holds at least one element."""
+        """Returns an upper bound, as Energon does: how the elements group is only known once they are there.
+
+        Every group may end with a smaller batch, so that there may be as many batches as elements. Where smaller
+        batches are dropped and the size is fixed, there are at most as many as without groups.
+        """
         elements = self.dataset.len_stream(stream)
-        return elements if self.fixed_batch_size is None else -(-elements // self.fixed_batch_size)
+        return elements // self.fixed_batch_size if self.fixed_batch_size and self.drop_last else elements
 
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _GroupIterator(self, context)

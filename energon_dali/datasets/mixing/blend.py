@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.calls import explain_call
+from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
 from energon_dali.errors import ConfigError
@@ -71,10 +72,7 @@ def _checked_pair(name: str, pair: Any) -> tuple[SavableDataset[Any], float]:
         what = f"a {type(pair).__name__} without a weight" if isinstance(pair, SavableDataset) else repr(pair)
         raise ConfigError(f"{name} was given {what}: give pairs, as in {name}((dataset_a, 0.6), (dataset_b, 0.4)).")
     dataset, weight = pair
-    try:
-        number = float(weight)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = check_number(f"{name} was given a pair whose weight", weight)
     if not math.isfinite(number) or number < 0:
         raise ConfigError(f"{name} was given the weight {weight!r}: give a finite number of at least 0.")
     return dataset, number

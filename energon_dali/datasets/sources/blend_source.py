@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.sources.leaves import READ_AHEAD, LeavesDataset, LeavesIterator, source_of
 from energon_dali.datasets.sources.share_feedback import FEEDBACK_DRAWS
@@ -42,7 +43,7 @@ class BlendSourceDataset(LeavesDataset):
         super().__init__(leaves, names=names, worker_config=worker_config)
         if len(weights) != len(self.leaves):
             raise ConfigError(f"{len(weights)} weights were given for {len(self.leaves)} datasets: give one for each.")
-        self.weights = tuple(float(weight) for weight in weights)
+        self.weights = tuple(check_number("the weight", weight) for weight in weights)
         self.seed = self.worker_config.seed_offset if seed is None else seed
         blend_draws(self.weights, 0, 0, 0, 0)  # refuses weights that cannot work
         for leaf, weight, name in zip(self.leaves, self.weights, self.names, strict=True):

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaves import READ_AHEAD, LeavesDataset, LeavesIterator, source_of, with_source
@@ -42,6 +43,8 @@ class EpochizedBlendDataset(LeavesDataset):
     ) -> None:  # fmt: skip
         if len(repetitions) != len(leaves):
             raise ConfigError(f"{len(repetitions)} repetitions were given for {len(leaves)} datasets: one for each.")
+        for times in repetitions:
+            check_number("the number of repetitions", times)
         offset, repeated = 0, []
         for leaf, times in zip(leaves, repetitions, strict=True):
             source = source_of(leaf)
