@@ -229,17 +229,18 @@ def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dty
     from energon_dali.av import VideoReader
 
     spec = handle.spec
-    stored = (handle.height, handle.width) if handle.rotation % 180 else (handle.width, handle.height)
-    width, height = spec.output_size(*stored)
-    size = handle.frame_indices.size * width * height * 3 * _BYTES_PER_VALUE[spec.dtype]
-    if size > file.limits.max_bytes:
-        raise DecodeError(
-            f"The clips take {size:,} bytes, more than AVLimits(max_bytes={file.limits.max_bytes:,}). Ask for fewer or "
-            "smaller frames, or raise the limit",
-            handle.format,
-            ROUTE,
-        )
-    frames = VideoReader(file, damaged=spec.damaged).read(
-        handle.frame_indices.ravel(), None if spec.size is None else (width, height), upright=handle.rotation != 0
-    )
-    return np.ascontiguousarray(frames)
+
+    def fit(width: int, height: int) -> tuple[int, int]:
+        sides = spec.output_size(width, height)
+        size = handle.frame_indices.size * sides[0] * sides[1] * 3 * _BYTES_PER_VALUE[spec.dtype]
+        if size > file.limits.max_bytes:
+            raise DecodeError(
+                f"The clips take {size:,} bytes, more than AVLimits(max_bytes={file.limits.max_bytes:,}). Ask for "
+                "fewer or smaller frames, or raise the limit",
+                handle.format,
+                ROUTE,
+            )
+        return sides
+
+    reader = VideoReader(file, damaged=spec.damaged)
+    return np.ascontiguousarray(reader.read(handle.frame_indices.ravel(), fit, upright=handle.rotation != 0))

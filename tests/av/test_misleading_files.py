@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,13 +11,15 @@ import av
 import numpy as np
 import pytest
 
-from energon_dali.av import AVDecoder, MediaFile, VideoReader
+from energon_dali.av import AVDecoder, AVLimits, MediaFile, VideoReader
 from energon_dali.av.mpeg4_header import is_interlaced_mpeg4
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.pyav import decode_clips, stage_clips
+from energon_dali.errors import DecodeError
 from tests.av.corpus import VideoRecipe, encode_video, video_file
 from tests.av.full_decode import FullDecode, decode_fully
 from tests.av.test_odd_files import encode_pictures
+from tests.decode.dali.video.uneven_videos import uneven_video
 
 
 @cache
@@ -119,3 +122,55 @@ def test_interlaced_mpeg4_is_that_of_a_full_decode(container: str, threads: int)
 def test_headers_of_mpeg4_tell_whether_it_is_interlaced(header: str, interlaced: bool) -> None:
     assert is_interlaced_mpeg4(bytes.fromhex(header)) is interlaced
     assert not is_interlaced_mpeg4(None)
+
+
+@cache
+def with_another_header(codec: str, size: tuple[int, int]) -> bytes:
+    """Returns an MP4 of 128 x 96 pixels with the header of one of another size; parameter sets are in the frames."""
+    options = (("x265-params", "repeat-headers=1:log-level=none"),) if codec == "hevc" else ()
+    recipe = VideoRecipe(codec, "mp4", frames=20, gop=5, size=(128, 96), encoder_options=options)
+    stream = io.BytesIO()
+    with (
+        av.open(io.BytesIO(encode_video(replace(recipe, size=size, frames=1)))) as header,
+        av.open(io.BytesIO(encode_video(recipe))) as source,
+        av.open(stream, "w", format="mp4") as target,
+    ):
+        copy = target.add_stream_from_template(header.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = copy
+                target.mux(packet)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["hevc in a large one", "libvpx-declared-large", "libvpx-declared-small"])
+def test_frames_come_in_the_size_in_which_they_are_decoded(name: str) -> None:
+    data = with_another_header("hevc", (640, 480)) if name.startswith("hevc") else uneven_video(name)
+    with av.open(io.BytesIO(data)) as container:
+        declared = container.streams.video[0].width, container.streams.video[0].height
+        frame = next(container.decode(video=0))
+    size = frame.width, frame.height
+    assert size != declared
+    whole = decode_fully(data, size)
+    check_frames(data, whole)
+    with AVDecoder(data) as decoder:
+        last = decoder.get_clips([(len(whole.pts) - 1,) * 2], None, "frames")
+        assert last.video_shapes == [(1, 3, *size[::-1])]
+        assert (decoder.video.width, decoder.video.height) == size
+    handle, file = stage_clips("mp4", data, VideoClips(1, 2, size=50))
+    frames: Any = decode_clips(handle, file).frames
+    assert min(frames.shape[-2:]) == 50
+    assert frames.shape[-1] == 50 * size[0] // size[1]
+    handle, file = stage_clips("mp4", data, VideoClips(1, 2), limits=AVLimits(max_bytes=2 * 3 * size[0] * size[1]))
+    if declared < size:
+        assert decode_clips(handle, file).frames is not None
+        handle.limits = AVLimits(max_bytes=2 * 3 * size[0] * size[1] - 1)
+        with pytest.raises(DecodeError, match="max_bytes"):
+            decode_clips(handle)
+
+
+@pytest.mark.parametrize("name", ["libvpx-shrinks", "libvpx-vp9-grows", "mpeg4-shrinks"])
+def test_frames_that_change_their_size_come_in_that_of_the_first(name: str) -> None:
+    data = uneven_video(name)
+    whole = decode_fully(data, (320, 240))
+    check_frames(data, whole)

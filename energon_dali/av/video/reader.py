@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Pictures = npt.NDArray[np.uint8]
+FrameSize = tuple[int, int] | Callable[[int, int], tuple[int, int]] | None
 
 
 class VideoReader:
@@ -71,13 +72,13 @@ class VideoReader:
 
     @property
     def width(self) -> int:
-        """Width in pixels as stored, before any rotation."""
-        return self.facts.width
+        """Width in pixels as stored, before any rotation: the container's word, until frames were read."""
+        return self._stored_size[0]
 
     @property
     def height(self) -> int:
-        """Height in pixels as stored, before any rotation."""
-        return self.facts.height
+        """Height in pixels as stored, before any rotation: the container's word, until frames were read."""
+        return self._stored_size[1]
 
     @property
     def colours(self) -> ColourFacts:
@@ -119,7 +120,7 @@ class VideoReader:
     def read(
         self,
         frames: npt.ArrayLike | Sequence[int],
-        size: tuple[int, int] | None = None,
+        size: FrameSize = None,
         *,
         upright: bool = False,
     ) -> Pictures:
@@ -127,7 +128,8 @@ class VideoReader:
 
         Args:
             frames: Numbers of frames, int [n], in any order, also repeatedly.
-            size: (width, height) in pixels, of the frames as stored; None keeps theirs.
+            size: (width, height) in pixels, or what makes it of the width and height of the frames; None keeps those of
+                the video's first frame, which containers may misstate.
             upright: Turns the pictures as the file's rotation says; a quarter turn swaps width and height, so `size` is
                 then the size after turning, and the result is a view with other strides.
 
@@ -143,21 +145,9 @@ class VideoReader:
                 f"frames. Give numbers from 0 to {len(index) - 1}."
             )
         turns = self.rotation // 90 if upright else 0
-        width, height = (self.width, self.height) if size is None else _check_sides(size)
-        if size is not None and turns % 2:
-            width, height = height, width
-        self._check_size(len(wanted), width, height)
-        pictures = np.empty((len(wanted), height, width, 3), np.uint8)
-        order = np.argsort(wanted, kind="stable")
-        ordered = wanted[order]
-        with self.file.opened():
-            converter = FrameConverter(width, height)
-            for number, frame in self._decode(np.unique(wanted)):
-                first, stop = np.searchsorted(ordered, (number, number + 1))
-                rows = order[first:stop]
-                converter.write(frame, pictures[rows[0]])
-                for row in rows[1:]:
-                    pictures[row] = pictures[rows[0]]
+        pictures = None
+        while pictures is None:
+            pictures = self._convert(wanted, *self._target_size(size, turns))
         return np.rot90(pictures, turns, axes=(1, 2)) if turns else pictures
 
     def check(self) -> None:
@@ -171,6 +161,45 @@ class VideoReader:
         with self.file.opened():
             for _ in self._decode(np.arange(len(self.index))):
                 pass
+
+    @property
+    def _stored_size(self) -> tuple[int, int]:
+        facts = self.facts
+        size: tuple[int, int] = self.file.cache.get("size", (facts.width, facts.height))
+        return size
+
+    def _target_size(self, size: FrameSize, turns: int) -> tuple[int, int]:
+        """Returns the (width, height) that frames are converted to before they are turned."""
+        stored = self._stored_size
+        if size is None:
+            return stored
+        if callable(size):
+            size = size(*stored[::-1]) if turns % 2 else size(*stored)
+        width, height = _check_sides(size)
+        return (height, width) if turns % 2 else (width, height)
+
+    def _convert(self, wanted: Int64s, width: int, height: int) -> Pictures | None:
+        """Returns frames of a size, [n, height, width, 3]; None if the container has misstated the frames' own size."""
+        self._check_size(len(wanted), width, height)
+        pictures = np.empty((len(wanted), height, width, 3), np.uint8)
+        order = np.argsort(wanted, kind="stable")
+        ordered = wanted[order]
+        with self.file.opened():
+            converter = FrameConverter(width, height)
+            for number, frame in self._decode(np.unique(wanted)):
+                if "size" not in self.file.cache:
+                    if (frame.width, frame.height) != self._stored_size:
+                        if number:
+                            _, frame = next(self._decode(np.zeros(1, np.int64)))
+                        self.file.cache["size"] = frame.width, frame.height
+                        return None
+                    self.file.cache["size"] = frame.width, frame.height
+                first, stop = np.searchsorted(ordered, (number, number + 1))
+                rows = order[first:stop]
+                converter.write(frame, pictures[rows[0]])
+                for row in rows[1:]:
+                    pictures[row] = pictures[rows[0]]
+        return pictures
 
     def _check_size(self, count: int, width: int, height: int) -> None:
         limits = self.file.limits
