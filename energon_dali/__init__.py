@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         SkipSample,
         StateError,
         StorageError,
+        StoreUnavailableError,
         UntrustedCodeError,
         WatchdogTimeoutError,
         WorkerDiedError,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
         edataclass,
     )
     from energon_dali.samples.clips import Clips
+    from energon_dali.shards import RetryPolicy
     from energon_dali.task_encoder import (
         AugmentTaskEncoder,
         Cooker,
@@ -151,9 +153,10 @@ __all__ = [
     "ImageSample", "InterleavedSample", "IterMapDataset", "JsonlFileStore", "LayoutError", "Lazy", "LimitDataset",
     "LogSampleDataset", "MapDataset", "MediaHandle", "Metadataset", "MetadatasetV2", "MixBatchDataset", "MockLazy",
     "MultiChoiceVQASample", "NoCachePool", "Normalize", "OCRSample", "PackSelection", "PackingDataset",
-    "PrimaryFileStore", "RandomCrop", "RandomResizedCrop", "RepeatDataset", "Resize", "Sample", "SampleDecoder",
-    "SavableDataLoader", "SavableDataset", "SequencePacker", "ShardError", "ShuffleBufferDataset",
-    "SimilarityInterleavedSample", "SkipSample", "SourceInfo", "StateError", "StorageError", "SystemFileStore",
+    "PrimaryFileStore", "RandomCrop", "RandomResizedCrop", "RepeatDataset", "Resize", "RetryPolicy", "Sample",
+    "SampleDecoder", "SavableDataLoader", "SavableDataset", "SequencePacker", "ShardError", "ShuffleBufferDataset",
+    "SimilarityInterleavedSample", "SkipSample", "SourceInfo", "StateError", "StorageError", "StoreUnavailableError",
+    "SystemFileStore",
     "TaskEncoder", "TextSample", "UntrustedCodeError", "VQAOCRSample", "VQASample", "VidQASample", "VideoClips",
     "WatchdogTimeoutError", "WebdatasetFileStore", "WorkerConfig", "WorkerDiedError", "WorkerError", "__version__",
     "basic_sample_keys", "batch_list", "batch_pad_stack", "batch_stack", "concat_pad", "cooker", "edataclass",
@@ -196,7 +199,8 @@ _HOMES = {
     "errors": (
         "ArgumentError", "ConfigError", "DatasetError", "DatasetFormatError", "DecodeError", "DeviceError",
         "DeviceFailedError", "EnergonDaliError", "FatalSampleError", "FileMissingError", "IgnoreSample",
-        "LayoutError", "ShardError", "SkipSample", "StateError", "StorageError", "UntrustedCodeError",
+        "LayoutError", "ShardError", "SkipSample", "StateError", "StorageError", "StoreUnavailableError",
+        "UntrustedCodeError",
         "WatchdogTimeoutError", "WorkerDiedError", "WorkerError",
     ),
     "loader.basic_loader": ("BasicDataLoader", "get_loader"),
@@ -212,6 +216,7 @@ _HOMES = {
         "VQAOCRSample", "VQASample", "VidQASample", "edataclass",
     ),
     "samples.clips": ("Clips",),
+    "shards": ("RetryPolicy",),
     "task_encoder": (
         "AugmentTaskEncoder", "Cooker", "DefaultTaskEncoder", "PackSelection", "SequencePacker", "TaskEncoder",
         "basic_sample_keys", "batch_list", "batch_pad_stack", "batch_stack", "cooker", "generic_batch",

@@ -12,6 +12,7 @@
     │   │   ├── FileMissingError (also KeyError)  a store of files has none of that name
     │   │   └── UntrustedCodeError             the dataset wants to run code and the user did not allow it
     │   ├── StorageError                       a path or URL could not be read or written, retries included
+    │   │   └── StoreUnavailableError          nothing could be read from a store for too long
     │   ├── DecodeError                        one part of one sample could not be decoded
     │   ├── DeviceFailedError              a device failed while it worked, or its memory is full
     │   ├── StateError                         a saved state does not fit what it is restored into
@@ -84,6 +85,13 @@ class UntrustedCodeError(DatasetError):
 
 class StorageError(EnergonDaliError):
     """A path or URL could not be read or written, retries included."""
+
+
+class StoreUnavailableError(StorageError):
+    """Nothing could be read from a store (a mount, a web server, a bucket) for too long; never the fault of a sample.
+
+    It ends the run. A loader can be iterated again afterwards: it continues after the last batch that it delivered.
+    """
 
 
 class DecodeError(EnergonDaliError):

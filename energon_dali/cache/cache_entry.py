@@ -6,6 +6,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Hashable
+from contextvars import copy_context
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "content", "decoded", "digest", "error", "key", "name", "path", "pickled", "progress", "references", "size",
-        "source", "store", "wanted",
+        "content", "context", "decoded", "digest", "error", "key", "name", "path", "pickled", "progress", "references",
+        "size", "source", "store", "wanted",
     )  # fmt: skip
 
     def __init__(self, key: Hashable, store: FileStore[Any] | None, name: str, *, decoded: bool) -> None:
@@ -66,7 +67,9 @@ class CacheEntry:
         """Whether the file on disk is a pickle."""
         self.content: Any = None
         self.source: SourceInfo | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
+        self.context = copy_context()
+        """That of the thread that asked for it: retries belong to its loader."""
 
     def read_store(self) -> tuple[Any, SourceInfo | None]:
         """Returns (content, where it was read), straight from the store.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.cache.cache_entry import CacheEntry, Progress
+from energon_dali.errors import DatasetError
 from energon_dali.samples import SourceInfo
 
 _LOG = logging.getLogger(__name__)
@@ -219,7 +220,7 @@ class Fetcher:
             try:
                 progress = self._fetch(entry)
             except BaseException as error:  # SystemExit too: the thread would end, and take() wait for the entry
-                entry.error, progress = error, Progress.FAILED
+                entry.error, progress = _error_of(entry, error), Progress.FAILED
             with self._change:
                 self._fetching -= 1
                 entry.progress = progress
@@ -231,7 +232,7 @@ class Fetcher:
     def _fetch(self, entry: CacheEntry) -> Progress:
         """Fetches a file and stores it, without the lock; returns how far that came."""
         try:
-            content, entry.source = entry.read_store()
+            content, entry.source = entry.context.run(entry.read_store)
             packed = entry.pack(content)
         except Exception as error:
             entry.error = error
@@ -249,3 +250,15 @@ class Fetcher:
                 entry.content = content
                 return Progress.HELD
         return Progress.STORED if self._write(entry, packed) else Progress.DIRECT
+
+
+def _error_of(entry: CacheEntry, error: BaseException) -> Exception:
+    """Returns the error for whoever wants an entry; SystemExit and its kin would end that thread, or its process."""
+    if isinstance(error, Exception):
+        return error
+    found = DatasetError(
+        f"{type(error).__name__}({error}) was raised while {entry.name!r} was read from {entry.store!r}. Raise "
+        "DatasetError or another Exception in a FileStore: only one sample then fails."
+    )
+    found.__cause__ = error
+    return found

@@ -13,8 +13,9 @@ from energon_dali.errors import DatasetError, DatasetFormatError, FileMissingErr
 from energon_dali.samples.media_metadata import MediaMetadata, read_media_metadata
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import excerpt
-from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile
+from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, io_error
 from energon_dali.shards.index.extents import BLOCK, MAX_SHARD_BYTES
+from energon_dali.shards.storage.retry import with_retries
 
 INDEX = ".nv-meta/index.sqlite"
 
@@ -84,34 +85,40 @@ class StoreIndex:
     def _ask(self, tables: set[str], query: str, values: tuple[str, ...]) -> Any:
         if self._pid != os.getpid():
             self._forget()  # a connection must not be used on both sides of a fork
-        try:
+
+        def attempt() -> Any:
+            # A remote file is fetched before the lock is taken: that has pauses of its own.
+            fetched = self._fetch() if self._db is None and not self.root.is_local else None
             with self._lock:
-                db = self._db or self._open()
+                db = self._db = self._db or fetched or self._open()
                 if not tables <= db.tables:
                     what = "prepare-media" if "media_metadata" in tables else "prepare"
                     raise self._garbled(f"has no table {', '.join(sorted(tables - db.tables))}", what)
-                return db.execute(query, values).fetchone()
-        except UnicodeEncodeError:  # a key that is not text is not a key of the index
-            return None
-        except (*DAMAGE, OSError) as error:
-            raise self._garbled(f"cannot be read ({str(error)[:200]})") from error
+                try:
+                    return db.execute(query, values).fetchone()
+                except UnicodeEncodeError:  # a key that is not text is not a key of the index
+                    return None
+                except DAMAGE as error:
+                    self._db = None  # a descriptor of a network file system may stay stale
+                    raise io_error(error) or self._garbled(f"cannot be read ({str(error)[:200]})") from error
+
+        return with_retries(attempt, "read", (self.root / INDEX).url)
+
+    def _fetch(self) -> SqliteFile:
+        """Returns a copy of a remote index, which stays open after its name is gone."""
+        with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
+            copy = Path(folder) / "index.sqlite"
+            try:
+                (self.root / INDEX).copy_to(copy)
+            except FileNotFoundError as error:
+                raise self._missing() from error
+            return SqliteFile(copy)
 
     def _open(self) -> SqliteFile:
         path = self.root / INDEX
-        if path.is_local:
-            if not path.is_file():
-                raise self._missing()
-            db = SqliteFile(path.local)
-        else:
-            with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
-                copy = Path(folder) / "index.sqlite"
-                try:
-                    path.copy_to(copy)
-                except FileNotFoundError as error:
-                    raise self._missing() from error
-                db = SqliteFile(copy)  # stays open after its name is gone
-        self._db = db
-        return db
+        if not path.is_file():
+            raise self._missing()
+        return SqliteFile(path.local)
 
     def _missing(self) -> DatasetFormatError:
         return DatasetFormatError(

@@ -8,11 +8,10 @@ import posixpath
 from energon_dali.cache.file_store import FileStore
 from energon_dali.cache.store_index import StoreIndex, unreadable
 from energon_dali.calls import explain_call
-from energon_dali.errors import DatasetError, FileMissingError, StorageError
+from energon_dali.errors import DatasetError, FileMissingError, StorageError, StoreUnavailableError
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
-from energon_dali.shards.storage.local import read_regular
 
 
 class SystemFileStore(FileStore[bytes]):
@@ -51,9 +50,11 @@ class SystemFileStore(FileStore[bytes]):
         """
         path = self._resolve(key)
         try:
-            content = read_regular(path.url) if path.is_local else path.read_bytes()
+            content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise FileMissingError(f"{self.get_path() or 'The file system'} has no file {key!r}.") from error
+        except StoreUnavailableError:
+            raise
         except (StorageError, OSError, ValueError) as error:
             raise unreadable(path.url, error) from error
         base = self.get_path()

@@ -11,7 +11,13 @@ from typing import Any
 from energon_dali.cache.file_store import FileStore, split_file_name
 from energon_dali.cache.store_index import StoreIndex, unreadable
 from energon_dali.calls import explain_call
-from energon_dali.errors import DatasetFormatError, EnergonDaliError, FileMissingError, ShardError
+from energon_dali.errors import (
+    DatasetFormatError,
+    EnergonDaliError,
+    FileMissingError,
+    ShardError,
+    StoreUnavailableError,
+)
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
@@ -117,6 +123,8 @@ class WebdatasetFileStore(FileStore[bytes]):
                 f"{shlex.quote(str(self.root))}` without it.",
                 shard,
             ) from error
+        except StoreUnavailableError:
+            raise
         except (EnergonDaliError, OSError) as error:
             raise ShardError(str(unreadable(str(self.root / shard), error)), shard) from error
 
@@ -134,7 +142,8 @@ class WebdatasetFileStore(FileStore[bytes]):
             if reader is not opened:
                 opened.close()
             elif len(self._open) > MAX_OPEN_SHARDS:
-                self._open.popitem(last=False)  # closed when the last thread that reads it lets it go
+                # A thread that reads from it keeps what it needs, or opens it again.
+                self._open.popitem(last=False)[1].close()
         return reader
 
     def __getstate__(self) -> dict[str, Any]:

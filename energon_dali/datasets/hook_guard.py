@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.recorder import FailureRecord
 from energon_dali.error_handlers import LOGGER, log_exception
-from energon_dali.errors import DecodeError, FatalSampleError, SkipSample, WorkerError
+from energon_dali.errors import DecodeError, FatalSampleError, SkipSample, StoreUnavailableError, WorkerError
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import StreamContext
@@ -79,12 +79,13 @@ class HookGuard:
         Raises:
             FatalSampleError: The error cannot heal, too many came in a row, or the user's error handler raised
                 StopIteration.
-            Exception: A device error or a FatalSampleError, as it came; or whatever the user's error handler raises.
+            Exception: A device error, a FatalSampleError or a StoreUnavailableError, as it came; or whatever the user's
+                error handler raises.
         """
         if isinstance(error, SkipSample):
             self.skipped()
             return
-        if is_device_error(error) or isinstance(error, FatalSampleError):
+        if is_device_error(error) or isinstance(error, (FatalSampleError, StoreUnavailableError)):
             raise error
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(

@@ -13,6 +13,7 @@ from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.older_state import in_todays_form
 from energon_dali.datasets.recorder import Recorder, describe_dropped
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
+from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -45,6 +46,7 @@ class RankIterator(Iterator[T], Generic[T]):
         feed: Delivers blocks of worker processes; None runs everything in this process.
         recorder: Takes counts and times.
         cache_pool: What hooks in this process see as `TaskEncoder.cache`; None fetches nothing ahead.
+        retries: How reading in this process is repeated after errors; None follows the default policy.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RankIterator(Iterator[T], Generic[T]):
         feed: BlockFeed | None = None,
         recorder: Recorder | None = None,
         cache_pool: CachePool | None = None,
+        retries: RetryScope | None = None,
     ) -> None:
         self._limit = dataset.rank_limit()
         # A limit of the rank is counted here, over all streams together.
@@ -61,6 +64,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._feed = feed
         self._cache_pool = cache_pool
         self.recorder = recorder or Recorder()
+        self._retries = retries or RetryScope(count=self.recorder.count)
         self._streams = dataset.worker_config.streams
         self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
         self._iterators: dict[int, StreamIterator[T]] = {}
@@ -104,7 +108,7 @@ class RankIterator(Iterator[T], Generic[T]):
             stream = min(running, key=lambda s: (self._counts[s], s))
             start = time.perf_counter()
             try:
-                with pool_context(self._cache_pool):
+                with pool_context(self._cache_pool), retry_scope(self._retries):
                     element = next(self._iterator(stream))
             except StopIteration:
                 self._ended.add(stream)
@@ -221,8 +225,13 @@ class RankIterator(Iterator[T], Generic[T]):
                 self._ended.add(stream)
             if saved["state"] is not None:
                 iterator = self._iterator(stream)
-                restore_stream(iterator, in_todays_form(saved["state"], iterator.state_dict()), stream)
+                with retry_scope(self._retries):
+                    restore_stream(iterator, in_todays_form(saved["state"], iterator.state_dict()), stream)
                 self._restored.add(stream)
+
+    def interrupt(self) -> None:
+        """Makes a thread that waits to read again, from a store that fails, give up with a StorageError."""
+        self._retries.cancel()
 
     def close(self) -> None:
         """Closes the iterators of all streams."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from energon_dali.errors import SkipSample, StateError
+from energon_dali.errors import SkipSample, StateError, StoreUnavailableError
 
 Key = tuple[Any, ...]
 
@@ -69,10 +69,11 @@ def attempt(restore: Callable[[Key], Any], key: Key) -> Any:
 
     Raises:
         StateError: The key is not of this dataset, or a hook skips now what it did not skip then.
+        StoreUnavailableError: The store gave nothing but errors for too long.
     """
     try:
         return restore(key)
-    except StateError:
+    except (StateError, StoreUnavailableError):
         raise
     except SkipSample as error:
         raise StateError(

@@ -19,6 +19,7 @@ from energon_dali.datasets.recorder import Recorder
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.error_handlers import LOGGER
 from energon_dali.errors import ConfigError
+from energon_dali.loader.deferred_close import close_when_collected, forget
 from energon_dali.loader.delivery import Delivery
 from energon_dali.loader.delivery_setup import DeliverySetup, open_delivery, wants_decode_process
 from energon_dali.loader.pinning import wants_pinning
@@ -27,6 +28,8 @@ from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
 from energon_dali.loader.tree import cut_tree
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.loader.workers.launch import check_start_method
+from energon_dali.shards import RetryPolicy
+from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import State
@@ -56,6 +59,8 @@ class BasicDataLoader(Generic[T]):
         start_method: How workers start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
             cloudpickle), "fork" or "forkserver".
         pin_memory: Whether CPU batches are put into page-locked memory; "auto" where CUDA is available.
+        retry_policy: How reading is repeated after errors that may pass, and when a store counts as down; None is
+            RetryPolicy(). Saved states do not depend on it.
         decode_process: Whether decoding and the hooks behind it run in a process of their own, which hands finished
             batches over: for trainers whose Python is busy (docs/decode-process.md). "auto" where the rank decodes or
             runs hooks, beside workers.
@@ -78,6 +83,7 @@ class BasicDataLoader(Generic[T]):
         fail_on_timeout: bool = False,
         start_method: str = "spawn",
         pin_memory: bool | str = "auto",
+        retry_policy: RetryPolicy | None = None,
         decode_process: bool | str = False,
     ) -> None:
         if not isinstance(dataset, SavableDataset):
@@ -103,6 +109,7 @@ class BasicDataLoader(Generic[T]):
         self._cache_pool = check_cache_pool(cache_pool)
         self._cache_share = self._cache_pool
         self._start_method = check_start_method(start_method)
+        self._retry_policy = _check_retry_policy(retry_policy)
         self._pins = wants_pinning(pin_memory)
         self._decode_process = wants_decode_process(decode_process, self._tree)
         self._recorder = Recorder()
@@ -185,10 +192,10 @@ class BasicDataLoader(Generic[T]):
         setup = DeliverySetup(
             dataset=self._tree, recorder=self._recorder, watchdog=self._watchdog, state=self._state,
             prefetch_factor=self._prefetch, start_method=self._start_method, cache_pool=self._cache_share,
-            pins=self._pins, decode_process=self._decode_process,
+            pins=self._pins, retry_policy=self._retry_policy, decode_process=self._decode_process,
         )  # fmt: skip
         self._delivery = delivery = open_delivery(setup)
-        self._end = weakref.finalize(self, delivery.close)
+        self._end = close_when_collected(self, delivery)
         return delivery
 
     def close(self) -> None:
@@ -199,8 +206,9 @@ class BasicDataLoader(Generic[T]):
         end, self._end = self._end, None  # another thread may open the next meanwhile
         self._state = delivery.state()
         self._watchdog.show_workers = None
-        if end is not None:
-            end()
+        if end is not None and end.detach() is not None:
+            forget(delivery)
+            delivery.close()
         if self._cache_share is not None and self._cache_share is not self._cache_pool:
             self._cache_share.close()
         self._sum_up_failures()
@@ -234,7 +242,8 @@ class BasicDataLoader(Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        with pool_context(self._cache_pool):
+        retries = RetryScope(self._retry_policy, self._recorder.count, outlasts_stores=False)
+        with pool_context(self._cache_pool), retry_scope(retries):
             return self._tree.restore_sample(restore_key)
 
     def config(self) -> dict[str, Any]:
@@ -267,6 +276,22 @@ class BasicDataLoader(Generic[T]):
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(num_workers={self.worker_config.num_workers})\n{self._tree}"
+
+
+def _check_retry_policy(policy: object) -> RetryPolicy:
+    """Returns the policy, the default one for None.
+
+    Raises:
+        ConfigError: It is not a RetryPolicy.
+    """
+    if policy is None:
+        return RetryPolicy()
+    if isinstance(policy, RetryPolicy):
+        return policy
+    raise ConfigError(
+        f"retry_policy={policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., request_seconds=..., "
+        "store_seconds=...), or None for its defaults."
+    )
 
 
 class LoaderIterator(Iterator[T], Generic[T]):

@@ -120,6 +120,7 @@ class DirectDelivery:
         if self._pool is not None:
             self._pool.close()
         self._closed = True
+        self._rank.interrupt()
         # Else a signal handler or another thread closes inside of `next`, whose element still counts.
         if not self._busy:
             self._rank.close()
@@ -145,6 +146,7 @@ class ThreadedDelivery:
         depth: int,
     ) -> None:
         self._pool = pool
+        self._interrupt = rank.interrupt
         self._watchdog = watchdog
         self._state = rank.state_dict()
         self._depth = depth
@@ -197,6 +199,7 @@ class ThreadedDelivery:
 
     def close(self) -> None:
         self._line.stop()
+        self._interrupt()
         if self._pool is not None:
             self._pool.interrupt()
         if self._thread is not threading.current_thread():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset, State
     from energon_dali.datasets.recorder import Recorder
     from energon_dali.loader.workers.launch import StartMethod
+    from energon_dali.shards import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class DeliverySetup:
     """What the hooks see as `TaskEncoder.cache`."""
     pins: bool
     """Put CPU batches into page-locked memory."""
+    retry_policy: RetryPolicy
+    """How reading is repeated after errors."""
     decode_process: bool
     """Run the rank's part in a process of its own."""
 
@@ -79,7 +82,7 @@ def _open_here(setup: DeliverySetup) -> Delivery:
     watchdog = setup.watchdog
     part = RankPart(
         setup.dataset, setup.recorder, state=setup.state, prefetch_factor=setup.prefetch_factor,
-        start_method=setup.start_method, cache_pool=setup.cache_pool,
+        start_method=setup.start_method, cache_pool=setup.cache_pool, retry_policy=setup.retry_policy,
     )  # fmt: skip
     rank, pool = part.iterator, part.pool
     if pool is not None:
@@ -104,7 +107,7 @@ def _open_process(setup: DeliverySetup) -> Delivery:
     cuda: Any = torch.cuda
     task = DecodeTask(
         dataset=setup.dataset, state=setup.state, prefetch=setup.prefetch_factor, start_method=setup.start_method,
-        cache_pool=setup.cache_pool,
+        cache_pool=setup.cache_pool, retry_policy=setup.retry_policy,
         device=cuda.current_device() if cuda.is_initialized() else None,
     )  # fmt: skip
     process = DecodeProcess(task, setup.recorder)

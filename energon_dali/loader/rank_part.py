@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.datasets.hand_over import find_hand_overs
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.loader.workers.pool import WorkerPool
+from energon_dali.shards.storage.retry import RetryScope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset, State
     from energon_dali.datasets.recorder import Recorder
+    from energon_dali.shards import RetryPolicy
 
 
 def has_workers(dataset: SavableDataset[Any]) -> bool:
@@ -30,6 +32,7 @@ class RankPart:
         prefetch_factor: Blocks per stream that workers make ahead.
         start_method: How workers start.
         cache_pool: What hooks see as `TaskEncoder.cache`, here and in the workers.
+        retry_policy: How reading is repeated after errors, here and in the workers.
         on_pool: Called with the workers' pool before they start.
 
     Raises:
@@ -46,18 +49,20 @@ class RankPart:
         prefetch_factor: int,
         start_method: str,
         cache_pool: CachePool | None,
+        retry_policy: RetryPolicy,
         on_pool: Callable[[WorkerPool], None] | None = None,
     ) -> None:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
             self.pool = WorkerPool(
                 find_hand_overs(dataset), recorder, prefetch_factor=prefetch_factor, start_method=start_method,
-                cache_pool=cache_pool,
+                cache_pool=cache_pool, retry_policy=retry_policy,
             )  # fmt: skip
             if on_pool is not None:
                 on_pool(self.pool)
         try:
-            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, recorder, cache_pool)
+            retries = RetryScope(retry_policy, recorder.count)
+            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, recorder, cache_pool, retries)
             if self.pool is not None:
                 self.pool.launch()
             if state is not None:

@@ -33,6 +33,8 @@ class LoaderStatistics:
     blend: dict[str, dict[str, float]] = field(default_factory=dict)
     """Realised shares of blended datasets, by name: samples and their share; units and their share with blend_by.
     Counted where samples are drawn, ahead of the trainer."""
+    retries: dict[str, int] = field(default_factory=dict)
+    """Requests for data that were repeated, by store: a mount point, or scheme and host or bucket."""
     counts: dict[str, int] = field(default_factory=dict)
     """All other counters."""
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -63,6 +65,7 @@ class LoaderStatistics:
             "routes": dict(self.routes),
             "block_bytes": self.block_bytes,
             "blend": {name: dict(row) for name, row in self.blend.items()},
+            "retries": dict(self.retries),
             "counts": dict(self.counts),
             "failures": list(self.failures),
             "failure_kinds": dict(self.failure_kinds),
@@ -84,6 +87,7 @@ class LoaderStatistics:
         rows += [(f"route {name}", str(count)) for name, count in sorted(self.routes.items())]
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
         rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]
+        rows += [(f"retries of {name}", str(count)) for name, count in sorted(self.retries.items())]
         rows += [(name, str(count)) for name, count in sorted(self.counts.items())]
         rows += [(f"GPU memory {name}", f"{size / 2**20:.0f} MiB") for name, size in self.gpu_memory_bytes.items()]
         rows += [(f"failed {count} times", kind) for kind, count in sorted(self.failure_kinds.items())]
@@ -126,7 +130,7 @@ class TrainerClock:
     def statistics(self, record: dict[str, Any]) -> LoaderStatistics:
         """Returns what was measured, with what the recorders of all processes counted."""
         counts = dict(record["counts"])
-        routes = {name[len("route.") :]: counts.pop(name) for name in list(counts) if name.startswith("route.")}
+        routes, retries = _take_by_prefix(counts, "route."), _take_by_prefix(counts, "retries.")
         return LoaderStatistics(
             batches=self._batches,
             elapsed_seconds=0.0 if self._began is None else time.perf_counter() - self._began,
@@ -137,11 +141,17 @@ class TrainerClock:
             routes=routes,
             block_bytes=counts.pop("blocks.bytes", 0),
             blend=take_shares(counts),
+            retries=retries,
             counts=counts,
             failures=record["failures"],
             failure_kinds=record["kinds"],
             gpu_memory_bytes=_gpu_memory(),
         )
+
+
+def _take_by_prefix(counts: dict[str, int], prefix: str) -> dict[str, int]:
+    """Returns the counters whose names begin with a prefix, without it, and takes them out."""
+    return {name[len(prefix) :]: counts.pop(name) for name in list(counts) if name.startswith(prefix)}
 
 
 def take_shares(counts: dict[str, int]) -> dict[str, dict[str, float]]:

@@ -15,6 +15,7 @@ from energon_dali.shards.prepare import PrepareResult, UnreadablePart, prepare_d
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.reader import ShardReader
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.retry import RetryPolicy
 
 __all__ = [
     "ExtentIndex",
@@ -25,6 +26,7 @@ __all__ = [
     "PartList",
     "PrepareResult",
     "RawSample",
+    "RetryPolicy",
     "ShardExtents",
     "ShardReader",
     "StoragePath",

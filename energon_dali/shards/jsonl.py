@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError, ShardError
+from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError, ShardError, StoreUnavailableError
 from energon_dali.plan import Slices
 from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_jsonl_offsets
 from energon_dali.shards.ranged_reads import RangedReads
@@ -132,11 +132,16 @@ class JsonlReader:
         Args:
             shard_indices: All 0: the file counts as one shard.
             sample_indices: Numbers of the samples.
+
+        Raises:
+            StoreUnavailableError: The store gave nothing but errors for too long.
         """
         if self._pid != os.getpid():
             self._forget()
         try:
             reader = self._reader = self._reader or self.file.place.open()
+        except StoreUnavailableError:
+            raise
         except (EnergonDaliError, OSError) as error:
             return [self._unreadable(error) for _ in sample_indices]
         lines = self._local_lines if self._remote is None else self._remote_lines
@@ -207,6 +212,8 @@ class JsonlReader:
                 end, behind = sum(following), behind + 1
             try:
                 data = reader.read_at(start, end - start)
+            except StoreUnavailableError:
+                raise
             except (EnergonDaliError, OSError) as error:
                 yield from (self._unreadable(error) for _ in range(place, behind))
             else:
@@ -225,10 +232,11 @@ class JsonlReader:
                 found[place] = extent
             else:
                 wanted.append((place, [(0, 1, *extent)]))
-        self._remote.ask(reader, wanted, self)
-        for place, _, [(piece, (data, base))] in self._remote.answers():
+        for place, [(piece, (data, base))] in self._remote.ask(reader, wanted):
             try:
                 found[place] = data()[piece[2] - base : piece[2] - base + piece[3]]
+            except StoreUnavailableError:
+                raise
             except (EnergonDaliError, OSError) as error:
                 found[place] = self._unreadable(error)
         return (found[place] for place in range(len(indices)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextvars import copy_context
 
 from energon_dali.shards.part_layout import Piece
 from energon_dali.shards.storage.backend import RangeReader
@@ -18,10 +18,12 @@ THREADS = 8
 
 Answer = tuple[Callable[[], bytes], int]
 """(function that waits for the bytes, their offset in the file)."""
+Asked = list[tuple[int, list[tuple[Piece, Answer]]]]
+"""(position of the sample among all that are read, its pieces with their answers)."""
 
 
 class RangedReads:
-    """Joins pieces that lie near each other, asks for them in several threads, and hands them out.
+    """Joins pieces that are near each other and asks for them in several threads.
 
     Args:
         threads: Requests at a time.
@@ -30,30 +32,25 @@ class RangedReads:
     def __init__(self, threads: int = THREADS) -> None:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
-        self._asked: list[tuple[int, Any, list[tuple[Piece, Answer]]]] = []
 
-    def ask(self, reader: RangeReader, samples: list[tuple[int, list[Piece]]], shard: object) -> None:
-        """Begins to read the pieces of samples of one file.
+    def ask(self, reader: RangeReader, samples: list[tuple[int, list[Piece]]]) -> Asked:
+        """Begins to read the pieces of samples of one file, and returns what gives their bytes.
 
         Args:
             reader: The file.
-            samples: (place of the sample among all asked, its pieces).
-            shard: Comes back with the answers.
+            samples: (position of the sample among all that are read, its pieces).
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="energon-dali-read")
         answers = {}
         for start, size in join_pieces([piece for _, pieces in samples for piece in pieces]):
-            future = self._pool.submit(reader.read_at, start, size)
+            # In a copy of the context each: retries belong to the loader that asks.
+            future = self._pool.submit(copy_context().run, reader.read_at, start, size)
             answers[start] = (start + size, future)
         starts = sorted(answers)
-        for place, pieces in samples:
-            self._asked.append((place, shard, [(piece, _answer(piece, starts, answers)) for piece in pieces]))
-
-    def answers(self) -> Iterator[tuple[int, Any, list[tuple[Piece, Answer]]]]:
-        """Yields (place, shard, pieces with their answers) of everything asked since the last call."""
-        asked, self._asked = self._asked, []
-        yield from asked
+        return [
+            (position, [(piece, _answer(piece, starts, answers)) for piece in pieces]) for position, pieces in samples
+        ]
 
     def close(self) -> None:
         """Ends the threads."""

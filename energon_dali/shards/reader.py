@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from energon_dali.errors import DatasetError, EnergonDaliError, ShardError
+from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StoreUnavailableError
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.index.extent_index import missing_shard
 from energon_dali.shards.part_layout import PartLayout
-from energon_dali.shards.ranged_reads import RangedReads
+from energon_dali.shards.ranged_reads import Asked, RangedReads
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.backend import RangeReader
 
@@ -73,6 +73,9 @@ class ShardReader:
         Args:
             shard_indices: Numbers of the shards, as in `folder.shard_names`.
             sample_indices: Numbers of the samples inside them.
+
+        Raises:
+            StoreUnavailableError: The store gave nothing but errors for too long.
         """
         if self._pid != os.getpid():  # forked: file positions do not matter to pread, but closing does
             self._open = OrderedDict()
@@ -96,6 +99,8 @@ class ShardReader:
                     last_number = number
                 assert shard is not None
                 results.append(_read_local(shard, sample))
+            except StoreUnavailableError:
+                raise
             except DatasetError as error:
                 results.append(error)
             except (EnergonDaliError, OSError) as error:
@@ -126,7 +131,11 @@ class ShardReader:
         if not 0 <= shard_index < len(names):
             return "", ""
         try:
-            extents = self.folder.index.shard(shard_index)
+            # Called for what could not be read: asking a remote index once more would cost its retries again.
+            index = self.folder.index
+            extents = index.known(shard_index) if self.is_remote else index.shard(shard_index)
+            if extents is None:
+                return names[shard_index], ""
             key = extents.key(sample_index) if 0 <= sample_index < extents.num_samples else ""
         except (EnergonDaliError, OSError, ValueError):
             key = ""
@@ -146,6 +155,8 @@ class ShardReader:
         """Opens a shard; a failure is kept in `failed`, so that one read asks only once."""
         try:
             return self._try_open(number)
+        except StoreUnavailableError:
+            raise
         except DatasetError as error:
             failed[number] = error
             raise
@@ -190,6 +201,7 @@ class ShardReader:
         by_shard: dict[int, list[int]] = {}
         for place, number in enumerate(shard_indices):
             by_shard.setdefault(number, []).append(place)
+        asked: list[tuple[_OpenShard, Asked]] = []
         for number, places in by_shard.items():
             try:
                 shard = self._open.get(number) or self._open_shard(number, failed)
@@ -204,19 +216,23 @@ class ShardReader:
                     valid.append(place)
                 except DatasetError as error:
                     results[place] = error
-            remote.ask(shard.reader, [(place, shard.layout.pieces(sample_indices[place])) for place in valid], shard)
-        for place, shard, pieces in remote.answers():
-            sample = sample_indices[place]
-            try:
-                key = shard.layout.extents.key(sample)
-                parts: dict[str, bytes | memoryview] = {}
-                for piece, (data, base) in pieces:
-                    shard.layout.take(key, piece, data(), base, parts)
-                results[place] = RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)
-            except DatasetError as error:
-                results[place] = error
-            except (EnergonDaliError, OSError) as error:
-                results[place] = self._unreadable(shard.number, error)
+            pieces_of = [(place, shard.layout.pieces(sample_indices[place])) for place in valid]
+            asked.append((shard, remote.ask(shard.reader, pieces_of)))
+        for shard, answers in asked:
+            for place, pieces in answers:
+                sample = sample_indices[place]
+                try:
+                    key = shard.layout.extents.key(sample)
+                    parts: dict[str, bytes | memoryview] = {}
+                    for piece, (data, base) in pieces:
+                        shard.layout.take(key, piece, data(), base, parts)
+                    results[place] = RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)
+                except StoreUnavailableError:
+                    raise
+                except DatasetError as error:
+                    results[place] = error
+                except (EnergonDaliError, OSError) as error:
+                    results[place] = self._unreadable(shard.number, error)
         return [results[place] for place in range(len(shard_indices))]
 
     def _unreadable(self, number: int, error: Exception) -> ShardError:

@@ -85,5 +85,8 @@ class RemoteRank:
         self._state = state
         return state
 
+    def interrupt(self) -> None:
+        """Does nothing: it reads nothing here."""
+
     def close(self) -> None:
         """Does nothing: the process is closed by who opened it."""

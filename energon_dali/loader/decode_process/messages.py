@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset, State
     from energon_dali.loader.decode_process.device_memory import DevicePiece
     from energon_dali.loader.workers.launch import StartMethod
+    from energon_dali.shards import RetryPolicy
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,8 @@ class DecodeTask:
     """How its workers start."""
     cache_pool: CachePool | None
     """What the hooks see as `TaskEncoder.cache`, here and in the workers."""
+    retry_policy: RetryPolicy
+    """How reading is repeated after errors, here and in the workers."""
     device: int | None
     """The trainer's GPU; None where it has not begun to use one."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.hand_over import HandOverDataset
+    from energon_dali.shards import RetryPolicy
 
 Extents = list[tuple[int, int]]
 
@@ -29,6 +30,8 @@ class WorkerTask:
     """Free arenas that it keeps."""
     cache_pool: CachePool | None = None
     """What its hooks see as `TaskEncoder.cache`."""
+    retry_policy: RetryPolicy | None = None
+    """How it repeats reading after errors; None is the default."""
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from energon_dali.datasets.base import State
     from energon_dali.datasets.hand_over import Block, HandOverDataset
     from energon_dali.datasets.recorder import Recorder
+    from energon_dali.shards import RetryPolicy
 
 _WAKE_MS = 1000
 """A waiting rank looks up this often: for the watchdog, and for deaths where the kernel has no pidfd."""
@@ -42,6 +43,7 @@ class WorkerPool:
             hand-overs, twice as many over all of them, but at least one of each.
         start_method: How processes start, see `launch.StartMethod`.
         cache_pool: What the workers' hooks see as `TaskEncoder.cache`; None fetches nothing ahead.
+        retry_policy: How the workers repeat reading after errors; None is the default.
 
     Raises:
         ConfigError: prefetch_factor or start_method cannot work.
@@ -55,6 +57,7 @@ class WorkerPool:
         prefetch_factor: int = 2,
         start_method: str = "spawn",
         cache_pool: CachePool | None = None,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
         if prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor={prefetch_factor} leaves the workers nothing to do: give at least 1.")
@@ -62,6 +65,7 @@ class WorkerPool:
         self._hand_overs = list(hand_overs)
         self._recorder = recorder
         self._cache_pool = cache_pool
+        self._retry_policy = retry_policy
         # A blend of many hand-overs must not hold blocks of all of them in proportion: one or two are asked of each.
         self._prefetch = max(1, -(-2 * prefetch_factor // len(hand_overs))) if len(hand_overs) > 2 else prefetch_factor
         self.on_wait: Callable[[float], None] | None = None
@@ -107,7 +111,13 @@ class WorkerPool:
         config = self._config
         tasks = [
             WorkerTask(
-                self._hand_overs, config.rank, number, config.seed_offset, self._spare_arenas(number), self._cache_pool
+                self._hand_overs,
+                config.rank,
+                number,
+                config.seed_offset,
+                self._spare_arenas(number),
+                self._cache_pool,
+                self._retry_policy,
             )
             for number in range(max(1, config.num_workers))
         ]

@@ -50,10 +50,12 @@ def run_worker(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask 
 def _serve(channel: Channel, task: WorkerTask) -> None:
     """Serves until the rank hangs up, and takes the files of the cache away."""
     from energon_dali.cache import pool_context
+    from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
+    server = WorkerServer(channel, task)
     try:
-        with pool_context(task.cache_pool):
-            WorkerServer(channel, task).serve()
+        with pool_context(task.cache_pool), retry_scope(RetryScope(task.retry_policy, server.recorder.count)):
+            server.serve()
     finally:
         if task.cache_pool is not None:
             task.cache_pool.close()
@@ -106,11 +108,11 @@ class WorkerServer:
         self._channel = channel
         self._task = task
         self._num_streams = task.hand_overs[0].worker_config.layout.num_streams
-        self._recorder: Recorder = Recorder()
+        self.recorder: Recorder = Recorder()
         self._arenas = ArenaStore(task.spare_arenas)
         self._streams: dict[int, _Stream] = {}
         self._report = DropReport(
-            channel, self._recorder, lambda record: messages.encode(messages.StillAtWork(record))
+            channel, self.recorder, lambda record: messages.encode(messages.StillAtWork(record))
         )
 
     def serve(self) -> None:
@@ -155,7 +157,7 @@ class WorkerServer:
         self._stop(message.stream)
         try:
             number, stream = divmod(message.stream, self._num_streams)
-            context = StreamContext(stream, self._recorder, in_worker=True)
+            context = StreamContext(stream, self.recorder, in_worker=True)
             iterator = self._task.hand_overs[number].open_blocks(context)
             iterator.load_state_dict(message.state)
         except Exception as error:
@@ -184,13 +186,13 @@ class WorkerServer:
             return
         extents = parcel.extents
         size = sum(extents[-1])
-        self._recorder.count("blocks")
-        self._recorder.count("blocks.bytes", size)
+        self.recorder.count("blocks")
+        self.recorder.count("blocks.bytes", size)
         if size < SMALL_BLOCK_BYTES:
             payload = bytearray(size)
             parcel.write(memoryview(payload), extents)
             sent = BlockSent(
-                number, stream.generation, -1, 0, self._arenas.take_dropped(), extents, self._recorder.drain()
+                number, stream.generation, -1, 0, self._arenas.take_dropped(), extents, self.recorder.drain()
             )
             self._channel.send(messages.encode(sent, payload))
             return
@@ -199,10 +201,10 @@ class WorkerServer:
         new = () if arena.descriptor is None else (arena.descriptor,)
         sent = BlockSent(
             number, stream.generation, arena.number, arena.capacity if new else 0, self._arenas.take_dropped(), extents,
-            self._recorder.drain(),
+            self.recorder.drain(),
         )  # fmt: skip
         self._channel.send(messages.encode(sent), new)
         arena.forget_descriptor()
 
     def _fail(self, number: int, generation: int, error: Exception) -> None:
-        self._channel.send(messages.encode(failed_stream(number, generation, error, self._recorder.drain())))
+        self._channel.send(messages.encode(failed_stream(number, generation, error, self.recorder.drain())))

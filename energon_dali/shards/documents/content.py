@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.retry import with_retries
 
 MAX_DOCUMENT_BYTES = 128 << 20
 """Largest YAML or JSON file of a dataset: a million shards with long names take 80 MiB."""
@@ -61,9 +62,11 @@ def map_content(path: StoragePath, max_bytes: int = MAX_INDEX_BYTES) -> npt.NDAr
     except FileNotFoundError:
         return None
     reader.close()  # it is a regular file
+    if not reader.size:
+        return np.zeros(0, np.uint8)
     try:
-        return np.memmap(path.local, np.uint8, "r") if reader.size else np.zeros(0, np.uint8)
-    except (OSError, ValueError) as error:
+        return with_retries(lambda: np.memmap(path.local, np.uint8, "r"), "map", path.url)
+    except (FileNotFoundError, ValueError) as error:
         raise StorageError(f"Could not map {path} into memory: {error}. Check that it is still there.") from error
 
 

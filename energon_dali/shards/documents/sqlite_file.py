@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -23,6 +24,14 @@ _STEPS_PER_BYTE = 50
 _LEAST_STEPS = 20_000_000
 
 
+def io_error(error: Exception) -> OSError | None:
+    """Returns an error of the disk under a database as OSError, which the rule of retries knows; None for others."""
+    texts = ("disk I/O error", "unable to open database file")
+    if isinstance(error, sqlite3.OperationalError) and any(text in str(error) for text in texts):
+        return OSError(errno.EIO, str(error))
+    return error if isinstance(error, OSError) else None
+
+
 class SqliteFile:
     """A connection to a sqlite file that nobody writes to any more; for any thread, one at a time.
 
@@ -38,7 +47,7 @@ class SqliteFile:
         FileNotFoundError: There is no such file.
         DatasetFormatError: It is not a sqlite file, or has something other than tables and indexes.
         StorageError: It is not a regular file.
-        OSError: It cannot be opened.
+        OSError: It cannot be opened or read.
     """
 
     def __init__(self, path: Path, other: Path | None = None) -> None:
@@ -49,7 +58,7 @@ class SqliteFile:
         try:
             self._database = sqlite3.connect(_uri(path), uri=True, check_same_thread=False)
         except sqlite3.Error as error:
-            raise self._unreadable(path, error) from error
+            raise io_error(error) or self._unreadable(path, error) from error
         try:
             if hasattr(self._database, "setlimit"):  # since Python 3.11
                 self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -66,7 +75,7 @@ class SqliteFile:
             """Names of the tables of the file."""
         except DAMAGE as error:
             self._database.close()
-            raise self._unreadable(path, error) from error
+            raise io_error(error) or self._unreadable(path, error) from error
         except BaseException:
             self._database.close()
             raise

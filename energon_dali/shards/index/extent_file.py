@@ -34,6 +34,8 @@ from energon_dali.shards.index.extents import ShardExtents, columns_bytes
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.backend import RangeReader
+from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.retry import with_retries
 
 MAGIC = b"EDEXT001"
 _HEADER = struct.Struct("<8s40sQQQ32s24x")
@@ -135,9 +137,8 @@ class ExtentFile:
             raise self._garbled(f"has {self._reader.size} bytes and should have {size}")
         self._table = self._reader.read_at(table, self.num_shards * _LINE.size)
         self._map: mmap.mmap | None = None
-        fd = getattr(self._reader, "fd", None)
-        if fd is not None:
-            self._map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        if isinstance(self._reader, LocalReader):
+            self._map = with_retries(self._reader.map, "map", path.url)
 
     def shard(self, index: int) -> ShardExtents:
         """Returns the extents of a shard; views of the mapped file where it is local.
@@ -152,13 +153,14 @@ class ExtentFile:
         whole = size + names_size
         if offset + whole > self._reader.size or columns_bytes(samples, parts) > size:
             raise self._garbled(f"is damaged in the section of shard {index}")
-        section: bytes | memoryview
-        if self._map is not None:
-            section = memoryview(self._map)[offset : offset + whole]
-        else:
-            section = self._reader.read_at(offset, whole)
+        # Also where it is mapped: an error of the disk would end the process there, and can be retried here.
+        section: bytes | memoryview = self._reader.read_at(offset, whole)
         if len(section) != whole or zlib.crc32(section) != crc:
             raise self._garbled(f"is damaged in the section of shard {index}")
+        if self._map is not None:
+            if self._map.size() < self._reader.size:
+                raise self._garbled(f"has {self._map.size()} bytes and had {self._reader.size} when it was opened")
+            section = memoryview(self._map)[offset : offset + whole]
         try:
             names = parse_json(bytes(section[size:]), any_number=True)
             part_names, formats = names["part_names"], names["formats"]

@@ -108,6 +108,10 @@ class ExtentIndex:
             self._cache.popitem(last=False)
         return found
 
+    def known(self, index: int) -> ShardExtents | None:
+        """Returns the extents of a shard if they were asked for lately; reads nothing."""
+        return self._cache.get(index)
+
     def close(self) -> None:
         """Lets go of all files; they are opened anew when needed."""
         if self._pid == os.getpid():

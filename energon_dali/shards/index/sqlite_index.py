@@ -10,8 +10,9 @@ from types import TracebackType
 
 from energon_dali.errors import DatasetFormatError, ShardError, StorageError
 from energon_dali.shards.documents.content import excerpt
-from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, check_schema
+from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, check_schema, io_error
 from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
+from energon_dali.shards.storage.retry import with_retries
 
 _SAMPLE_TABLES = """
 CREATE TABLE samples (
@@ -139,9 +140,10 @@ class SqliteIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_stale = False
         try:
-            self._file = SqliteFile(path)
-        except OSError as error:
+            self._file = with_retries(lambda: SqliteFile(path), "read", str(path))
+        except FileNotFoundError as error:
             raise self._garbled(f"cannot be opened ({error})") from error
         self.has_parts = {"samples", "sample_parts"} <= self._file.tables
         """Whether it has the table of parts, which old indices have not."""
@@ -155,13 +157,22 @@ class SqliteIndex:
 
         Raises:
             DatasetFormatError: The tables are damaged, or contradict each other.
+            StorageError: The file cannot be read.
         """
-        try:
-            extents = self._read(index, shard)
-            extents.check()
-        except (*DAMAGE, ShardError) as error:
-            raise self._garbled(f"is damaged where it describes {shard} ({str(error)[:300]})") from error
-        return extents
+
+        def attempt() -> ShardExtents:
+            if self._is_stale and self.path.exists():  # a copy of a remote file stays open after its name is gone
+                self._file, self._is_stale = SqliteFile(self.path), False
+            try:
+                extents = self._read(index, shard)
+                extents.check()
+            except (*DAMAGE, ShardError) as error:
+                self._is_stale = io_error(error) is not None
+                damage = self._garbled(f"is damaged where it describes {shard} ({str(error)[:300]})")
+                raise io_error(error) or damage from error
+            return extents
+
+        return with_retries(attempt, "read", str(self.path))
 
     def _read(self, index: int, shard: str) -> ShardExtents:
         builder = ExtentsBuilder(shard)

@@ -2,36 +2,102 @@
 
 from __future__ import annotations
 
-import urllib.error
+import logging
+import os
+import ssl
+import tempfile
+import threading
 import urllib.request
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError, LocationValueError, MaxRetryError, ResponseError
+from urllib3.exceptions import SSLError as UrllibSSLError
 
 from energon_dali.errors import StorageError
-from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.local import Descriptor
+from energon_dali.shards.storage.retry import clock, current_scope, with_retries
+from energon_dali.shards.storage.store import store_of
 
-TIMEOUT_SECONDS = 30.0
+COPIED_BYTES = 16 << 30
+"""Bytes of files that a process keeps on disk at most, of servers that do not answer range requests."""
+
+_CONNECTIONS = 16
+"""Connections per server that are kept open."""
+_SLOWEST_BYTES_PER_SECOND = 50_000
+"""An answer that comes more slowly has failed."""
+_PIECE_BYTES = 1 << 20
+_FOLLOWED_REDIRECTS = 5
+
+_log = logging.getLogger(__name__)
 
 
 class HttpReader:
-    """A file on a web server, read by ranges."""
+    """A file on a web server, read by ranges over connections that are kept; for any number of threads.
+
+    Where the server does not answer range requests, the file is fetched once and read from a copy on disk.
+
+    Args:
+        url: Its URL.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StorageError: The server does not answer, or refuses.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.size = HttpBackend().size(url)
+        self._store = store_of(url)
 
     def read_at(self, offset: int, size: int) -> bytes:
         size = min(size, self.size - offset)
         if size <= 0:
             return b""
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
-        status, data = with_retries(
-            lambda: _fetch(self.url, headers), f"read bytes {offset} to {offset + size} of {self.url}"
-        )
-        if status == 206:
-            return data
-        return data[offset : offset + size]  # a server without ranges sends the whole file
+        data = with_retries(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
+        self._store.last_success = clock.now()
+        self._store.witness = self._probe, offset
+        return data
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        """Makes one attempt."""
+        server = _server_of(self.url)
+        if server.has_ranges is None:
+            # Together, several threads would each begin to move a whole file before anything is known.
+            with server.lock:
+                return self._fetch_range(server, offset, size)
+        return self._fetch_range(server, offset, size)
+
+    def _fetch_range(self, server: _Server, offset: int, size: int) -> bytes:
+        if server.has_ranges is False:
+            return _copies.read_at(self.url, self.size, offset, size)
+        answer = _request("GET", self.url, {"Range": f"bytes={offset}-{offset + size - 1}"})
+        if answer.status == 200:
+            answer.close()  # the whole file would follow
+            if server.has_ranges is None:
+                server.has_ranges = False
+                _log.warning(
+                    "%s does not answer range requests. Each file is fetched whole, once per process, into %s (up to "
+                    "%d GiB per process). Serve the files with a server that does, such as nginx or Apache, or copy "
+                    "them to a local disk.",
+                    server.name, tempfile.gettempdir(), COPIED_BYTES >> 30,
+                )  # fmt: skip
+            return _copies.read_at(self.url, self.size, offset, size)
+        if answer.status == 416:  # the file has become shorter
+            answer.close()
+            return b""
+        server.has_ranges = True
+        return _read_body(answer, size)
+
+    def _probe(self, offset: int) -> None:
+        """Reads one byte; raises if that fails."""
+        _request("GET", self.url, {"Range": f"bytes={offset}-{offset}"}).close()
 
     def close(self) -> None:
-        """Does nothing: every request is a connection of its own."""
+        """Does nothing: connections belong to the process."""
 
 
 class HttpBackend:
@@ -41,31 +107,36 @@ class HttpBackend:
         return HttpReader(url)
 
     def read_bytes(self, url: str) -> bytes:
-        return with_retries(lambda: _fetch(url, {}), f"read {url}")[1]
+        return with_retries(lambda: _read_body(_request("GET", url, {})), "read", url)
 
     def size(self, url: str) -> int:
         def ask() -> int:
-            try:
-                with urllib.request.urlopen(
-                    urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_SECONDS
-                ) as answer:
-                    return int(answer.headers["Content-Length"])
-            except urllib.error.HTTPError as error:
-                raise _translated(error, url) from error
+            answer = _request("HEAD", url, {})
+            answer.drain_conn()
+            answer.release_conn()
+            length = answer.headers.get("Content-Length")
+            if length is None or not length.isdigit():
+                raise StorageError(
+                    f"Could not look at {url}: the server does not say how large it is (Content-Length). Serve it "
+                    "with a server that does, or copy it to a local disk."
+                )
+            return int(length)
 
-        return with_retries(ask, f"look at {url}")
+        return with_retries(ask, "look at", url)
 
     def is_dir(self, url: str) -> bool:
         return True  # a web server does not say; files inside are asked for by name
 
     def list_files(self, url: str) -> list[str]:
         raise StorageError(
-            f"{url} cannot be listed: http has no folders. Prepare the dataset where its files lie, then serve it."
+            f"{url} cannot be listed: http has no folders. Prepare the dataset where its files are stored, then serve "
+            "it."
         )
 
     def write_bytes(self, url: str, content: bytes) -> None:
         raise StorageError(
-            f"{url} cannot be written: http is read only. Prepare the dataset where its files lie, then serve it."
+            f"{url} cannot be written: http is read only. Prepare the dataset where its files are stored, then serve "
+            "it."
         )
 
     def write_file(self, url: str, local: str) -> None:
@@ -75,25 +146,190 @@ class HttpBackend:
         self.write_bytes(url, b"")
 
 
-def _fetch(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
+class _Server:
+    """What is known of one web server."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.has_ranges: bool | None = None
+        """Whether it answers range requests; None until one was made."""
+        self.lock = threading.Lock()
+
+
+class _Copies:
+    """Whole files on disk, without names: as many of the last ones as the limit allows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._copies: OrderedDict[str, tuple[Descriptor, int]] = OrderedDict()
+        self._file_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def read_at(self, url: str, size: int, offset: int, count: int) -> bytes:
+        """Returns a range of a file, which is fetched if it is not here.
+
+        Args:
+            url: The file.
+            size: Its size in bytes.
+            offset: First byte.
+            count: Number of bytes.
+        """
+        with self._lock:
+            file_lock = self._file_locks[url]
+        with file_lock:  # others who want this file wait for it
+            with self._lock:
+                copy = self._copies.get(url)
+            if copy is None or copy[1] != size:
+                copy = _fetch_whole(url, size), size
+                self._keep(url, copy)
+        with self._lock:
+            if url in self._copies:
+                self._copies.move_to_end(url)
+        return os.pread(copy[0].fd, count, offset)
+
+    def _keep(self, url: str, copy: tuple[Descriptor, int]) -> None:
+        with self._lock:
+            self._copies[url] = copy
+            while len(self._copies) > 1 and sum(size for _, size in self._copies.values()) > COPIED_BYTES:
+                oldest, _ = self._copies.popitem(last=False)  # its space is free when its last reader is done
+                self._file_locks.pop(oldest, None)
+
+
+def _fetch_whole(url: str, size: int) -> Descriptor:
+    """Returns a file without a name that holds a copy of a file.
+
+    Raises:
+        ConnectionError: It did not arrive whole.
+        StorageError: There is no room for it.
+    """
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as answer:
-            data = answer.read()
-            expected = answer.headers["Content-Length"]
-            if expected is not None and int(expected) != len(data):
-                raise ConnectionError(f"the answer ended after {len(data)} of {expected} bytes")
-            return int(answer.status), data
-    except urllib.error.HTTPError as error:
-        raise _translated(error, url) from error
+        with tempfile.TemporaryFile(prefix="energon-dali-") as file:
+            written = 0
+
+            def write(piece: bytes) -> None:
+                nonlocal written
+                file.write(piece)
+                written += len(piece)
+
+            _read_pieces(_request("GET", url, {}), size, write)
+            if written != size:
+                raise ConnectionError(f"the answer ended after {written} of {size} bytes")
+            file.flush()
+            return Descriptor(os.dup(file.fileno()))
+    except OSError as error:
+        if isinstance(error, (ConnectionError, TimeoutError, FileNotFoundError)):
+            raise
+        raise StorageError(
+            f"A copy of {url} ({size} bytes) could not be kept in {tempfile.gettempdir()}: {error}. Its server does "
+            "not answer range requests, so the whole file is needed. Set TMPDIR to a folder with more room, or serve "
+            "the file with a server that answers range requests."
+        ) from error
 
 
-def _translated(error: urllib.error.HTTPError, url: str) -> Exception:
-    error.close()
-    if error.code in (404, 410):
-        return FileNotFoundError(f"{url}: {error.code} {error.reason}")
-    if error.code in (408, 425, 429) or error.code >= 500:
-        return ConnectionError(f"{error.code} {error.reason}")
-    return StorageError(
-        f"Could not read {url}: the server answered {error.code} {error.reason}. Check the address and the right to "
-        "read it."
+def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+    """Returns an answer whose body is still to be read; its status is 200, 206 or 416.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ConnectionError: The server did not answer, or not now.
+        StorageError: It refuses.
+    """
+    seconds = max(0.1, current_scope().policy.request_seconds / 3)
+    try:
+        answer = _connections_to(url).request(
+            method, url, headers=headers, preload_content=False, decode_content=False, timeout=seconds,
+            retries=urllib3.Retry(
+                connect=0, read=0, status=0, other=0, redirect=_FOLLOWED_REDIRECTS, total=None, raise_on_status=False
+            ),
+        )  # fmt: skip
+    except HTTPError as error:
+        raise _translated(error) from error
+    if answer.status in (200, 206, 416):
+        return answer
+    answer.drain_conn()
+    answer.release_conn()
+    said = f"{answer.status} {answer.reason}"
+    if answer.status in (404, 410):
+        raise FileNotFoundError(f"{url}: {said}")
+    if answer.status in (408, 425, 429) or answer.status >= 500:
+        raise ConnectionError(said)
+    raise StorageError(
+        f"Could not read {url}: the server answered {said}. Check the address and the right to read it."
     )
+
+
+def _read_body(answer: urllib3.BaseHTTPResponse, size: int | None = None) -> bytes:
+    """Returns the body of an answer.
+
+    Raises:
+        ConnectionError: It did not arrive whole, or too slowly.
+    """
+    pieces: list[bytes] = []
+    _read_pieces(answer, size or 0, pieces.append)
+    data = b"".join(pieces)
+    if size is not None and len(data) != size and "Content-Length" not in answer.headers:
+        raise ConnectionError(f"the answer ended after {len(data)} of {size} bytes")
+    return data
+
+
+def _read_pieces(answer: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object]) -> None:
+    """Passes the body of an answer on, piece by piece; the connection can be used again afterwards."""
+    last = clock.now() + current_scope().policy.request_seconds + size / _SLOWEST_BYTES_PER_SECOND
+    try:
+        while piece := answer.read(_PIECE_BYTES):
+            write(piece)
+            if clock.now() > last:
+                raise TimeoutError("the answer comes too slowly")
+        answer.release_conn()
+    except HTTPError as error:
+        answer.close()
+        raise _translated(error) from error
+    except BaseException:
+        answer.close()
+        raise
+
+
+def _translated(error: HTTPError) -> Exception:
+    """Returns an error of urllib3 as one that the rule of retries knows."""
+    reason: Any = error.reason if isinstance(error, MaxRetryError) else error
+    if isinstance(reason, (LocationValueError, ResponseError)):
+        return StorageError(f"{reason}. Check the address.")
+    if isinstance(reason, UrllibSSLError) and any(isinstance(a, ssl.SSLCertVerificationError) for a in reason.args):
+        return StorageError(f"The certificate of the server cannot be trusted: {reason}. Check the address.")
+    return ConnectionError(str(reason))
+
+
+def _connections_to(url: str) -> urllib3.PoolManager:
+    """Returns the kept connections of this process, through the proxy that the environment names for this URL."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy is not None and urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        proxy = None
+    manager = _managers.get(proxy)
+    if manager is None:
+        if proxy is None:
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS)
+        else:
+            manager = urllib3.ProxyManager(proxy if "://" in proxy else f"http://{proxy}", maxsize=_CONNECTIONS)
+        manager = _managers.setdefault(proxy, manager)
+    return manager
+
+
+def _server_of(url: str) -> _Server:
+    name = store_of(url).name
+    return _servers.get(name) or _servers.setdefault(name, _Server(name))
+
+
+_managers: dict[str | None, urllib3.PoolManager] = {}
+_servers: dict[str, _Server] = {}
+_copies = _Copies()
+
+
+def _after_fork() -> None:
+    """Leaves connections and locks to the parent; the child makes its own."""
+    global _copies
+    _managers.clear()
+    _servers.clear()
+    _copies = _Copies()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 import resource
 import shutil
 import stat
-import threading
-from collections import OrderedDict
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
-from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.retry import clock, with_retries
+from energon_dali.shards.storage.store import store_of
 
 
 def _file_limit() -> int:
@@ -27,85 +32,138 @@ MAX_OPEN_FILES = _file_limit()
 MAX_LISTED_ENTRIES = 5_000_000
 """Files and folders below one folder: links to folders may multiply them without end."""
 
-_registry: OrderedDict[int, LocalReader] = OrderedDict()
-_registry_lock = threading.Lock()
+
+class Descriptor:
+    """An open file descriptor, closed when the last reference to it goes.
+
+    So a thread that reads from it keeps it open, whoever closes or reopens the file meanwhile, and nobody needs a lock.
+
+    Args:
+        fd: The descriptor, which this object owns from now on.
+    """
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        with contextlib.suppress(OSError):
+            close(self.fd)
 
 
-def _after_fork() -> None:
-    global _registry, _registry_lock
-    _registry = OrderedDict()  # the parent's readers are its own; the child makes new ones
-    _registry_lock = threading.Lock()
+_opened: deque[tuple[weakref.ref[LocalReader], weakref.ref[Descriptor]]] = deque()
+"""What was opened, the oldest first; entries of files that were closed since are passed over.
 
-
-os.register_at_fork(after_in_child=_after_fork)
+The garbage collector may close readers at any moment in any thread, also in one that is inside of these functions. So
+there is no lock: a deque's `append` and `popleft` are atomic."""
 
 
 class LocalReader:
-    """A local file, read with pread.
+    """A local file, read with pread; for any number of threads.
 
     A blend of a hundred datasets has thousands of shards in use, more than a process may have files open. So the files
-    that were
-    opened first are closed when there are too many, and opened again when they are read again.
+    that were opened first are closed when there are too many, and opened again when they are read again. A descriptor
+    that fails is replaced too: one of a network file system may stay stale.
+
+    Args:
+        path: Path of the file.
+
+    Raises:
+        OSError: It cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.fd = -1
-        self._lock = threading.Lock()
-        self.size = os.fstat(self._open()).st_size
+        self._store = store_of(path)
+        self._probe = partial(_read_one_byte, path)
+        self._descriptor: Descriptor | None = None
+        descriptor = self._open()
+        self.size = os.fstat(descriptor.fd).st_size
 
-    def _open(self) -> int:
-        """Opens the file, and closes another one where there are too many."""
-        self.fd = open_regular(self.path)
-        with _registry_lock:
-            _registry[id(self)] = self
-            surplus = len(_registry) - MAX_OPEN_FILES
-            oldest = [reader for reader, _ in zip(_registry.values(), range(max(0, surplus)), strict=False)]
-            for reader in oldest:
-                # A busy one is left alone: waiting for it while others wait for the registry would never end.
-                if reader is not self and reader._lock.acquire(blocking=False):
-                    try:
-                        reader._close()
-                    finally:
-                        reader._lock.release()
-        return self.fd
+    def _open(self) -> Descriptor:
+        """Opens the file, and lets go of others where there are too many."""
+        descriptor = Descriptor(open_regular(self.path))
+        self._descriptor = descriptor
+        _opened.append((weakref.ref(self), weakref.ref(descriptor)))
+        while len(_opened) > MAX_OPEN_FILES:
+            try:
+                reader_ref, descriptor_ref = _opened.popleft()
+            except IndexError:  # another thread was faster
+                break
+            reader, oldest = reader_ref(), descriptor_ref()
+            if reader is not None and oldest is not None and reader._descriptor is oldest:
+                reader._descriptor = None
+        return descriptor
 
     def read_at(self, offset: int, size: int) -> bytes:
-        with self._lock:
-            fd = self.fd if self.fd >= 0 else with_retries(self._open, f"open {self.path}")
-            data = os.pread(fd, size, offset)
-            if len(data) == size:
-                return data
-            return self._read_on(fd, data, offset, size)
+        try:
+            return self._read(offset, size)
+        except OSError as error:
+            doing = f"read bytes {offset} to {offset + size} of"
+            return with_retries(partial(self._read, offset, size), doing, self.path, failed=error)
 
-    def _read_on(self, fd: int, data: bytes, offset: int, size: int) -> bytes:
-        """Returns the rest too: one pread gives at most 2 GiB, and network file systems may give less."""
-        pieces, got = [data], len(data)
-        while data and got < size:
-            data = os.pread(fd, size - got, offset + got)
-            pieces.append(data)
-            got += len(data)
-        return b"".join(pieces)
+    def _read(self, offset: int, size: int) -> bytes:
+        """Makes one attempt."""
+        descriptor = self._descriptor or self._open()
+        try:
+            data = os.pread(descriptor.fd, size, offset)
+            if len(data) < size:
+                data = _read_on(descriptor.fd, data, offset, size)
+        except OSError:
+            if self._descriptor is descriptor:
+                self._descriptor = None
+            raise
+        store = self._store
+        store.last_success = clock.now()
+        store.witness = self._probe, offset
+        if store.spent:
+            store.spent.pop(self.path, None)
+        return data
+
+    def map(self) -> mmap.mmap:
+        """Returns the file mapped into memory, to be read; reading it ends the process where the file shrank.
+
+        Raises:
+            OSError: It cannot be mapped.
+        """
+        descriptor = self._descriptor or self._open()
+        return mmap.mmap(descriptor.fd, 0, access=mmap.ACCESS_READ)
 
     def close(self) -> None:
-        with self._lock, _registry_lock:
-            self._close()
+        self._descriptor = None
 
-    def _close(self) -> None:
-        _registry.pop(id(self), None)
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+
+def _read_on(fd: int, data: bytes, offset: int, size: int) -> bytes:
+    """Returns the rest too: one pread gives at most 2 GiB, and network file systems may give less."""
+    pieces, got = [data], len(data)
+    while data and got < size:
+        data = os.pread(fd, size - got, offset + got)
+        pieces.append(data)
+        got += len(data)
+    return b"".join(pieces)
+
+
+def _read_one_byte(path: str, offset: int) -> None:
+    """Reads a byte by a descriptor of its own.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    descriptor = Descriptor(open_regular(path))  # by its name: it closes when the last reference goes
+    os.pread(descriptor.fd, 1, offset)
 
 
 class LocalBackend:
     """Local files."""
 
     def open(self, url: str) -> LocalReader:
-        return with_retries(lambda: LocalReader(url), f"open {url}")
+        return with_retries(lambda: LocalReader(url), "open", url)
 
     def read_bytes(self, url: str) -> bytes:
-        return with_retries(lambda: read_regular(url), f"read {url}")
+        content = with_retries(lambda: read_regular(url), "read", url)
+        store_of(url).witness = partial(_read_one_byte, url), 0
+        return content
 
     def write_bytes(self, url: str, content: bytes) -> None:
         write_atomically(url, content)
@@ -115,7 +173,7 @@ class LocalBackend:
             shutil.move(local, temporary)
 
     def size(self, url: str) -> int:
-        return with_retries(lambda: os.stat(url).st_size, f"look at {url}")
+        return with_retries(lambda: os.stat(url).st_size, "look at", url)
 
     def is_dir(self, url: str) -> bool:
         return os.path.isdir(url)
@@ -182,5 +240,9 @@ def read_regular(path: str) -> bytes:
         OSError: It cannot be read.
         StorageError: It is not a regular file.
     """
-    with open(open_regular(path), "rb", buffering=0) as file:
+    try:
+        descriptor = open_regular(path)
+    except NotADirectoryError as error:  # a part of the path is a file
+        raise FileNotFoundError(*error.args) from error
+    with open(descriptor, "rb", buffering=0) as file:
         return file.readall()

@@ -1,0 +1,277 @@
+"""One rule for errors that pass: what is retried and how often, what costs a sample, and what ends the run."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_dali.errors import ConfigError, DatasetFormatError, ShardError, StorageError, StoreUnavailableError
+from energon_dali.shards import (
+    JsonlFile,
+    JsonlReader,
+    RawSample,
+    RetryPolicy,
+    ShardReader,
+    StoragePath,
+    WebdatasetFolder,
+    prepare_dataset,
+    prepare_jsonl,
+)
+from energon_dali.shards.storage import local, retry, store
+from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from tests.shards.failing_storage import FakeClock, failing_preads
+from tests.shards.failing_storage import clock as clock
+from tests.shards.tars import captions
+
+ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR)
+PLACES = [(shard, sample) for shard in range(3) for sample in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _own_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_stores", {})
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    captions(tmp_path)
+    prepare_dataset(tmp_path)
+    return tmp_path
+
+
+def read(folder: Path, reader: ShardReader | None = None) -> list[Any]:
+    reader = reader or ShardReader(WebdatasetFolder(str(folder)))
+    samples = reader.read([shard for shard, _ in PLACES], [sample for _, sample in PLACES])
+    reader.close()
+    return samples
+
+
+def good(samples: list[Any]) -> list[str]:
+    return [sample.key for sample in samples if isinstance(sample, RawSample)]
+
+
+ALL = [f"s{shard}_{sample}" for shard, sample in PLACES]
+
+
+@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["shard_1.tar", "extents.bin"])
+def test_one_error_costs_no_sample(dataset: Path, clock: FakeClock, number: int, name: str) -> None:
+    errors = [OSError(number, "once")]
+    counts: dict[str, int] = {}
+    scope = RetryScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))
+    with failing_preads(lambda path, fd: errors.pop() if path.endswith(name) and errors else None), retry_scope(scope):
+        assert good(read(dataset)) == ALL
+    assert not errors
+    assert counts == {f"retries.{store.store_of(str(dataset)).name}": 1}
+    assert clock.pauses == [retry.FIRST_PAUSE_SECONDS]
+
+
+def test_a_descriptor_that_stays_stale_is_replaced(dataset: Path, clock: FakeClock) -> None:
+    stale: set[int] = set()
+
+    def fails(path: str, fd: int) -> OSError | None:
+        if path.endswith("shard_1.tar") and not stale:
+            stale.add(fd)
+        return OSError(errno.ESTALE, "stale") if fd in stale else None
+
+    with failing_preads(fails):
+        assert good(read(dataset)) == ALL
+    assert clock.pauses == [retry.FIRST_PAUSE_SECONDS]
+
+
+def test_a_file_that_fails_for_good_costs_its_samples_and_one_budget(dataset: Path, clock: FakeClock) -> None:
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "bad sector") if path.endswith("shard_1.tar") else None
+
+    with failing_preads(fails) as calls, retry_scope(RetryScope()):
+        samples = read(dataset)
+    assert good(samples) == ALL[:4] + ALL[8:]
+    for error in samples[4:8]:
+        assert isinstance(error, ShardError)
+        assert str(dataset / "shard_1.tar") in str(error)
+    assert "(5 attempts)" in str(samples[4])
+    assert calls["shard_1.tar"] == 5 + 3, "the samples after the first get one attempt each"
+    assert clock.pauses == [0.1, 0.2, 0.4, 0.8]
+
+
+def test_a_file_that_reads_again_has_a_whole_budget_again(dataset: Path, clock: FakeClock) -> None:
+    errors = [OSError(errno.EIO, "bad")] * 5
+
+    def fails(path: str, fd: int) -> OSError | None:
+        return errors.pop() if path.endswith("shard_1.tar") and errors else None
+
+    with failing_preads(fails), retry_scope(RetryScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        assert [type(sample) for sample in reader.read([0, 1, 1], [0, 0, 1])] == [RawSample, ShardError, RawSample]
+        errors += [OSError(errno.EIO, "bad")] * 4
+        assert good(reader.read([1], [2])) == ["s1_2"]
+        reader.close()
+
+
+def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: FakeClock) -> None:
+    end = clock.time + 90
+
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.ESTALE, "down") if "shard" in path and clock.time < end else None
+
+    with failing_preads(fails), retry_scope(RetryScope()):
+        folder = WebdatasetFolder(str(dataset))
+        folder.index.shard(0)
+        store.store_of(str(dataset)).witness = (lambda offset: os.close(-1), 0)  # nothing else answers either
+        assert good(read(dataset, ShardReader(folder))) == ALL
+    assert clock.time > end
+    assert max(clock.pauses) == retry.LONGEST_PAUSE_SECONDS
+
+
+def test_a_store_that_stays_down_ends_the_run(
+    dataset: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = False
+
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "down") if down else None
+
+    with failing_preads(fails), retry_scope(RetryScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        assert good(reader.read([0], [0])) == ["s0_0"]
+        down, began = True, clock.time
+        with pytest.raises(StoreUnavailableError, match=r"for 12\d s.*shard_0\.tar.*\[Errno 5\] down") as ended:
+            reader.read([0, 0], [1, 2])
+        assert isinstance(ended.value, StorageError)
+        assert 120 <= clock.time - began < 130
+        with pytest.raises(StoreUnavailableError):
+            reader.read([0], [2])
+        assert clock.time - began < 131, "nobody waits a second time"
+        down = False
+        assert good(reader.read([0], [2])) == ["s0_2"]
+        reader.close()
+    assert "shard_0.tar" in caplog.text
+    assert len(caplog.records) < 15, "retries are logged now and then"
+
+
+def test_the_limits_are_the_policys(dataset: Path, clock: FakeClock) -> None:
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "down") if path.endswith(".tar") else None
+
+    def attempts_of(policy: RetryPolicy, shard: int) -> int:
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        with failing_preads(fails) as calls, retry_scope(RetryScope(policy)):
+            assert isinstance(reader.read([shard], [0])[0], ShardError)
+        reader.close()
+        return calls[f"shard_{shard}.tar"]
+
+    assert attempts_of(RetryPolicy(attempts=2), 0) == 2
+    assert attempts_of(RetryPolicy(attempts=1), 1) == 1
+    clock.pauses.clear()
+    assert attempts_of(RetryPolicy(attempts=50, request_seconds=3), 2) < 10
+    assert 1 < sum(clock.pauses) <= 3
+    for wrong in ({"attempts": 0}, {"attempts": 1.5}, {"request_seconds": -1}, {"store_seconds": "long"}):
+        with pytest.raises(ConfigError, match=f"RetryPolicy\\({next(iter(wrong))}="):
+            RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_without_a_loader_one_budget_is_all(dataset: Path, clock: FakeClock) -> None:
+    reader = StoragePath.of(str(dataset / "shard_0.tar")).open()
+    with (
+        failing_preads(lambda path, fd: OSError(errno.EIO, "down")) as calls,
+        pytest.raises(StorageError, match=r"Could not read bytes 0 to 5 of .*shard_0\.tar \(5 attempts\)"),
+    ):
+        reader.read_at(0, 5)
+    assert calls["shard_0.tar"] == 5
+    assert sum(clock.pauses) < 2
+
+
+def test_a_closed_loader_ends_the_pauses(dataset: Path) -> None:
+    """In real time: nobody waits for the 5 s that a pause would take."""
+    scope = RetryScope(RetryPolicy(store_seconds=1000))
+    reader = StoragePath.of(str(dataset / "shard_0.tar")).open()
+    failed = threading.Event()
+
+    def fails(path: str, fd: int) -> OSError | None:
+        failed.set()
+        return OSError(errno.EIO, "down")
+
+    def ask() -> bytes:
+        with retry_scope(scope):
+            return reader.read_at(0, 5)
+
+    with failing_preads(fails), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        assert failed.wait(60)
+        scope.cancel()
+        with pytest.raises(StorageError, match="The loader was closed meanwhile"):
+            asked.result(60)
+
+
+def test_short_reads_go_on_and_end_at_the_end(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: real(fd, min(size, 700), offset))
+    assert good(read(dataset)) == ALL
+    reader = ShardReader(WebdatasetFolder(str(dataset)))
+    reader.read([2], [0])
+    os.truncate(dataset / "shard_2.tar", 2000)
+    (error,) = reader.read([2], [3])
+    assert isinstance(error, ShardError)
+    assert "changed since it was indexed: it ends before byte" in str(error)
+    reader.close()
+
+
+def test_an_index_that_shrinks_is_an_error_and_no_crash(dataset: Path) -> None:
+    folder = WebdatasetFolder(str(dataset))
+    assert folder.index.shard(0).num_samples == 4
+    os.truncate(dataset / ".nv-meta/extents.bin", 200)
+    with pytest.raises(DatasetFormatError, match=r"extents\.bin"):
+        folder.index.shard(1)
+
+
+def test_lines_of_json_are_read_by_the_same_rule(tmp_path: Path, clock: FakeClock) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    prepare_jsonl(path)
+    errors = [OSError(errno.EIO, "once")]
+    reader = JsonlReader(JsonlFile(path))
+    with failing_preads(lambda path, fd: errors.pop() if errors else None):
+        assert good(reader.read([0, 0], [1, 0])) == ["1", "0"]
+    assert not errors
+    with (
+        failing_preads(lambda path, fd: OSError(errno.EIO, "down")),
+        retry_scope(RetryScope()),
+        pytest.raises(StoreUnavailableError),
+    ):
+        reader.read([0], [0])
+    reader.close()
+
+
+def test_readers_are_closed_by_the_collector_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection in the middle of opening a file closes other files in the same thread: that must never wait."""
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", 3)
+    (tmp_path / "f").write_bytes(b"content")
+    place = StoragePath.of(str(tmp_path / "f"))
+
+    class Owner:
+        def __init__(self) -> None:
+            self.reader, self.cycle = place.open(), self
+
+        def __del__(self) -> None:
+            self.reader.close()
+
+    def work() -> None:
+        for allocations in range(1, 120):
+            Owner()
+            gc.set_threshold(allocations)
+            readers = [place.open() for _ in range(4)]
+            assert [reader.read_at(0, 7) for reader in readers] == [b"content"] * 4
+
+    before = gc.get_threshold()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    gc.set_threshold(*before)
+    assert not thread.is_alive(), "it waits for a lock that it holds"
