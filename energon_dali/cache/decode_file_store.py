@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from zlib import crc32
 
 from energon_dali.cache.file_store import FileStore, split_file_name
@@ -95,10 +95,13 @@ class DecodeFileStore(FileStore[Any]):
         if not isinstance(content, (bytes, memoryview)):
             return content  # a store that gives values, such as the lines of a JSONL file
         try:
-            stage = getattr(self.decoder, "stage", None)
+            decoder: Any = self.decoder
+            if getattr(decoder, "overrides_decode", False):
+                return decoder.decode_part(key, content, seed=self._seed(key), source=source)
+            stage = getattr(decoder, "stage", None)
             if stage is not None:
                 return stage(suffix_of(key), content, seed=self._seed(key), source=source)
-            return cast(FileStoreDecoder, self.decoder).decode(key, bytes(content))
+            return decoder.decode(key, bytes(content))
         except DecodeError as error:
             raise DecodeError(f"{key} of {self.get_path()}: {error.reason}", error.format, error.route) from error
 

@@ -214,7 +214,7 @@ class _DecodeIterator(StreamIterator[Any]):
             before = len(handles)
             handles += handles_of(element)
             counts.append(len(handles) - before)
-        return _Running(block, counts, self._decoder.submit_block(handles) if handles else None)
+        return _Running(block, counts, self._decoder.start_block(handles) if handles else None)
 
     def last_key(self, element: Any) -> Key:
         return get_restore_key(element) if self._key is None else self._key

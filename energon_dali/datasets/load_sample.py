@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from zlib import crc32
 
 from energon_dali.av import AVData
 from energon_dali.decode import Decoded, Decoder, MediaHandle
+from energon_dali.decode.media_decoder import part_context
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.errors import DatasetFormatError
 from energon_dali.plan import sample_seeds
@@ -178,6 +180,8 @@ class SampleLoader:
             shard_name=raw.shard,
             file_names=tuple([f"{raw.key}.{name}" for name in raw.parts]),
         )
+        if self.decoder is not None and type(self.decoder).__call__ is not Decoder.__call__:
+            self._call_decoder(raw, source, seed)
         parts = self._decode(raw, source, seed) if self.fields is None else self._decode_fields(raw, source, seed)
         if self.sample_type is CrudeSample:
             crude = CrudeSample(
@@ -190,6 +194,15 @@ class SampleLoader:
             parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
         base = {"__key__": raw.key, "__restore_key__": (), "__subflavors__": self.subflavors, "__sources__": (source,)}
         return self.sample_type(**{**base, **parts})
+
+    def _call_decoder(self, raw: RawSample, source: SourceInfo, seed: int) -> None:
+        """Replaces the parts by what a decoder that is called with whole samples, as in Energon, makes of them."""
+        given = {name: bytes(part) for name, part in raw.parts.items() if not isinstance(part, Decoded)}
+        assert self.decoder is not None
+        with part_context(partial(part_seed, seed), source):
+            made = self.decoder({"__key__": raw.key, "__shard__": raw.shard, **given})
+        values = {name: Decoded(value, "fallback") for name, value in made.items() if not name.startswith("__")}
+        raw.parts = {**{name: part for name, part in raw.parts.items() if name not in given}, **values}
 
     def _decode(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
         return {name: self._part(name, content, source, seed) for name, content in raw.parts.items()}
@@ -231,7 +244,7 @@ class SampleLoader:
             return content.value
         if self.decoder is None:
             return bytes(content)
-        value = self.decoder.stage(name, content, seed=part_seed(seed, name), source=source)
+        value = self.decoder.decode_part(name, content, seed=part_seed(seed, name), source=source)
         route = _route_of(name, value)
         if route is not None:
             self.count_route(route)

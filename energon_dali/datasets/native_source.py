@@ -25,6 +25,9 @@ from energon_dali.shards import RawSample, ShardReader
 DEFAULT_LANES = 16
 """`parallel_shard_iters` of training, where nothing else is said."""
 
+_BYPASSED = ("__call__", "decode", "decode_block", "make_handle", "stage", "submit_block")
+"""Methods of a decoder that DALI's own reader does without."""
+
 ROWS_PER_READER = 8192
 """Rows that a reader of DALI is built for: building costs it some 3 us per row and holds the interpreter lock."""
 
@@ -79,6 +82,12 @@ class NativeSourceDataset(SavableDataset[Any]):
                 f'feed="native" reads local shards and s3:// URLs, and {folder.path} is neither. Use feed="block", '
                 f"which "
                 "reads every storage."
+            )
+        changed = [name for name in _BYPASSED if getattr(type(self.decoder), name) is not getattr(DaliDecoder, name)]
+        if changed:
+            raise ConfigError(
+                f'feed="native" lets DALI read and decode without calling the decoder, and '
+                f'{type(self.decoder).__name__} overrides {", ".join(changed)}. Use feed="block", which calls it.'
             )
         first_shard = order.base.shard[:1].tolist()
         checked = all(len(folder.index.shard(shard).formats) > 1 for shard in first_shard)

@@ -115,6 +115,27 @@ class Decoder(ABC):
             DecodeError: The part cannot be decoded, or its header was refused.
         """
 
+    @property
+    def overrides_decode(self) -> bool:
+        """Whether a subclass changes what `decode` gives, so that a pipeline has to call it in place of `stage`."""
+        return False
+
+    def decode_part(
+        self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
+    ) -> Any:
+        """Returns what a part becomes where it is read; what pipelines call. By default that of `stage`.
+
+        Args:
+            name: Part name or file name.
+            raw: Content of the part.
+            seed: Seed of random operations.
+            source: Where it came from, for messages.
+
+        Raises:
+            DecodeError: The part cannot be decoded, or its header was refused.
+        """
+        return self.stage(name, raw, seed=seed, source=source)
+
     @abstractmethod
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
         """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
@@ -129,6 +150,14 @@ class Decoder(ABC):
     def decode_block(self, handles: Sequence[MediaHandle]) -> list[Outcome]:
         """Decodes a block of handles and returns one outcome per handle, in their order."""
         return self.submit_block(handles).result()
+
+    def start_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+        """Starts to decode a block as `submit_block` does; with an overridden `decode_block`, decodes it by that."""
+        if type(self).decode_block is Decoder.decode_block:
+            return self.submit_block(handles)
+        future: Future[list[Outcome]] = Future()
+        future.set_result(self.decode_block(handles))
+        return future
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the sample (part name to bytes) with all parts decoded; names with leading underscores pass through.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -23,6 +25,39 @@ if TYPE_CHECKING:
     from energon_dali.samples import SourceInfo
 
 AVDecode = Literal["AVDecoder", "torch", "pyav"]
+
+
+_KNOWN_NAMES = 1000
+"""Names of parts whose kinds a decoder remembers."""
+
+
+class _Call(threading.local):
+    """What a pipeline says of the part that `decode` is called for in this thread."""
+
+    part: tuple[Callable[[str], int], SourceInfo | None] | None = None
+    """(seed by the name of the part, where the part came from); None outside of pipelines."""
+
+
+_CALL = _Call()
+
+
+@contextmanager
+def part_context(seed_of: Callable[[str], int], source: SourceInfo | None) -> Iterator[None]:
+    """Lets decoders that are called inside draw their random operations from the seeds of a sample.
+
+    Args:
+        seed_of: Gives the seed of a part by its name.
+        source: Where the parts came from, for messages.
+    """
+    outer, _CALL.part = _CALL.part, (seed_of, source)
+    try:
+        yield
+    finally:
+        _CALL.part = outer
+
+
+def _zero(_: str) -> int:
+    return 0
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -132,7 +167,10 @@ class MediaDecoder(Decoder):
     def decode(self, fname: str, raw: bytes) -> Any:
         """Returns one part decoded on the CPU, by its file name or part name; the bytes if no handler knows the name.
 
-        Random operations are drawn from seed 0; `stage` takes the seed of the sample.
+        A subclass may override it, for formats of its own: pipelines then call it for every part, in the workers. With
+        DaliDecoder such a subclass decodes all that it passes on to `super().decode` on the CPU; override `stage`
+        instead to leave images to DALI. Random operations are drawn from the seed of the sample in a pipeline, else
+        from seed 0.
 
         Raises:
             ConfigError: `raw` is text, such as a path.
@@ -141,8 +179,21 @@ class MediaDecoder(Decoder):
         given: object = raw
         if isinstance(given, str):
             raise ConfigError(f"raw={given[:80]!r} is text. Give the content of the file as bytes.")
-        value = self.stage(fname, raw)
+        seed_of, source = _CALL.part or (_zero, None)
+        value = self.stage(fname, raw, seed=seed_of(fname), source=source)
         return value.decode() if isinstance(value, MediaHandle) else value
+
+    @property
+    def overrides_decode(self) -> bool:
+        return type(self).decode is not MediaDecoder.decode
+
+    def decode_part(
+        self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
+    ) -> Any:
+        if not self.overrides_decode:
+            return self.stage(name, raw, seed=seed, source=source)
+        with part_context(lambda _: seed, source):
+            return self.decode(name, bytes(raw))
 
     def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
         """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
@@ -224,6 +275,8 @@ class MediaDecoder(Decoder):
         return {**self.__dict__, "_kinds": {}}
 
     def _learn(self, name: str) -> tuple[PartKind, str]:
+        if len(self._kinds) >= _KNOWN_NAMES:  # names of files, each of which comes once
+            self._kinds.clear()
         kind = self._kinds[name] = find_part_kind(name)
         return kind
 

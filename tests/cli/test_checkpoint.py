@@ -185,3 +185,12 @@ def test_a_full_disk_leaves_all_files_as_they_were(tmp_path: Path, suffix: str) 
     with largest_file(100), pytest.raises(StateError, match=r"other/state\.\w+: File too large"):
         write_state_files({path: rank_states(1)[0]}, wrapped=True)
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_stream_in_two_states_is_refused_also_where_none_is_missing() -> None:
+    first, second = rank_states(2)
+    later = rank_states(2, batches=20)[1]
+    for states in ([first, second, second], [first, second, later]):  # every stream is there, some of them twice
+        with pytest.raises(StateError, match=r"Streams \['1', '3', '5'\] are in more than one of the states"):
+            merge_states(states)
+    merge_states([first, second])
