@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -82,6 +83,9 @@ class FrameIndex:
         """When the last frame ends, in seconds; 0.0 without frames."""
         return self.seconds(len(self) - 1)[1] if len(self) else 0.0
 
+    def _start_seconds(self, frame: int) -> float:
+        return int(self.pts[frame]) * self.time_base.numerator / self.time_base.denominator
+
     def seconds(self, frame: int) -> tuple[float, float]:
         """Returns when a frame starts and ends, in seconds.
 
@@ -98,7 +102,8 @@ class FrameIndex:
 
     def frame_at(self, seconds: float) -> int:
         """Returns the number of the frame shown at a time: the last that starts at or before it, or the first."""
-        return max(0, int(np.searchsorted(self.times, seconds + TOLERANCE_SECONDS, side="right")) - 1)
+        # Not `times`: an array of all frames for each clip takes milliseconds where the video lasts hours.
+        return max(0, bisect_right(range(len(self)), seconds + TOLERANCE_SECONDS, key=self._start_seconds) - 1)
 
     def range_of_seconds(self, start: float, end: float) -> tuple[int, int] | None:
         """Returns (first, last) of the frames shown from `start` through `end`, both inclusive; None if there are none.
@@ -122,7 +127,7 @@ class FrameIndex:
         if not len(self) or end + TOLERANCE_SECONDS < self.start_seconds:
             return None
         # A last frame without a duration is shown at least at its own time.
-        after = max(self.end_seconds, math.nextafter(float(self.times[-1]), math.inf) + TOLERANCE_SECONDS)
+        after = max(self.end_seconds, math.nextafter(self._start_seconds(len(self) - 1), math.inf) + TOLERANCE_SECONDS)
         if start >= after:
             return None
         return self.frame_at(start), self.frame_at(end)

@@ -205,8 +205,9 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
         return
     reader = VideoReader(file, damaged=spec.damaged)
     index = reader.index
-    handle.frame_indices, handle.starts = choose_frames(spec, index.times, index.end_seconds, handle.seed)
-    handle.timestamps = index.times[handle.frame_indices]
+    times = index.times
+    handle.frame_indices, handle.starts = choose_frames(spec, times, index.end_seconds, handle.seed)
+    handle.timestamps = times[handle.frame_indices]
     handle.width, handle.height = video.width, video.height
     handle.codec, handle.profile, handle.pixel_format = video.codec, video.profile, video.pixel_format
     handle.bit_depth = video.bit_depth

@@ -107,6 +107,17 @@ def test_the_time_of_a_frame_finds_that_frame_however_it_was_computed(number: in
         assert index.range_of_seconds(time, time) == (number, number)
 
 
+def test_a_range_takes_no_array_of_all_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clip of a video of hours costs a few comparisons; an array costs milliseconds for each."""
+    index = make_index(list(range(100, 700_100)), 1, Fraction(1001, 30000))
+    times = index.times
+    monkeypatch.setattr(FrameIndex, "times", property(lambda _: pytest.fail("all times were computed")))
+    for number in (0, 1, 17, 350_000, 699_999):
+        assert index.range_of_seconds(times[number], times[number]) == (number, number)
+        assert index.frame_at(times[number] - 1e-6) == max(0, number - 1)
+    assert index.range_of_seconds(-math.inf, math.inf) == (0, 699_999)
+
+
 @pytest.mark.parametrize(("asked", "found"), [
     ((0.0, math.inf), (0, 4)), ((-math.inf, math.inf), (0, 4)), ((-1.0, 0.0), (0, 0)), ((-2.0, -1.0), None),
     ((0.5, 0.5), (0, 0)), ((4.99, 9.0), (4, 4)), ((5.0, 9.0), None), ((math.inf, math.inf), None),
