@@ -166,7 +166,8 @@ class Decoder(ABC):
             DecodeError: A part cannot be decoded; the message names it.
         """
         return {
-            name: value if name.startswith("__") or not isinstance(value, (bytes, bytearray, memoryview))
+            name: value
+            if name.startswith("__") or not isinstance(value, (bytes, bytearray, memoryview))
             else self.decode(name, bytes(value))
             for name, value in sample.items()
         }
@@ -175,37 +176,63 @@ class Decoder(ABC):
 FileStoreDecoder.register(Decoder)  # type: ignore[type-abstract]  # every decoder is one of files
 
 _HOLDERS = (MediaHandle, dict, list, tuple, Lazy)
-"""What handles stand in, besides dataclasses that are samples."""
+"""What handles are in, besides dataclasses."""
+_MISSING: Any = object()
 
 
 def map_handles(value: Any, replace: Callable[[MediaHandle], Any]) -> Any:
-    """Returns `value` with every MediaHandle inside it replaced; dataclasses, dicts and lists are changed in place.
+    """Returns `value` with every MediaHandle inside it replaced.
 
-    A Lazy is fetched, and what it gives is changed in it.
+    Dataclasses (frozen ones too, with all their attributes), dicts and lists are changed in place, each once; tuples
+    are made again. A Lazy is fetched, and what it gives is changed in it.
 
     Args:
         value: A sample: a dataclass, dict, list, tuple, or anything else (returned as it is).
         replace: Gives the replacement of one handle.
     """
+    return _mapped(value, replace, set())
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, _HOLDERS) or hasattr(type(value), "__dataclass_fields__")
+
+
+def _mapped(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -> Any:
+    """Does what `map_handles` says; `seen` has the ids of what was changed in place, which may refer to itself."""
     if isinstance(value, MediaHandle):
         return replace(value)
+    if isinstance(value, tuple):
+        if not any(map(_may_hold, value)):
+            return value
+        changed = [_mapped(inner, replace, seen) for inner in value]
+        if all(new is old for new, old in zip(changed, value, strict=True)):
+            return value
+        return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
+    if not _may_hold(value) or id(value) in seen:
+        return value
+    seen.add(id(value))
     if isinstance(value, dict):
         for name, inner in value.items():
-            if isinstance(inner, _HOLDERS):
-                value[name] = map_handles(inner, replace)
+            if _may_hold(inner):
+                value[name] = _mapped(inner, replace, seen)
     elif isinstance(value, list):
-        value[:] = [map_handles(inner, replace) for inner in value]
-    elif isinstance(value, tuple):
-        if any(isinstance(inner, _HOLDERS) for inner in value):
-            changed = [map_handles(inner, replace) for inner in value]
-            return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            inner = getattr(value, name)
-            if isinstance(inner, _HOLDERS) and not (isinstance(inner, tuple) and name.startswith("__")):
-                changed_inner = map_handles(inner, replace)
-                if changed_inner is not inner:
-                    setattr(value, name, changed_inner)
+        value[:] = [_mapped(inner, replace, seen) for inner in value]
     elif isinstance(value, Lazy):
-        value.replace(lambda data: map_handles(data, replace))
+        value.replace(lambda data: _mapped(data, replace, seen))
+    else:
+        _map_attributes(value, replace, seen)
     return value
+
+
+def _map_attributes(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -> None:
+    """Replaces the handles in the fields and further attributes of a dataclass instance."""
+    kind = type(value)
+    # A frozen dataclass refuses `setattr`; this one is not shared, as it came out of a hook or a worker.
+    put = object.__setattr__ if kind.__dataclass_params__.frozen else setattr
+    for name in {**kind.__dataclass_fields__, **getattr(value, "__dict__", {})}:
+        inner = getattr(value, name, _MISSING)
+        if not _may_hold(inner) or (isinstance(inner, tuple) and name.startswith("__")):
+            continue
+        changed = _mapped(inner, replace, seen)
+        if changed is not inner:
+            put(value, name, changed)
