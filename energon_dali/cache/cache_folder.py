@@ -70,7 +70,9 @@ class ProcessFolder:
             if self._root is None:
                 self._own = CacheFolder(self._parent)
                 self._root = self._own.path
-            return self._root
+            root = self._root
+        self._check_removed(root)
+        return root
 
     def path(self) -> Path:
         """Returns the folder for the files of this process.
@@ -81,10 +83,15 @@ class ProcessFolder:
         with self._lock:
             if self._path is None:
                 self._path = self._make(f"{self.pid}-")
-            if self._removed:
-                self.remove()
-                raise StorageError(f"The cache folder {self._path} was removed with its pool.")
-            return self._path
+            path = self._path
+        self._check_removed(path)
+        return path
+
+    def _check_removed(self, path: Path) -> None:
+        """Removes what was made while `remove` was called; not inside the lock, where that would not be seen."""
+        if self._removed:
+            self.remove()
+            raise StorageError(f"The cache folder {path} was removed with its pool.")
 
     def make_root(self) -> Path:
         """Returns a new folder for a pool that works with a share of the limits.
@@ -105,11 +112,19 @@ class ProcessFolder:
             ) from error
 
     def remove(self) -> None:
-        """Removes the folder; there is no other afterwards."""
-        with self._lock:
-            self._removed = True
+        """Removes the folder; there is no other afterwards.
+
+        Never waits: the collector calls this in the middle of anything. A thread that makes the folder at this moment
+        removes it itself.
+        """
+        self._removed = True
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             for path in (self._path, self._owned_root):
                 if path is not None:
                     shutil.rmtree(path, ignore_errors=True)
             if self._own is not None:
                 self._own.remove()
+        finally:
+            self._lock.release()

@@ -355,6 +355,7 @@ def get_loader(
     fail_on_timeout: bool = False,
     start_method: str = "spawn",
     pin_memory: bool | str = "auto",
+    retry_policy: RetryPolicy | None = None,
     decode_process: bool | str = False,
 ) -> BasicDataLoader[T]:
     """Returns a loader without state saving; its arguments are those of `BasicDataLoader`.
@@ -368,5 +369,5 @@ def get_loader(
         worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
-        start_method=start_method, pin_memory=pin_memory, decode_process=decode_process,
+        start_method=start_method, pin_memory=pin_memory, retry_policy=retry_policy, decode_process=decode_process,
     )  # fmt: skip

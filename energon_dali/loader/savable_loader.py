@@ -16,6 +16,7 @@ from energon_dali.loader.loader_state import fitting_dataset, make_state, merge_
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.shards import RetryPolicy
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         fail_on_timeout: bool = False,
         start_method: str = "spawn",
         pin_memory: bool | str = "auto",
+        retry_policy: RetryPolicy | None = None,
         decode_process: bool | str = False,
         checkpoint_every_sec: float = 60,
         checkpoint_every_min_n_samples: int | None = None,
@@ -70,7 +72,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
             watchdog_timeout_seconds=watchdog_timeout_seconds,
             watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
-            start_method=start_method, pin_memory=pin_memory, decode_process=decode_process,
+            start_method=start_method, pin_memory=pin_memory, retry_policy=retry_policy, decode_process=decode_process,
         )  # fmt: skip
 
     def __iter__(self) -> SavableLoaderIterator[T]:
@@ -261,6 +263,7 @@ def get_savable_loader(
     fail_on_timeout: bool = False,
     start_method: str = "spawn",
     pin_memory: bool | str = "auto",
+    retry_policy: RetryPolicy | None = None,
     decode_process: bool | str = False,
     checkpoint_every_sec: float = 60,
     checkpoint_every_min_n_samples: int | None = None,
@@ -279,7 +282,7 @@ def get_savable_loader(
         worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
         watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
-        start_method=start_method, pin_memory=pin_memory, decode_process=decode_process,
+        start_method=start_method, pin_memory=pin_memory, retry_policy=retry_policy, decode_process=decode_process,
         checkpoint_every_sec=checkpoint_every_sec, checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
         n_checkpoints=n_checkpoints, gc_collect_every_n_steps=gc_collect_every_n_steps,
         gc_freeze_at_start=gc_freeze_at_start,

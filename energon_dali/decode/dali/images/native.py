@@ -27,7 +27,8 @@ from energon_dali.decode.dali.runtime.output import consumer_stream, take_values
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
-from energon_dali.errors import ConfigError, DecodeError, ShardError
+from energon_dali.errors import ConfigError, DecodeError, ShardError, StorageError, StoreUnavailableError
+from energon_dali.shards import StoragePath
 
 _LOG = logging.getLogger(__name__)
 _AHEAD = 2
@@ -102,6 +103,7 @@ class NativeReader:
         Raises:
             StopIteration: All rows were delivered.
             ShardError: A shard became shorter or vanished.
+            StoreUnavailableError: The store gave nothing but errors for too long.
             DeviceFailedError: The device failed.
         """
         while self._next_row < len(self._rows) and len(self._flying) < _AHEAD:
@@ -229,10 +231,14 @@ class NativeReader:
     def _read(self, shard: int, offset: int, size: int) -> bytes:
         path = self._shards[shard]
         try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                content = file.read(size)
-        except OSError as error:
+            reader = StoragePath.of(path).open()
+            try:
+                content = reader.read_at(offset, size)
+            finally:
+                reader.close()
+        except StoreUnavailableError:
+            raise
+        except (OSError, StorageError) as error:
             raise ShardError(f"Shard {path} cannot be read: {error}. Prepare the dataset again.", path) from error
         if len(content) != size:
             raise ShardError(
