@@ -18,7 +18,7 @@ from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
-from energon_dali.errors import ConfigError, DatasetError, DecodeError
+from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError
 from energon_dali.plan import OrderSpec
 from energon_dali.shards import RawSample, ShardReader
 
@@ -284,6 +284,8 @@ class _NativeIterator(StreamIterator[Any]):
 
     def _load(self, planned: _Planned, raw: Any) -> Any:
         """Returns the sample, or None if it was dropped."""
+        if isinstance(raw, DatasetFormatError):
+            raise raw  # an index that cannot be understood: every sample of it would fail
         if isinstance(raw, DatasetError):
             unread = ReadFailure(self._dataset.reader, planned.shard, planned.sample, self._dataset.source.name)
             self._read_guard.failed(raw, unread, epoch=planned.epoch)

@@ -6,8 +6,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from energon_dali import TaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
-from tests.loader.dataset_folder import prepare, write_shards
+import pytest
+
+from energon_dali import (
+    DaliDecoder,
+    DefaultTaskEncoder,
+    TaskEncoder,
+    WorkerConfig,
+    get_loader,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_dali.cli.media_options import check_image
+from energon_dali.datasets.native_rows import RowPlanner
+from energon_dali.errors import DatasetFormatError
+from energon_dali.shards import ShardReader, prepare_dataset
+from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
+from tests.quiet import quiet
 
 
 class Bytes(TaskEncoder[Any, Any, Any, Any]):
@@ -35,3 +51,33 @@ def test_what_a_truncated_shard_lost_is_named(tmp_path: Path) -> None:
     ]
     assert [key for key, _ in told] == ["k4", "k5", "k6", "k7"]
     assert [source.index for _, sources in told for source in sources] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_index_that_cannot_be_understood_ends_the_run(tmp_path: Path, workers: int) -> None:
+    samples = {f"k{number}": {"txt": b"x"} for number in range(8)}
+    folder = prepare(write_shards(tmp_path / "data", samples, shards=2), {"text": "txt"}, "TextSample")
+    for name in ("extents.bin", "index.sqlite"):
+        (folder / ".nv-meta" / name).unlink()
+    index = folder / "shard_001.tar.idx"
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers, num_streams=1, global_error_handler=quiet)
+    dataset = get_val_dataset(folder, batch_size=1, task_encoder=Bytes(), worker_config=config)
+    index.write_bytes(index.read_bytes()[:-3])
+    with get_loader(dataset, start_method="fork") as loader, pytest.raises(DatasetFormatError, match="shard_001"):
+        list(loader)
+    assert loader.stats().counts.get("samples.failed", 0) == 0, "one sample that is dropped would be every one"
+
+
+def test_the_native_feed_ends_the_run_for_such_an_index_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = captioning_dataset(tmp_path / "data", 8)
+    prepare_dataset(str(folder), split_ratio={"train": 1.0}, check_part=check_image)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=quiet)
+    encoder = DefaultTaskEncoder()
+    encoder.decoder = DaliDecoder(feed="native", image_decode_device="cpu")
+    dataset = get_train_dataset(folder, task_encoder=encoder, worker_config=config, parallel_shard_iters=1)
+    monkeypatch.setattr(RowPlanner, "add", lambda *_: None)  # the samples that DALI does not read come from the reader
+    monkeypatch.setattr(ShardReader, "read", lambda *_: [DatasetFormatError("the index is damaged")])
+    with pytest.raises(DatasetFormatError, match="the index is damaged"):
+        next(iter(get_loader(dataset)))
