@@ -146,28 +146,38 @@ class BasicDataLoader(Generic[T]):
 
     def _next(self, epoch: int) -> T:
         """Returns the next element of an epoch, by its number among those that this loader began."""
+        self._check_process()
         started = self._clock.start()
-        # Threads of the user's that share a loader take turns; a signal handler inside a wait may ask as well.
-        with self._turn, self._ranges.named("energon_dali.next"):
-            self._check_process()
-            if epoch != self._epoch:  # another iterator has come to its end
-                raise StopIteration
-            try:
+        before: State | None = None
+        taken = False
+        try:
+            # Threads of the user's that share a loader take turns; a signal handler inside a wait may ask as well.
+            with self._turn, self._ranges.named("energon_dali.next"):
+                if epoch != self._epoch:  # another iterator has come to its end
+                    raise StopIteration
                 delivery = self._delivery or self._open()
                 occupancy = delivery.occupancy
-                element = delivery.next()
-                self._given += 1
-            except StopIteration:
-                self._epoch, self._given = self._epoch + 1, 0
+                before = delivery.state()
+                try:
+                    taken = True
+                    element = delivery.next()
+                except StopIteration:
+                    self._epoch, self._given = self._epoch + 1, 0
+                    self._note_closed(delivery)
+                    self._sum_up_failures()
+                    raise
                 self._note_closed(delivery)
-                self._sum_up_failures()
-                raise
-            except BaseException:
-                self.close()
-                raise
-            self._note_closed(delivery)
-        self._clock.stop(started, occupancy)
-        return cast(T, element)
+                self._given += 1
+                self._clock.stop(started, occupancy)
+            # Nothing may come between here and the trainer: Ctrl-C up to this line takes the element back.
+            return element  # type: ignore[no-any-return]
+        except StopIteration:
+            raise
+        except BaseException:
+            self.close()
+            if taken:
+                self._state = before
+            raise
 
     def _note_closed(self, delivery: Delivery) -> None:
         """Notes the position where a signal handler or another thread closed during the wait: what came counts."""

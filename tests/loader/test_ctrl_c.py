@@ -1,0 +1,92 @@
+"""Ctrl-C at every line on the way to a batch: the batch was given, or it comes next; never neither, never both."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from energon_dali import BatchDataset, MapDataset, get_savable_loader
+from energon_dali.worker_config import WorkerConfig
+from tests.loader.numbers_dataset import tree
+
+COUNT = 12
+STRIDE = 3
+"""Outside of the loader's own files every so many lines are enough."""
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the given line event of the package, counted from 0.
+
+    Args:
+        at: At which; one that does not come only counts.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen = 0
+        self.place = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if "/energon_dali/" not in name or "watchdog" in name:
+            return None
+        # Not at the end of a `with`, which is traced as its first line: no signal comes between its body and its end.
+        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
+            if self.seen == self.at:
+                self.place = f"{name}:{frame.f_lineno}"
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            self.seen += 1
+        return self
+
+
+def doubled(element: tuple[int, ...]) -> tuple[int, ...]:
+    return (*element, *element)
+
+
+def as_tuple(elements: list[Any]) -> tuple[Any, ...]:
+    return tuple(elements)
+
+
+def make() -> Any:
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2)
+    numbers = tree(config, lengths=[COUNT, COUNT])
+    return get_savable_loader(BatchDataset(MapDataset(numbers, doubled), 2, as_tuple))
+
+
+def interrupted(at: int) -> tuple[list[Any], Interrupt, Any]:
+    """Returns (batches that were given, what interrupted, the loader) for an interrupt in the third batch."""
+    loader, given = make(), []
+    iterator = iter(loader)
+    given += [next(iterator), next(iterator)]
+    interrupt = Interrupt(at)
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        batch = next(iterator)
+        sys.settrace(before)
+        given.append(batch)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return given, interrupt, loader
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_anywhere_on_the_way_loses_no_batch() -> None:
+    expected = list(make())
+    lines = interrupted(-1)[1].seen
+    assert lines > 100
+    for at in range(lines):
+        given, interrupt, loader = interrupted(at)
+        if at % STRIDE and "/loader/" not in interrupt.place:
+            continue
+        again = make()
+        again.load_state_dict(loader.state_dict())
+        assert given + list(again) == expected, f"from the state, after {interrupt.place}"
+        assert given + list(loader) == expected, f"from the loader itself, after {interrupt.place}"
