@@ -18,8 +18,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "jpeg": ("JPEG", {"quality": 90}),
     "jpeg progressive": ("JPEG", {"quality": 90, "progressive": True}),
     "png": ("PNG", {"compress_level": 3}),
-    "webp": ("WEBP", {"quality": 85, "method": 2}),
-    "tiff": ("TIFF", {"compression": "tiff_lzw"}),
+    "tiff": ("TIFF", {}),
     "bmp": ("BMP", {}),
     "pnm": ("PPM", {}),
 }

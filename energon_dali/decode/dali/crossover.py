@@ -37,12 +37,11 @@ _FROM_8_FRAMES = Crossover(8 * 640 * 360, measured=False)
 
 IMAGES: dict[Kind, dict[str, Crossover]] = {
     "cpu": {
-        "jpeg": Crossover(), "png": Crossover(), "webp": Crossover(), "tiff": Crossover(), "jpeg2000": _GUESSED,
+        "jpeg": Crossover(), "png": Crossover(), "tiff": Crossover(0, 110000), "jpeg2000": _GUESSED,
         "bmp": Crossover(0, 33000), "pnm": Crossover(0, 4100),
     },
     "gpu": {
-        "jpeg": _GUESSED, "png": _GUESSED, "webp": _GUESSED, "tiff": _GUESSED, "jpeg2000": _GUESSED, "bmp": _GUESSED,
-        "pnm": _GUESSED,
+        "jpeg": _GUESSED, "png": _GUESSED, "tiff": _GUESSED, "jpeg2000": _GUESSED, "bmp": _GUESSED, "pnm": _GUESSED,
     },
 }  # fmt: skip
 """Images at their own size as uint8, by format. Where they are resampled or normalised too, DALI is taken always."""

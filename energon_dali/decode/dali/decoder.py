@@ -59,7 +59,7 @@ class DaliDecoder(MediaDecoder):
         video_decode_device: Likewise for clips of videos. "auto" takes what is faster for each video, and PyAV is one
             of the choices.
         num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
-            the CPU and 4 on a GPU, where formats that CPU threads decode (PNG, WebP, BMP, PNM) take as many as on the
+            the CPU and 4 on a GPU, where formats that CPU threads decode (PNG, BMP, PNM) take as many as on the
             CPU.
         max_batch_size: Most images per run; larger blocks are split.
         feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
@@ -204,7 +204,7 @@ class DaliDecoder(MediaDecoder):
 
         Args:
             device: Where it decodes.
-            on_host: Whether it is a GPU's pipeline whose CPU threads decode: PNG, WebP, BMP and PNM.
+            on_host: Whether it is a GPU's pipeline whose CPU threads decode: PNG, BMP and PNM.
         """
         if self.num_threads is not None:
             return self.num_threads

@@ -20,7 +20,7 @@ DALI RGB.
 
 DALI on a GPU against the CPU (nothing of it has been measured): nvJPEG, nvJPEG2000 and nvTIFF decode JPEG, JPEG 2000
 and TIFF there. nvJPEG's inverse DCT and colour conversion round differently; nvTIFF and nvJPEG2000 should be exact
-where the format is lossless. PNG, WebP, BMP and PNM are decoded by CPU threads, as on the CPU. Gray images ("L") are
+where the format is lossless. PNG, BMP and PNM are decoded by CPU threads, as on the CPU. Gray images ("L") are
 computed from RGB on the GPU, which may round halves to even: 256 of the 2**24 colours may differ by one level.
 """
 

@@ -32,9 +32,9 @@ class ImageHeader:
     progressive: bool = False
     """Whether a JPEG has several scans (SOF2)."""
     dali_decodable: bool = False
-    """Whether DALI's parser takes the file for certain and its RGB equals PIL's; everything else goes to PIL.
+    """Whether DALI takes the file for certain, its RGB equals PIL's, and nothing looks damaged; PIL decodes all others.
 
-    DALI 2.4 crashes when a file that its parser refuses stands in a batch, so this errs on the side of PIL."""
+    DALI 2.4 crashes when a batch holds a file that its parser refuses, so this errs on the side of PIL."""
 
 
 class IrregularHeaderError(Exception):

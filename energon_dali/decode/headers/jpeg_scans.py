@@ -7,6 +7,8 @@ it. DALI does not look for EOI: whether it refuses a file that was cut depends o
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from struct import Struct
 
 import numpy as np
@@ -15,15 +17,17 @@ from numpy.typing import NDArray
 from energon_dali.decode.headers.header import Buffer
 
 _SEGMENT = Struct(">xBH").unpack_from
-_SOF0, _SOF2, _DHT, _RST0, _RST7, _EOI, _SOS, _DRI = 0xC0, 0xC2, 0xC4, 0xD0, 0xD7, 0xD9, 0xDA, 0xDD
+_SOF0, _SOF2, _DHT, _RST0, _EOI, _SOS, _DRI = 0xC0, 0xC2, 0xC4, 0xD0, 0xD9, 0xDA, 0xDD
 _ALL_COEFFICIENTS = (1 << 64) - 1
+_CHUNK_BYTES = 1 << 18
+_local = threading.local()
 
 
 def has_whole_scans(data: Buffer) -> bool:
     """Returns whether all markers up to EOI are in order and all scans are there.
 
-    Costs about 10 us for a JPEG of 80 KB, which takes 1 ms to decode. If this returns False, the file may be damaged or
-    unusual, and only decoding it tells.
+    Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode. If this returns False, the file may be damaged
+    or unusual, and only decoding it tells.
 
     Args:
         data: A file whose header `read_jpeg` understood.
@@ -40,14 +44,39 @@ def has_whole_scans(data: Buffer) -> bool:
             restart_interval = int.from_bytes(data[position + 4 : position + 6], "big")
         position += 2 + length
     start = position + 2 + length
-    values = np.frombuffer(data, np.uint8)[start:]
-    marked = values[:-1] == 0xFF  # bool[n - 1]
-    marked &= values[1:] != 0
     if not progressive and not restart_interval and data[position + 4] == len(components):
-        first = int(marked.argmax()) if len(marked) else 0
-        return len(marked) > 0 and bool(marked[first]) and int(values[first + 1]) == _EOI
-    markers: NDArray[np.int64] = np.flatnonzero(marked) + start
+        marker = next(_find_markers(data, start, only_first=True), None)
+        return marker is not None and data[int(marker[0]) + 1] == _EOI
+    found = list(_find_markers(data, start))
+    markers: NDArray[np.int64] = np.concatenate(found) if found else np.empty(0, np.int64)
     return _walk(data, position, markers, _Script(components, progressive), restart_interval)
+
+
+def _find_markers(data: Buffer, start: int, *, only_first: bool = False) -> Iterator[NDArray[np.int64]]:
+    """Yields the positions from `start` on of bytes FF that no zero follows, some at a time.
+
+    Args:
+        data: The file.
+        start: Where to begin.
+        only_first: Whether the first position is enough.
+    """
+    scratch = getattr(_local, "scratch", None)
+    if scratch is None:  # kept: fresh memory takes as long as the search
+        scratch = _local.scratch = np.empty(_CHUNK_BYTES, np.bool_)
+    values = np.frombuffer(data, np.uint8)
+    for first in range(start, len(values) - 1, _CHUNK_BYTES):
+        last = min(first + _CHUNK_BYTES, len(values) - 1)
+        marked = scratch[: last - first]
+        np.equal(values[first:last], 0xFF, out=marked)
+        as_bytes = marked.view(np.uint8)
+        np.minimum(as_bytes, values[first + 1 : last + 1], out=as_bytes)
+        if only_first:
+            index = int(marked.argmax())
+            if marked[index]:
+                yield np.array([first + index])
+                return
+        else:
+            yield np.flatnonzero(marked) + first
 
 
 class _Script:
@@ -61,14 +90,16 @@ class _Script:
         """Counts the scan whose SOS marker is at a position; returns whether its header makes sense."""
         count = data[position + 4]
         end = position + 5 + 2 * count
-        if int.from_bytes(data[position + 2 : position + 4], "big") != 6 + 2 * count or end + 3 > len(data):
+        if end + 3 > len(data) or data[position + 2] << 8 | data[position + 3] != 6 + 2 * count:
             return False
-        first, last, precision = (data[end], data[end + 1], data[end + 2]) if self._progressive else (0, 63, 0)
-        for component in bytes(data[position + 5 : end : 2]):
-            if component not in self._done or not first <= last < 64:
+        first, last, precision = data[end : end + 3] if self._progressive else (0, 63, 0)
+        if not first <= last < 64:
+            return False
+        brought = 0 if precision & 15 else (2 << last) - (1 << first)  # or bits are left for later scans
+        for component in data[position + 5 : end : 2]:
+            if component not in self._done:
                 return False
-            if not precision & 15:  # no bits are left for later scans
-                self._done[component] |= (2 << last) - (1 << first)
+            self._done[component] |= brought
         return True
 
     def is_complete(self) -> bool:
@@ -86,17 +117,18 @@ def _walk(data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, 
         restart_interval: As the header says; 0 if there are no restarts.
     """
     kinds = np.frombuffer(data, np.uint8)[markers + 1]
-    others = np.flatnonzero((kinds < _RST0) | (kinds > _RST7))
+    others: list[int] = np.flatnonzero((kinds & 0xF8) != _RST0).tolist()
     if not script.add(data, scan):
         return False
     position = 0  # up to where segments reach
     before = -1  # number of the marker before
-    for number in others.tolist():
+    for number in others:
         marker, kind = int(markers[number]), int(kinds[number])
-        restarts = kinds[before + 1 : number]
-        restarts = restarts[markers[before + 1 : number] >= position]
-        if len(restarts) and not (restart_interval and np.array_equal(restarts, _RST0 + np.arange(len(restarts)) % 8)):
-            return False
+        if number > before + 1:
+            restarts = kinds[before + 1 : number][markers[before + 1 : number] >= position]
+            expected = _RST0 + np.arange(len(restarts)) % 8
+            if len(restarts) and not (restart_interval and np.array_equal(restarts, expected)):
+                return False
         before = number
         if marker < position:  # inside a segment
             continue
@@ -107,6 +139,6 @@ def _walk(data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, 
         if kind == _SOS and not script.add(data, marker):
             return False
         if kind == _DRI:
-            restart_interval = int.from_bytes(data[marker + 4 : marker + 6], "big")
-        position = marker + 2 + int.from_bytes(data[marker + 2 : marker + 4], "big")
+            restart_interval = data[marker + 4] << 8 | data[marker + 5]
+        position = marker + 2 + (data[marker + 2] << 8 | data[marker + 3])
     return False

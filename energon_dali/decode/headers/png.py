@@ -56,7 +56,7 @@ def read_png(data: Buffer) -> ImageHeader:
             pixels = True
         else:
             content = bytes(data[position + 8 : end - 4])
-            metadata.plain &= crc32(content, crc32(kind)) == _SUM(data, end - 4)[0]
+            metadata.plain &= _has_right_sum(data, kind, content, end)
             if kind == b"IEND":
                 break
             if kind == b"tRNS":
@@ -77,3 +77,8 @@ def read_png(data: Buffer) -> ImageHeader:
         "png", width, height, channels, bit_depth, transparent or color_type >= 4, orientation, color,
         dali_decodable=bit_depth <= 8 and metadata.plain and alike,
     )  # fmt: skip
+
+
+def _has_right_sum(data: Buffer, kind: bytes, content: bytes, end: int) -> bool:
+    sum_: int = _SUM(data, end - 4)[0]
+    return crc32(content, crc32(kind)) == sum_

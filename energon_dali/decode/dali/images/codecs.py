@@ -12,7 +12,7 @@ from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.interface import Route
 
 GPU_FORMATS = frozenset({"jpeg", "jpeg2000", "tiff"})
-"""Formats with a codec on the GPU: nvJPEG, nvJPEG2000, nvTIFF. PNG, WebP, BMP and PNM are decoded by CPU threads."""
+"""Formats with a codec on the GPU: nvJPEG, nvJPEG2000, nvTIFF. PNG, BMP and PNM are decoded by CPU threads."""
 _REGIONS_INTERPOLATE_FROM = (13, 2)
 """nvJPEG from which on nvImageCodec decodes a region of a JPEG whose chroma is interpolated. Below that the outermost
 pixels of the region may be wrong, nvImageCodec refuses, and DALI's CPU threads decode the file."""

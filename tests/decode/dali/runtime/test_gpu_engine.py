@@ -151,7 +151,7 @@ def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threa
     install_dali(monkeypatch, cuda)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     decoder = decoder_for_gpu()
-    names = ["jpeg-420", "png-rgb", "jpeg-444", "webp-lossy", "bmp-rgb"]
+    names = ["jpeg-420", "png-rgb", "jpeg-444", "pnm-rgb", "bmp-rgb"]
     outcomes: Any = decoder.decode_block([decoder.make_handle("part", pictures()[name]) for name in names])
     assert [outcome.route for outcome in outcomes] == ["dali-gpu", "dali-host", "dali-gpu", "dali-host", "dali-host"]
     assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [4, 16]
