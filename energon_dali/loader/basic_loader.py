@@ -27,6 +27,7 @@ from energon_dali.loader.rank_part import has_workers
 from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
 from energon_dali.loader.tree import cut_tree
 from energon_dali.loader.watchdog import Watchdog
+from energon_dali.loader.workers.interrupts import interrupts_deferred
 from energon_dali.loader.workers.launch import check_start_method
 from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
@@ -204,8 +205,9 @@ class BasicDataLoader(Generic[T]):
             prefetch_factor=self._prefetch, start_method=self._start_method, cache_pool=self._cache_share,
             pins=self._pins, retry_policy=self._retry_policy, decode_process=self._decode_process,
         )  # fmt: skip
-        self._delivery = delivery = open_delivery(setup)
-        self._end = close_when_collected(self, delivery)
+        with interrupts_deferred():  # what runs already and is not known here would never be ended
+            self._delivery = delivery = open_delivery(setup)
+            self._end = close_when_collected(self, delivery)
         return delivery
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.recorder import Recorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.workers.channel import INLINE_BYTES, Channel
+from energon_dali.loader.workers.launch import _Forked
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import Mishap, NumbersDataset
@@ -324,3 +325,32 @@ def test_a_pool_that_cannot_be_made_leaves_no_open_file(monkeypatch: pytest.Monk
     with pytest.raises(OSError, match="Too many open files"):
         make_pool([4])
     assert open_files() == before
+
+
+@pytest.mark.parametrize("where", ["launch", "join"])
+def test_ctrl_c_while_processes_start_or_end_leaves_none_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = children()
+    times = iter(range(100))
+
+    def interrupting(function: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            if next(times) == 1:  # at the second process
+                os.kill(os.getpid(), signal.SIGINT)
+            return function(*args, **options)
+
+        return run
+
+    pool = make_pool([4, 4, 4], workers=3)
+    if where == "join":
+        pool.launch()
+        pids = pool.pids
+        monkeypatch.setattr(_Forked, "join", interrupting(_Forked.join))
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+        assert len(pids) == 3
+    else:
+        monkeypatch.setattr(_Forked, "__init__", interrupting(_Forked.__init__))
+        with pytest.raises(KeyboardInterrupt):
+            pool.launch()
+        pool.close()
+    assert children() == own, "a process runs on, or nobody waited for it"

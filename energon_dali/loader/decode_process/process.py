@@ -22,6 +22,7 @@ from energon_dali.loader.workers.arena import ArenaViews
 from energon_dali.loader.workers.channel import Channel
 from energon_dali.loader.workers.failure import rebuild_error, task_error
 from energon_dali.loader.workers.handle import end_process, how_it_ended
+from energon_dali.loader.workers.interrupts import interrupts_deferred
 from energon_dali.loader.workers.launch import launch
 from energon_dali.loader.workers.messages import StillAtWork, StreamFailed
 from energon_dali.loader.workers.task_pickle import pickle_task
@@ -193,10 +194,11 @@ class DecodeProcess:
         """Ends the process and its workers; may be called again. Batches that are held stay valid."""
         if not self._end.alive:
             return
-        if self._owner == os.getpid():  # else this is a forked copy of the trainer
-            self._hear_farewell()
-        self._views.forget()
-        self._end()
+        with interrupts_deferred():
+            if self._owner == os.getpid():  # else this is a forked copy of the trainer
+                self._hear_farewell()
+            self._views.forget()
+            self._end()
 
     def _hear_farewell(self) -> None:
         """Asks for the last statistics and waits a moment for them; batches that come in between are not wanted."""

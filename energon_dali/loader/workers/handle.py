@@ -12,6 +12,7 @@ from energon_dali.errors import WorkerError
 from energon_dali.loader.workers import messages
 from energon_dali.loader.workers.arena import ArenaViews
 from energon_dali.loader.workers.channel import Channel
+from energon_dali.loader.workers.interrupts import interrupts_deferred
 from energon_dali.loader.workers.launch import WorkerProcess
 from energon_dali.loader.workers.messages import BlockSent, Message, Progress, StartStream
 
@@ -98,6 +99,11 @@ def end_workers(workers: list[WorkerHandle], descriptors: list[int], owner: int)
         descriptors: What else is to be closed.
         owner: The process that started the workers. A forked copy of it ends without ending them.
     """
+    with interrupts_deferred():
+        _end_workers(workers, descriptors, owner)
+
+
+def _end_workers(workers: list[WorkerHandle], descriptors: list[int], owner: int) -> None:
     if os.getpid() == owner:
         for worker in workers:
             worker.channel.hang_up()
@@ -120,11 +126,12 @@ def end_workers(workers: list[WorkerHandle], descriptors: list[int], owner: int)
 
 def end_process(process: WorkerProcess, channel: Channel) -> None:
     """Hangs up, waits a moment for a process to end, and kills it if it does not."""
-    channel.hang_up()
-    if not process.join(_GRACE_SECONDS):
-        process.kill()
-        process.join(5.0)
-    process.close()
+    with interrupts_deferred():
+        channel.hang_up()
+        if not process.join(_GRACE_SECONDS):
+            process.kill()
+            process.join(5.0)
+        process.close()
 
 
 def how_it_ended(code: int | None) -> str:

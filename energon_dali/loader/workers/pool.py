@@ -16,6 +16,7 @@ from energon_dali.loader.workers.channel import Channel
 from energon_dali.loader.workers.failure import task_error
 from energon_dali.loader.workers.fed_stream import FedStream
 from energon_dali.loader.workers.handle import WorkerHandle, end_workers
+from energon_dali.loader.workers.interrupts import interrupts_deferred
 from energon_dali.loader.workers.launch import StartMethod, check_start_method, launch
 from energon_dali.loader.workers.messages import BlockSent, StartStream, StillAtWork, StreamFailed, WorkerTask
 from energon_dali.loader.workers.task_pickle import pickle_task
@@ -143,6 +144,10 @@ class WorkerPool:
             ) from error
 
     def _launch_one(self, task: WorkerTask, pickled: bytes | None) -> None:
+        with interrupts_deferred():  # a process that is not in the list of workers would never be waited for
+            self._launch_worker(task, pickled)
+
+    def _launch_worker(self, task: WorkerTask, pickled: bytes | None) -> None:
         ours, theirs = Channel.pair()
         foreign = [self._lifeline_end, self._wake, ours.fileno()]
         foreign += [fd for worker in self._workers for fd in worker.descriptors]
@@ -287,4 +292,5 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends all workers and gives all descriptors back; may be called again. Elements that are held stay valid."""
-        self._end()
+        with interrupts_deferred():
+            self._end()
