@@ -12,6 +12,7 @@ from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.older_state import in_todays_form
 from energon_dali.datasets.recorder import Recorder, describe_dropped
+from energon_dali.datasets.state_snapshot import plain
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
@@ -169,6 +170,11 @@ class RankIterator(Iterator[T], Generic[T]):
 
     def state_dict(self) -> State:
         """Returns the position after the last returned element, as plain values that survive JSON."""
+        state: State = plain(self.snapshot())
+        return state
+
+    def snapshot(self) -> State:
+        """Returns the same, cheaply: `state_snapshot.plain` makes plain values of it when they are asked for."""
         return {
             "given": self._given,
             **({"shares": "even"} if self._even_shares else {}),

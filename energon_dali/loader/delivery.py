@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_dali.datasets.state_snapshot import plain
 from energon_dali.errors import WorkerError
 from energon_dali.loader.rank_stream import RankStream, Seal
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
@@ -67,7 +68,7 @@ class DirectDelivery:
         self._change = change
         # With workers the pool asks the watchdog itself while it waits.
         self._monitor = WaitMonitor(watchdog) if pool is None else None
-        self._state = rank.state_dict()
+        self._state = rank.snapshot()
         self._busy = self._closed = False
         rank.recorder.on_dropped = self._check_open
 
@@ -94,7 +95,7 @@ class DirectDelivery:
             if self._change is not None:
                 element = self._change(element)
         except StopIteration:
-            self._state = self._rank.state_dict()
+            self._state = self._rank.snapshot()
             if self._monitor is not None:
                 self._monitor.close()
             raise
@@ -102,7 +103,7 @@ class DirectDelivery:
             if self._monitor is not None:
                 self._monitor.end()
         # Taken now, not when it is asked for: an exception on the way to the next element must not blur it.
-        self._state = self._rank.state_dict()
+        self._state = self._rank.snapshot()
         self._watchdog.fed()
         return element
 
@@ -112,7 +113,8 @@ class DirectDelivery:
             raise WorkerError(_CLOSED)
 
     def state(self) -> State:
-        return self._state
+        state: State = plain(self._state)
+        return state
 
     def close(self) -> None:
         if self._monitor is not None:
@@ -148,7 +150,7 @@ class ThreadedDelivery:
         self._pool = pool
         self._interrupt = rank.interrupt
         self._watchdog = watchdog
-        self._state = rank.state_dict()
+        self._state = rank.snapshot()
         self._depth = depth
         self._line = _Line(depth)
         rank.recorder.on_dropped = self._line.check_open
@@ -195,7 +197,8 @@ class ThreadedDelivery:
         return min(1.0, self._line.items.qsize() / self._depth)
 
     def state(self) -> State:
-        return self._state
+        state: State = plain(self._state)
+        return state
 
     def close(self) -> None:
         self._line.stop()
@@ -246,7 +249,7 @@ def _run_ahead(rank: RankIterator[Any], change: Callable[[Any], Any] | None, lin
                 element = next(rank)
             except StopIteration:
                 line.room.put(True)
-                line.items.put((_ENDED, None, rank.state_dict()))
+                line.items.put((_ENDED, None, rank.snapshot()))
                 # The next epoch begins when it is asked for: after the last one nobody wants it.
                 if not line.resume.get():
                     break
@@ -254,7 +257,7 @@ def _run_ahead(rank: RankIterator[Any], change: Callable[[Any], Any] | None, lin
             if change is not None:
                 element = change(element)
             seal: Seal = stream.seal(element)
-            line.items.put((_ELEMENT, (element, seal), rank.state_dict()))
+            line.items.put((_ELEMENT, (element, seal), rank.snapshot()))
             element = None
         line.items.put((_FAILED, WorkerError(_CLOSED), None))  # whoever still waits would wait for ever
     except BaseException as error:

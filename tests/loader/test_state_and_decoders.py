@@ -276,3 +276,20 @@ def test_a_state_of_0_1_named_the_class_of_the_encoder(folder: Path) -> None:
         StateError, match=r"batcher\.hooks"
     ):
         loader.restore_state_rank({**state, "config": packed(config)})
+
+
+def states_of_packs(folder: Path, decoder: str, workers: int = 0, **options: Any) -> list[Any]:
+    dataset = train(folder, Packing(DECODERS[decoder]), workers, packing_buffer_size=20, batch_size=None)
+    states = []
+    with get_savable_loader(dataset, start_method="fork", **options) as loader:
+        for _ in islice(loader, 40):
+            states.append(json.loads(json.dumps(loader.save_state_rank())))
+    return states
+
+
+def test_the_state_after_each_pack_is_the_same_wherever_the_packs_are_made(folder: Path) -> None:
+    expected = states_of_packs(folder, "pil")
+    assert any(stream["state"]["inner"]["packs"] for stream in expected[-1]["streams"].values())
+    assert states_of_packs(folder, "pil", 2) == expected
+    assert states_of_packs(folder, "dali", 1) == expected
+    assert states_of_packs(folder, "dali", decode_process=True) == expected

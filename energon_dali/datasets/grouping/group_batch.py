@@ -94,8 +94,9 @@ class _Group:
     """How many of them make a batch."""
     samples: list[Any] = field(default_factory=list)
     sample_keys: list[Key] = field(default_factory=list)
-    seen: list[int] = field(default_factory=list)
-    """Which sample of the stream each one was: asked again with it, a criterion draws the same random numbers."""
+    rows: list[list[Any]] = field(default_factory=list)
+    """What the state says of each one: which sample of the stream it was, so that a criterion that is asked again draws
+    the same random numbers, and its key."""
 
 
 class _GroupIterator(StreamIterator[Any]):
@@ -150,7 +151,7 @@ class _GroupIterator(StreamIterator[Any]):
         joined.size = wanted
         joined.samples.append(sample)
         joined.sample_keys.append(sample_key)
-        joined.seen.append(number)
+        joined.rows.append([number, *freeze_key(sample_key)])
         return joined
 
     def _size(self, group: Hashable, size: Any) -> int:
@@ -202,11 +203,7 @@ class _GroupIterator(StreamIterator[Any]):
             "seen": self._seen,
             "ended": self._ended,
             "current": freeze_key(self._current),
-            "waiting": [
-                [number, *freeze_key(key)]
-                for group in self._groups.values()
-                for number, key in zip(group.seen, group.sample_keys, strict=True)
-            ],
+            "waiting": [row for group in self._groups.values() for row in group.rows],
             "inner": self._inner.state_dict(),
         }
 

@@ -15,6 +15,7 @@ from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard, check_result
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key, freeze_key, restored
+from energon_dali.datasets.state_snapshot import Rest, Snapshot
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
 from energon_dali.task_encoder.context import sample_context
@@ -146,6 +147,12 @@ class _PackingIterator(StreamIterator[Any]):
         self._rounds = self._empty_rounds = 0
         self._ended = False
         self._saved: State | None = None
+        self._note_round()
+
+    def _note_round(self) -> None:
+        """Notes the keys of what a round chose: every state until the next round refers to them."""
+        self._chosen = Snapshot([[key for key, _ in group] for group in self._packs])
+        self._waiting = Snapshot([[waited, *(key for key, _ in group)] for waited, group in self._kept])
 
     def __next__(self) -> Any:
         if self._saved is not None:
@@ -155,7 +162,10 @@ class _PackingIterator(StreamIterator[Any]):
         while True:
             if not runner.running:
                 if not self._packs:
-                    self._select(*self._fill())
+                    try:
+                        self._select(*self._fill())
+                    finally:
+                        self._note_round()
                     continue
                 encoded, self._current = self._encode(self._packs.popleft())
                 if not encoded:
@@ -271,8 +281,8 @@ class _PackingIterator(StreamIterator[Any]):
             "rounds": self._rounds,
             "ended": self._ended,
             "current": freeze_key(self._current),
-            "packs": [freeze_key([key for key, _ in group]) for group in self._packs],
-            "kept": [[waited, *freeze_key([key for key, _ in group])] for waited, group in self._kept],
+            "packs": Rest(self._chosen, len(self._chosen.rows) - len(self._packs)),
+            "kept": Rest(self._waiting),
             "inner": self._inner.state_dict(),
         }
 
@@ -295,6 +305,7 @@ class _PackingIterator(StreamIterator[Any]):
             if pairs:
                 self._runner.load([sample for _, sample in pairs], tuple(self._current))
                 self._runner.skip_outputs = state["offset"]
+        self._note_round()
 
     def close(self) -> None:
         self._packs.clear()

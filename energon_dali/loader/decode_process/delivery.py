@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.state_snapshot import StateReceiver
 from energon_dali.loader.delivery import ThreadedDelivery
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class RemoteRank:
         self._process = process
         self.recorder = Recorder()
         """Nothing is dropped on this side."""
-        self._state: Callable[[], State] | State | bytes = first_state
+        self._state: Callable[[], State] | State = first_state
+        self._receiver = StateReceiver()
 
     def __iter__(self) -> RemoteRank:
         return self
@@ -72,18 +74,15 @@ class RemoteRank:
         if isinstance(taken, dict):
             self._state = taken
             raise StopIteration
-        batch, self._state = taken
+        batch, sent = taken
+        self._state = self._receiver.take(pickle.loads(sent))
         return batch
 
-    def state_dict(self) -> State:
-        """Returns the state behind the last batch."""
-        state = self._state
-        if isinstance(state, bytes):
-            state = pickle.loads(state)
-        elif callable(state):
-            state = state()
-        self._state = state
-        return state
+    def snapshot(self) -> State:
+        """Returns the state after the last batch, for `state_snapshot.plain`."""
+        if callable(self._state):
+            self._state = self._state()
+        return self._state
 
     def interrupt(self) -> None:
         """Does nothing: it reads nothing here."""

@@ -94,6 +94,7 @@ class DecodeServer:
 
     def __init__(self, channel: Channel, task: DecodeTask, pools: list[WorkerPool]) -> None:
         from energon_dali.datasets.recorder import Recorder
+        from energon_dali.datasets.state_snapshot import StateSender
         from energon_dali.loader.decode_process.device_memory import DeviceArenaStore
         from energon_dali.loader.workers.arena import ArenaStore
 
@@ -105,6 +106,7 @@ class DecodeServer:
         # One batch per credit, one in the trainer's hands, and one that is being made.
         self._arenas = ArenaStore(task.prefetch + 2)
         self._device_arenas = DeviceArenaStore(task.prefetch + 2)
+        self._states = StateSender()
         self._room = 0
         self._ended = False
         self._failed = False
@@ -175,7 +177,7 @@ class DecodeServer:
         rank = self._rank.iterator
         self._report.begin()
         try:
-            data, descriptors = self._encoded(next(rank), rank.state_dict)
+            data, descriptors = self._encoded(next(rank), rank.snapshot)
         except StopIteration:
             self._ended = True
             data, descriptors = CODEC.encode(EpochEnded(rank.state_dict(), self._recorder.drain())), ()
@@ -194,7 +196,8 @@ class DecodeServer:
         pieces = self._device_arenas.store(packed.device_segments)
         self._recorder.count("decode_process.batches")
         self._recorder.count("decode_process.bytes", packed.size)
-        tails = [pickle.dumps(value, protocol=5) for value in (packed.contents, state(), self._recorder.drain())]
+        values = (packed.contents, self._states.send(state()), self._recorder.drain())
+        tails = [pickle.dumps(value, protocol=5) for value in values]
         begins = [packed.size]
         for tail in tails:
             begins.append(begins[-1] + len(tail))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from energon_dali.datasets.state_snapshot import StateReceiver
 from energon_dali.loader.workers.failure import rebuild_error
 from energon_dali.loader.workers.transport import unpack
 
@@ -23,7 +24,7 @@ class FedStream:
         fresh: Whether it starts at its beginning.
     """
 
-    __slots__ = ("_fresh", "_taken", "blocks", "error", "generation", "paused", "stream")
+    __slots__ = ("_fresh", "_states", "_taken", "blocks", "error", "generation", "paused", "stream")
 
     def __init__(self, stream: int, generation: int, *, fresh: bool) -> None:
         self.stream = stream
@@ -34,6 +35,7 @@ class FedStream:
         """The block taken last ended an epoch: the worker waits to be asked for the next."""
         self._fresh = fresh
         self._taken = False
+        self._states = StateReceiver()
 
     @property
     def untouched(self) -> bool:
@@ -54,7 +56,8 @@ class FedStream:
         message, payload = self.blocks.popleft()
         self._taken = True
         source = payload if message.arena < 0 else views.view(message.arena)
-        elements, states, keys, end_state = unpack(source, message.extents)
+        elements, sent, keys = unpack(source, message.extents)
+        states, end_state = self._states.take(sent)
         self.paused = end_state is not None
         return Block(self.stream, elements, states, keys, end_state)
 

@@ -7,6 +7,7 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.state_snapshot import StateSender
 from energon_dali.loader.workers import messages
 from energon_dali.loader.workers.arena import ArenaStore
 from energon_dali.loader.workers.channel import Channel
@@ -84,13 +85,14 @@ def _seed(task: WorkerTask) -> None:
 class _Stream:
     """One stream as its worker knows it."""
 
-    __slots__ = ("credits", "ended", "generation", "iterator", "produced")
+    __slots__ = ("credits", "ended", "generation", "iterator", "produced", "states")
 
     def __init__(self, iterator: BlockIterator, generation: int, credits: int) -> None:
         self.iterator = iterator
         self.generation = generation
         self.credits = credits
         self.produced = 0
+        self.states = StateSender()
         self.ended = False
 
 
@@ -179,7 +181,7 @@ class WorkerServer:
             stream.produced += 1
             stream.ended = block.end_state is not None
             # Also here: an element that cannot be pickled ends its stream with the reason.
-            parcel = pack((block.elements, block.states, block.keys, block.end_state))
+            parcel = pack((block.elements, stream.states.send((block.states, block.end_state)), block.keys))
         except Exception as error:
             self._streams.pop(number)
             self._fail(number, stream.generation, error)

@@ -1,0 +1,138 @@
+"""Parts of states that many elements share: kept, and sent to another process, once for all of them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from energon_dali.datasets.restore_key import freeze_key
+
+SentStates = tuple[bytes, dict[int, bytes], list[int]]
+"""(pickled states with the numbers of snapshots in them, pickled snapshots that are new, numbers that stay known)."""
+
+
+class Snapshot:
+    """Rows of keys that do not change any more, such as what a packing buffer holds in one round.
+
+    Args:
+        rows: Nested lists or tuples of plain values; not changed from now on.
+        data: The same, pickled; given in place of the rows where another process sent them.
+    """
+
+    __slots__ = ("_data", "_rows")
+
+    def __init__(self, rows: Sequence[Any] | None = None, data: bytes = b"") -> None:
+        self._rows = rows
+        self._data = data
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The rows; unpickled when they are first asked for."""
+        if self._rows is None:
+            self._rows = pickle.loads(self._data)
+        return self._rows
+
+    @property
+    def data(self) -> bytes:
+        """The rows, pickled."""
+        return self._data or pickle.dumps(self._rows, protocol=5)
+
+
+class Rest:
+    """The rows of a snapshot from one on; stands in a state for the list of them.
+
+    A state with a Rest costs no time that grows with the rows, and `plain` makes JSON of it when it is asked for.
+
+    Args:
+        snapshot: The rows.
+        start: The first of those that are meant.
+    """
+
+    __slots__ = ("snapshot", "start")
+
+    def __init__(self, snapshot: Snapshot, start: int = 0) -> None:
+        self.snapshot = snapshot
+        self.start = start
+
+    def __reduce__(self) -> Any:
+        return Rest, (self.snapshot, self.start)
+
+
+def plain(state: Any) -> Any:
+    """Returns a state in plain values, with lists in place of what it shares with other states."""
+    if isinstance(state, Rest):
+        return freeze_key(state.snapshot.rows[state.start :])
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [plain(value) for value in state]
+    return state
+
+
+class StateSender:
+    """Pickles the states of one stream for another process, each snapshot once while states refer to it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, Snapshot]] = {}
+        """By id, (number, snapshot) of what the states that were sent last refer to; held, so that ids stay theirs."""
+        self._count = 0
+
+    def send(self, states: Any) -> SentStates:
+        """Returns states, in any nesting, as a StateReceiver takes them; in the order in which it will."""
+        live: dict[int, tuple[int, Snapshot]] = {}
+        new: dict[int, bytes] = {}
+
+        def number_of(snapshot: Snapshot) -> int:
+            known = self._known.get(id(snapshot))
+            if known is None:
+                self._count += 1
+                known = (self._count, snapshot)
+                new[self._count] = snapshot.data
+            live[id(snapshot)] = known
+            return known[0]
+
+        file = io.BytesIO()
+        _StatePickler(file, number_of).dump(states)
+        self._known = live
+        return file.getvalue(), new, [number for number, _ in live.values()]
+
+
+class StateReceiver:
+    """Takes the states of one stream, in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Snapshot] = {}
+
+    def take(self, sent: SentStates) -> Any:
+        """Returns the states."""
+        data, new, live = sent
+        self._known = {
+            number: Snapshot(data=new[number]) if number in new else self._known[number] for number in live
+        }
+        return _StateUnpickler(io.BytesIO(data), self._known).load()
+
+
+class _StatePickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, number_of: Callable[[Snapshot], int]) -> None:
+        super().__init__(file, protocol=5)
+        self._number_of = number_of
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Asked for objects of classes alone, so that plain values cost nothing.
+        return (_known_snapshot, (self._number_of(obj),)) if type(obj) is Snapshot else NotImplemented
+
+
+class _StateUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: dict[int, Snapshot]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._known.__getitem__ if name == _known_snapshot.__name__ else super().find_class(module, name)
+
+
+def _known_snapshot(number: int) -> Snapshot:
+    """Stands in pickled states for the look-up of a snapshot."""
+    raise AssertionError(f"snapshot {number} was unpickled without its table")

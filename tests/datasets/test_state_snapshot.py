@@ -1,0 +1,70 @@
+"""What many states share is kept, and sent to another process, once."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+from energon_dali.datasets.base import StreamContext
+from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.datasets.state_snapshot import Rest, Snapshot, StateReceiver, StateSender, plain
+from tests.datasets.oracle import Counting, config
+
+BUFFER = 60
+
+
+def test_a_rest_is_the_end_of_the_rows_as_plain_lists() -> None:
+    snapshot = Snapshot([(("a", 1), ("b", (2, 3))), (("c", 4),), ()])
+    assert plain({"packs": Rest(snapshot, 1), "other": [Rest(snapshot, 3), (5,)]}) == {
+        "packs": [[["c", 4]], []], "other": [[], (5,)],
+    }  # fmt: skip
+    assert plain(Rest(snapshot)) == [[["a", 1], ["b", [2, 3]]], [["c", 4]], []]
+
+
+def test_a_snapshot_crosses_once_while_states_refer_to_it() -> None:
+    sender, receiver = StateSender(), StateReceiver()
+    first, second = (Snapshot([("key", number)] * 5000) for number in (1, 2))
+    sizes, found = [], []
+    for states in ([Rest(first, 4999), Rest(first, 4998)], [Rest(first, 4998), Rest(second, 4999)],
+                   [Rest(second, 4999)], [], [Rest(second, 4999)]):  # fmt: skip
+        sent = sender.send(states)
+        sizes.append(len(sent[0]) + sum(map(len, sent[1].values())))
+        found.append(plain(receiver.take(sent)))
+    assert found == [
+        [[["key", 1]], [["key", 1]] * 2], [[["key", 1]] * 2, [["key", 2]]], [[["key", 2]]], [], [[["key", 2]]],
+    ]  # fmt: skip
+    assert min(sizes[0], sizes[1], sizes[4]) > 5000  # the last one: nothing had referred to it in between
+    assert max(sizes[2], sizes[3]) < 500
+
+
+def test_what_was_received_is_sent_on_without_being_unpickled() -> None:
+    sender, receiver = StateSender(), StateReceiver()
+    received = receiver.take(sender.send(Rest(Snapshot([("key", 1)]))))
+    assert received.snapshot._rows is None
+    assert plain(StateReceiver().take(StateSender().send(received))) == [["key", 1]]
+    assert received.snapshot._rows is None
+
+
+def in_tens(samples: list[Any]) -> list[list[Any]]:
+    return [samples[start : start + 5] for start in range(0, len(samples), 5)]
+
+
+def numbers(samples: list[Any]) -> dict[str, Any]:
+    return {"__restore_key__": (), "numbers": [sample["number"] for sample in samples]}
+
+
+def test_the_states_of_a_round_of_packs_share_what_the_buffer_holds() -> None:
+    iterator = PackingDataset(Counting(1000, config()), BUFFER, in_tens, numbers).open(StreamContext(0))
+    sender, receiver = StateSender(), StateReceiver()
+    alone = together = 0
+    shared = set()
+    for _ in islice(iterator, 3 * BUFFER // 5):
+        state = iterator.state_dict()
+        shared.add(id(state["packs"].snapshot))
+        sent = sender.send(state)
+        together += len(sent[0]) + sum(map(len, sent[1].values()))
+        alone += len(json.dumps(plain(state)))
+        assert plain(receiver.take(sent)) == plain(state)
+    assert len(shared) <= 3
+    assert together < alone / 2
