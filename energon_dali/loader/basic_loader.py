@@ -111,8 +111,9 @@ class BasicDataLoader(Generic[T]):
         self._cache_share = self._cache_pool
         self._start_method = check_start_method(start_method)
         self._retry_policy = _check_retry_policy(retry_policy)
-        self._pins = wants_pinning(pin_memory)
         self._decode_process = wants_decode_process(decode_process, self._tree)
+        forks = self._decode_process and self._start_method == "fork"
+        self._pins = wants_pinning(pin_memory, before_fork=forks)
         self._recorder = Recorder()
         self._watchdog = Watchdog(
             watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,

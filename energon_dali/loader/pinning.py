@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 
 from energon_dali.errors import ConfigError, DeviceError
+from energon_dali.samples.transfer import map_tensors, pin_tensor
 
 
-def wants_pinning(pin_memory: bool | str) -> bool:
+def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
     """Returns whether batches are to be pinned; "auto" means wherever CUDA is available.
+
+    Args:
+        pin_memory: True, False or "auto".
+        before_fork: Whether a process that may use CUDA will be forked from this one: GPUs are then counted by NVML,
+            as CUDA does not work in a process that is forked after it was asked.
 
     Raises:
         ConfigError: It is neither a bool nor "auto".
         DeviceError: It is True, and there is no CUDA device.
     """
-    if pin_memory == "auto":
-        return torch.cuda.is_available()
-    if not isinstance(pin_memory, bool):
+    if not isinstance(pin_memory, bool) and pin_memory != "auto":
         raise ConfigError(f'pin_memory={pin_memory!r} is unknown: give True, False or "auto".')
-    if pin_memory and not torch.cuda.is_available():
+    if pin_memory is False:
+        return False
+    available = torch.cuda.device_count() > 0 if before_fork else torch.cuda.is_available()
+    if pin_memory is True and not available:
         raise DeviceError('pin_memory=True needs a CUDA device, and torch finds none. Give False or "auto".')
-    return pin_memory
+    return available
 
 
 def pin(value: Any) -> Any:
-    """Returns a batch with its CPU tensors in page-locked memory; tensors on the GPU stay as they are.
+    """Returns a batch with its CPU tensors in page-locked memory; everything else in it stays as it is.
 
     Args:
         value: A batch: a tensor, something with a `pin_memory` method, a dataclass, dict, list or tuple of these.
     """
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory() if value.device.type == "cpu" else value
+    if not torch.cuda.is_available():  # GPUs were counted, and CUDA does not work
+        return value
     own = getattr(value, "pin_memory", None)
-    if callable(own):
+    if callable(own) and not isinstance(value, torch.Tensor):
         return own()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {item.name: pin(getattr(value, item.name)) for item in dataclasses.fields(value) if item.init}
-        return dataclasses.replace(value, **changes)
-    if isinstance(value, dict):
-        return type(value)((name, pin(inner)) for name, inner in value.items())
-    if isinstance(value, tuple):
-        pinned = [pin(inner) for inner in value]
-        return type(value)(*pinned) if hasattr(value, "_fields") else tuple(pinned)
-    if isinstance(value, list):
-        return [pin(inner) for inner in value]
-    return value
+    return map_tensors(value, pin_tensor, method="pin_memory")

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from energon_dali.decode.dali.runtime.device import follow_local_rank
+
 Seal = tuple[tuple[int, Any], ...]
 """(number of a GPU, torch.cuda.Event behind the work that made a batch there), one per GPU."""
 
@@ -40,6 +42,7 @@ class RankStream:
     def enter(self) -> None:
         """Puts the calling thread, the rank's, on the trainer's device and on a new stream of it."""
         if self._device is None:
+            follow_local_rank()  # the trainer has not taken its GPU yet
             return
         self._cuda.set_device(self._device)
         # Another allocator refuses record_stream for memory that is not its own, such as DALI's.
@@ -79,8 +82,23 @@ class RankStream:
                     self._record(tensor, elsewhere[tensor.device.index])
 
     def _record(self, tensor: Any, stream: Any) -> None:
-        if self._cuda.get_allocator_backend() == "native" and tensor.layout == torch.strided:
-            tensor.record_stream(stream)
+        if self._cuda.get_allocator_backend() == "native":
+            for part in strided_parts(tensor):
+                part.record_stream(stream)
+
+
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors that hold the memory of one: itself, or the parts of a sparse or a jagged tensor."""
+    of_layout: dict[Any, tuple[str, ...]] = {
+        torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"), torch.jagged: ("values", "offsets", "lengths"),
+    }  # fmt: skip
+    if tensor.layout == torch.strided:
+        return [tensor]
+    parts = [getattr(tensor, name)() for name in of_layout.get(tensor.layout, ())]
+    return [part for part in parts if part is not None and part.is_cuda]
 
 
 def find_cuda_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
+from collections import UserDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,45 +15,59 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
+def map_tensors(
+    value: T, function: Callable[[torch.Tensor], torch.Tensor], *, method: str | None = None
+) -> T:
     """Returns a value with `function` applied to every tensor inside; what holds no changed tensor is the same object.
+
+    What holds one is a shallow copy, of the same class and with all that it had: no constructor is called.
 
     Args:
         value: A tensor, dataclass, dict, list, tuple, or anything else (returned as it is).
         function: Gives the new tensor, or the same one.
+        method: Objects inside that have a method of this name are replaced by what it returns.
     """
-    return _mapped(value, function)  # type: ignore[no-any-return]
+    return _mapped(value, function, method, top=True)  # type: ignore[no-any-return]
 
 
-def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _mapped(
+    value: Any, function: Callable[[torch.Tensor], torch.Tensor], method: str | None, *, top: bool = False
+) -> Any:
     loaded = sys.modules.get("torch")  # where it was never loaded there are no tensors
     if loaded is not None and isinstance(value, loaded.Tensor):
         return function(value)
-    if isinstance(value, dict):
-        new = {key: _mapped(inner, function) for key, inner in value.items()}
+    if method is not None and not top and callable(own := getattr(value, method, None)):
+        return own()
+    if isinstance(value, (dict, UserDict)):
+        new = {key: _mapped(inner, function, method) for key, inner in value.items()}
         if all(new[key] is inner for key, inner in value.items()):
             return value
         changed_dict = copy.copy(value)
         changed_dict.update(new)
         return changed_dict
     if isinstance(value, (list, tuple)):
-        items = [_mapped(inner, function) for inner in value]
+        items = [_mapped(inner, function, method) for inner in value]
         if all(item is inner for item, inner in zip(items, value, strict=True)):
             return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, tuple):
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        changed_list = copy.copy(value)
+        changed_list[:] = items
+        return changed_list
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return _mapped_dataclass(value, function)
+        return _mapped_dataclass(value, function, method)
     return value
 
 
-def _mapped_dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _mapped_dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tensor], method: str | None) -> Any:
     changed = None
-    for name in value.__dataclass_fields__:
+    for field in dataclasses.fields(value):
+        name = field.name
         # Keys and sources hold no tensors, and may be long.
         if name.startswith("__") or not hasattr(value, name):
             continue
         old = getattr(value, name)
-        new = _mapped(old, function)
+        new = _mapped(old, function, method)
         if new is not old:
             changed = copy.copy(value) if changed is None else changed
             object.__setattr__(changed, name, new)  # frozen dataclasses as well
@@ -67,7 +83,16 @@ def pin(value: T) -> T:
 
     if not torch.cuda.is_available():
         return value
-    return map_tensors(value, lambda t: t.pin_memory() if t.device.type == "cpu" and not t.is_pinned() else t)
+    return map_tensors(value, pin_tensor)
+
+
+def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a CPU tensor in pinned memory; others, and sparse and jagged ones, as they are."""
+    import torch
+
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
+        return tensor
+    return tensor.pin_memory()
 
 
 def move(value: T, device: torch.device | str | int, non_blocking: bool = True) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_dali.loader.rank_stream import RankStream, find_cuda_tensors
+from energon_dali.loader.rank_stream import RankStream, find_cuda_tensors, strided_parts
 from tests.fake_cuda import FakeCuda, GpuTensor, Stream
 
 
@@ -67,6 +67,35 @@ def test_without_cuda_nothing_is_asked_of_it() -> None:
     assert rank.seal({"x": torch.zeros(1)}) == ()
     rank.hand_over(None, ())
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def test_the_memory_of_sparse_and_jagged_tensors_is_kept() -> None:
+    class OnGpu:
+        """A tensor on a GPU of which only the layout and its parts are looked at."""
+
+        is_cuda = True
+        device = torch.device("cuda", 0)
+
+        def __init__(self, layout: torch.layout, *parts: str) -> None:
+            self.layout = layout
+            self.parts = {name: GpuTensor.on(0) for name in parts}
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: self.parts.get(name)
+
+    tensors = [
+        OnGpu(torch.sparse_coo, "_indices", "_values"),
+        OnGpu(torch.sparse_csr, "crow_indices", "col_indices", "values"),
+        OnGpu(torch.sparse_bsc, "ccol_indices", "row_indices", "values"),
+        OnGpu(torch.jagged, "values", "offsets"),  # its lengths are None
+    ]
+    for tensor in tensors:
+        assert strided_parts(tensor) == list(tensor.parts.values())  # type: ignore[arg-type]
+    cuda = FakeCuda()
+    stream = Stream(0)
+    RankStream(cuda)._record(tensors[0], stream)
+    assert [part.recorded for part in tensors[0].parts.values()] == [[stream], [stream]]
+    assert strided_parts(torch.eye(3).to_sparse()) == []  # parts on the CPU have no stream
 
 
 def test_finds_tensors_wherever_batches_hold_them() -> None:

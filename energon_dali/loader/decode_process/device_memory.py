@@ -9,12 +9,14 @@ that before it writes there again. The host waits for nothing.
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.errors import DeviceFailedError
 from energon_dali.loader.decode_process import cuda_ipc
 from energon_dali.loader.decode_process.cuda_ipc import DeviceBytes
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.loader.decode_process.tensor_table import Segment
+
+logger = logging.getLogger("energon_dali.loader")
 
 _ALIGNMENT = 512
 
@@ -279,6 +283,16 @@ class DeviceViews:
             torch.cuda.synchronize(arena.device)  # what was begun with it comes before
             cuda_ipc.close_memory(arena.device, arena.address)
             self._closed.append(number)
+
+    def close(self) -> None:
+        """Closes all arenas, which nobody sees any more; what cannot be closed is logged."""
+        for number in tuple(self._open):
+            try:
+                self.drop([number])
+            except (RuntimeError, DeviceFailedError) as error:  # CUDA is broken: its memory goes with this process
+                logger.warning("GPU memory of the decode process was not closed: %s", error)
+        self._releasing.clear()
+        self._streams.clear()
 
     def take_closed(self) -> list[int]:
         """Returns the arenas that were closed since the last call, so that the decode process can free them."""

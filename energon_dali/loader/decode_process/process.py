@@ -259,6 +259,7 @@ def _end(
             return
         _seen_after_end.discard(device_views)
         if os.getpid() == owner:  # else this is a forked copy of the trainer: it ends without ending the trainer's
+            device_views.close()  # before the process that owns the memory frees it
             end_process(process, channel)
         channel.close()
         for descriptor in descriptors:

@@ -75,8 +75,12 @@ def _prepare(task: DecodeTask) -> None:
     """
     import torch
 
+    from energon_dali.decode.dali.runtime.device import follow_local_rank
+
     torch.set_num_threads(1)
-    if task.device is not None:
+    if task.device is None:
+        follow_local_rank()  # the trainer has not taken its GPU yet
+    else:
         torch.cuda.set_device(task.device)
     config = task.dataset.worker_config
     seed_generators(config.seed_offset, config.rank, config.num_workers)  # the number behind the last worker's

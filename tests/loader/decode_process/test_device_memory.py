@@ -143,6 +143,33 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     assert len(store.take_dropped()) == 1
 
 
+@pytest.mark.parametrize("seen", [False, True], ids=["closed", "closed while a tensor is held"])
+def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
+    seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA wants memory closed where it was opened before it is freed where it was made."""
+    driver = StandIn(monkeypatch)
+    open_at_the_end: list[int] = []
+    monkeypatch.setattr(process, "end_process", lambda process, channel: open_at_the_end.append(len(driver.opened)))
+    for turn in range(3):
+        store, views, owner = DeviceArenaStore(1), DeviceViews(), _Holder()
+        batches = [views.view(pickle.loads(pickle.dumps(store.store([segment(1, 700)])))) for _ in range(2)]
+        views.note_streams()
+        if not seen:
+            batches.clear()
+            gc.collect()
+        theirs, lifeline = os.pipe()
+        end = weakref.finalize(owner, process._end, _Holder(), _Holder(), views, [lifeline], os.getpid())  # type: ignore[arg-type]
+        end()
+        assert len(open_at_the_end) == (turn if seen else turn + 1)
+        batches.clear()
+        gc.collect()
+        os.close(theirs)
+    assert open_at_the_end == [0, 0, 0]
+    assert driver.opened == []
+    assert "synchronize" in driver.said  # what was begun with the memory is over
+
+
 class _Holder:
     """Stands for a DecodeProcess, its Channel, and its WorkerProcess."""
 

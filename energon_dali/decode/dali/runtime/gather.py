@@ -42,7 +42,8 @@ class Gather:
 
         def take(done: Future[list[Outcome]]) -> None:
             try:
-                self.put(positions, Future.result(done))  # no stream waits before the block is taken
+                outcomes: list[Outcome] = Future.result(done)  # no stream waits before the block is taken
+                self.put(positions, outcomes)
             except BaseException as error:  # a callback's own error, or CancelledError, would reach nobody
                 with suppress(InvalidStateError):  # another part failed before
                     self.future.set_exception(error)

@@ -24,7 +24,13 @@ from tests.decode.pictures import pictures
 
 @pytest.mark.parametrize(
     ("version", "fancy", "regions"),
-    [((13, 2), True, True), ((13, 1), True, False), ((12, 4), True, False), ((12, 4), False, True), (None, True, 0)],
+    [
+        ((13, 2), True, True),
+        ((13, 1), True, False),
+        ((12, 4), True, False),
+        ((12, 4), False, True),
+        (None, True, False),
+    ],
 )
 def test_a_region_is_asked_for_only_where_the_gpu_decodes_it(
     version: tuple[int, int] | None, fancy: bool, regions: bool, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,9 @@ from energon_dali.decode.dali.runtime.device import Device, resolve_device
 from energon_dali.decode.dali.video import suitability
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceError
+from energon_dali.loader.rank_stream import RankStream
 from tests.av.corpus import video_file
+from tests.fake_cuda import FakeCuda
 
 
 @pytest.fixture
@@ -47,6 +49,36 @@ def test_local_rank_chooses_until_torch_does_and_a_thread_stays_with_it(monkeypa
     thread.join(60)
     assert others == [Device("gpu", 0)]
     assert resolve_device(3) == Device("gpu", 3)
+
+
+def test_a_thread_of_ours_follows_local_rank_when_the_trainer_has_no_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer takes its GPU while the thread runs: the thread's own current device stays 0."""
+    cuda = FakeCuda(gpus=4, initialized=False).install(monkeypatch)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    found: list[Any] = []
+
+    def work(rank: RankStream) -> None:
+        rank.enter()
+        torch.cuda.init()  # a hook, or the trainer's own thread
+        found.extend((resolve_device("gpu"), torch.cuda.current_device()))
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: setattr(cuda, "initialized", True))
+    thread = threading.Thread(target=work, args=(RankStream(torch.cuda),))
+    assert cuda.contexts == set()
+    thread.start()
+    thread.join(60)
+    assert found == [Device("gpu", 2), 2]
+    assert cuda.contexts == {2}
+    assert torch.cuda.current_device() == 0  # the trainer's own is its own to choose
+
+
+def test_a_process_that_was_forked_after_cuda_was_asked_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(gpus=1).install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    for option in ("auto", "gpu", 0):
+        with pytest.raises(DeviceError, match=r'CUDA does not work after a fork.*start_method="spawn"'):
+            resolve_device(option)  # type: ignore[arg-type]
+    assert resolve_device("cpu") == Device("cpu")
 
 
 @pytest.mark.usefixtures("four_gpus")
