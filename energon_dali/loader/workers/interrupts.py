@@ -32,7 +32,7 @@ def interrupts_deferred() -> Iterator[None]:
                 signal.signal(number, lambda signum, frame: came.append((signum, frame)))
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in came:
-            handlers[number](number, frame)
+        for restored, handler in handlers.items():
+            signal.signal(restored, handler)
+        for signum, frame in came:
+            handlers[signum](signum, frame)

@@ -27,6 +27,14 @@ _LOG = logging.getLogger(__name__)
 GraphT = TypeVar("GraphT")
 
 
+class _Rested(Exception):  # noqa: N818 - not an error
+    """Ends an engine's thread that has nothing to do; the next block starts another."""
+
+
+class _Rest:
+    """Asks the thread, from the queue, to end if nothing follows."""
+
+
 class DaliEngine(ABC, Generic[GraphT, BatchT]):
     """One pipeline, and the one thread that ever touches it: two threads in one DALI pipeline lock up.
 
@@ -47,7 +55,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self.options = options
         self.device = options.device
         self._memory = memory
-        self._queue: queue.SimpleQueue[Run[BatchT] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Run[BatchT] | _Rest | None] = queue.SimpleQueue()
         self._flying: deque[Run[BatchT]] = deque()
         self._held: Run[BatchT] | None = None
         # Plain sets, which need no lock: their callers may be a finaliser in a thread that holds one.
@@ -132,6 +140,17 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def _forget(self, block: Block, done: Future[list[Outcome]]) -> None:
         self._open_blocks.discard(block)
 
+    @property
+    def awake(self) -> bool:
+        """Whether it has a thread, and a pipeline once a block came."""
+        return self._thread is not None
+
+    def rest(self) -> None:
+        """Lets the thread and the pipeline go once all that was submitted is done; the next block makes new ones."""
+        with self._lock:
+            if self._thread is not None and not self._closing:
+                self._queue.put(_Rest())
+
     def close(self, timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
         """Ends the thread and the pipeline.
 
@@ -165,6 +184,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         """Thread body. Whatever ends the thread fails all blocks that wait for it, and every later one."""
         try:
             self._serve()
+        except _Rested:
+            return
         except BaseException as error:
             _LOG.exception("The thread that decodes on %s ended by an error.", self.device)
             with self._lock:
@@ -219,6 +240,9 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
                 return True
             if run is None:
                 return False
+            if isinstance(run, _Rest):
+                self._rest_if_idle()
+                return True
         self._held = None
         if self._abandoned:
             run.block.future.cancel()
@@ -235,6 +259,19 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             self._unbook(run)
             run.block.fail(self._launch_error(error))
         return True
+
+    def _rest_if_idle(self) -> None:
+        """Lets the pipeline go and ends the thread, unless there is work.
+
+        Raises:
+            _Rested: There is none.
+        """
+        with self._lock:  # which whoever submits a block holds
+            if self._flying or not self._queue.empty():
+                return
+            self._pipeline = self._thread = None
+            self._suspended.clear()
+            raise _Rested
 
     def _unbook(self, run: Run[BatchT]) -> None:
         if run in self._booked:

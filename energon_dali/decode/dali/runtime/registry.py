@@ -15,6 +15,8 @@ from energon_dali.decode.dali.runtime.memory import DeviceMemory, MemoryUse, rel
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
 _CLOSE_SECONDS = 10.0
+_MOST_AWAKE = 16
+"""Engines that keep a thread and a pipeline, the last used ones: sizes and settings that are not used any more rest."""
 _engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
 _memories: dict[tuple[Device, int | None], DeviceMemory] = {}
 _lock = threading.Lock()
@@ -39,6 +41,8 @@ def engine_for(
 ) -> DaliEngine[Any, Any]:
     """Returns the process's engine for a graph; makes it if there is none. The first block builds the pipeline.
 
+    Engines that were not used for long are put to rest where many others are in use.
+
     Args:
         make: The class of engines that the graph is for.
         graph: What to produce.
@@ -52,7 +56,12 @@ def engine_for(
         engine = _engines.get(key)
         if engine is None:
             memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
-            engine = _engines[key] = make(graph, options, memory)
+            engine = make(graph, options, memory)
+        _engines.pop(key, None)
+        _engines[key] = engine  # at the end, as the last one used
+        if not engine.awake:
+            for other in list(_engines.values())[:-_MOST_AWAKE]:
+                other.rest()
         return engine
 
 

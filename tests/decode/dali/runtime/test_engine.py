@@ -7,10 +7,13 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
+import torch
 
-from energon_dali.decode import DaliDecoder, Decoded, MediaHandle
+from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, Resize
+from energon_dali.decode.dali import close_engines
 from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
+from energon_dali.decode.dali.runtime import registry
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.gather import Gather
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
@@ -18,6 +21,7 @@ from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.interface import Outcome
 from energon_dali.errors import DeviceFailedError
 from tests.decode.pictures import pictures
+from tests.running_time import wait_until
 
 DECODER = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
@@ -95,3 +99,34 @@ def test_a_part_that_is_cancelled_or_short_fails_the_whole_block(fault: str) -> 
     else:
         part.set_result([Decoded(1, "pil")])
     assert isinstance(gather.future.exception(0), CancelledError if fault == "cancelled" else ValueError)
+
+
+def test_engines_that_are_not_used_any_more_rest_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MOST_AWAKE", 2)
+    close_engines()
+    raw = pictures()["jpeg-420"]
+    decoders = [DaliDecoder(operations=[Resize((8, size))], image_decode_device="cpu") for size in (8, 9, 10, 11)]
+    first = [decoder.decode_block([decoder.stage("jpg", raw)])[0] for decoder in decoders]
+    engines = list(registry._engines.values())
+    assert wait_until(lambda: [engine.awake for engine in engines] == [False, False, True, True], 60)
+    assert [engine._pipeline is None for engine in engines] == [True, True, False, False]
+    again = [decoder.decode_block([decoder.stage("jpg", raw)])[0] for decoder in decoders]
+    for before, after in zip(first, again, strict=True):
+        assert isinstance(before, Decoded)
+        assert isinstance(after, Decoded)
+        assert torch.equal(before.value, after.value)
+    assert wait_until(lambda: sum(engine.awake for engine in engines) == 2, 60)
+    close_engines()
+
+
+def test_an_engine_that_is_asked_to_rest_does_its_work_first() -> None:
+    engine = FaultyEngine()
+    futures = [engine.submit([handle()]) for _ in range(3)]
+    engine.rest()
+    futures.append(engine.submit([handle()]))
+    engine.go.set()
+    assert all(isinstance(future.result(60)[0], Decoded) for future in futures)
+    engine.rest()
+    assert wait_until(lambda: not engine.awake, 60)
+    assert isinstance(engine.submit([handle()]).result(60)[0], Decoded)
+    engine.close(60)
