@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
 import click
 
 from energon_dali import __version__
-from energon_dali.cli.checkpoint import checkpoint
-from energon_dali.cli.doctor import doctor
-from energon_dali.cli.info import info
-from energon_dali.cli.lint.command import lint
-from energon_dali.cli.prepare import prepare
-from energon_dali.cli.prepare_media import prepare_media
+
+_HOMES = {
+    "checkpoint": "checkpoint:checkpoint",
+    "doctor": "doctor:doctor",
+    "info": "info:info",
+    "lint": "lint.command:lint",
+    "prepare": "prepare:prepare",
+    "prepare-media": "prepare_media:prepare_media",
+}
+"""Where each command is: module in this package, and name in it."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Imports a command when it is used: the others need not be waited for, and Ctrl-C meanwhile ends it quietly."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _HOMES:
+            return None
+        module, _, name = _HOMES[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"energon_dali.cli.{module}"), name)
+        return command
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if traceback.extract_tb(error.__traceback__)[-1].name != click.echo.__name__:
+                raise
+            # What is left of the output is thrown away: Python would complain again at its end.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.close(nowhere)
+            click.echo(f"Error: Could not write the output: {error.strerror or error}.", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="energon-dali")
 def main() -> None:
     """Prepare and inspect datasets of tar shards."""
-
-
-main.add_command(checkpoint)
-main.add_command(doctor)
-main.add_command(info)
-main.add_command(lint)
-main.add_command(prepare)
-main.add_command(prepare_media)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from click.testing import CliRunner, Result
 from energon_dali import __version__
 from energon_dali.cli.main import main
 from energon_dali.decode.headers.label import unpack_header
-from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.shards import ShardReader, WebdatasetFolder, prepare_dataset
 from tests.shards.tars import captions, jpeg, write_tar
 
 
@@ -262,3 +264,36 @@ def test_an_empty_path_and_that_of_what_was_prepared(tmp_path: Path, command: st
     inner = run(command, tmp_path / ".nv-meta", *words.get(command, []))
     assert inner.exit_code != 0
     assert f"Give the dataset it belongs to: {tmp_path}" in inner.output
+
+
+def as_program(*words: object, out: Any = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "energon_dali", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize("words", [("info",), ("prepare", *QUIET, "--split-ratio", "1,0,0", "--force-overwrite")])
+def test_an_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path, words: tuple[object, ...]) -> None:
+    captions(tmp_path, shards=1)
+    prepare_dataset(tmp_path)
+    with open("/dev/full", "w") as full:
+        done = as_program(words[0], tmp_path, *words[1:], out=full)
+    assert done.returncode == 1
+    assert done.stderr == "Error: Could not write the output: No space left on device.\n"
+
+
+def test_a_command_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of a short command's time: Ctrl-C meanwhile ends it like any other."""
+
+    def interrupt(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("energon_dali.cli.main.importlib.import_module", interrupt)
+    done = run("info", "anywhere")
+    assert (done.exit_code, done.output.strip()) == (1, "Aborted!")
+    assert run("--version").exit_code == 0
+
+
+def test_an_unknown_command_and_the_list_of_all() -> None:
+    assert "No such command 'infos'" in run("infos").output
+    assert all(name in ok("--help") for name in ("checkpoint", "doctor", "info", "lint", "prepare", "prepare-media"))
