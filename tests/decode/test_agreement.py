@@ -72,12 +72,18 @@ def test_jpegs_whose_markers_are_out_of_order_are_left_to_pil() -> None:
 
 
 def test_a_size_that_no_decoder_would_pay_for_is_left_to_pil() -> None:
-    """A JPEG of 6 KB that claims 3000 x 3000 pixels: PIL pads it with gray, and so do all routes."""
-    data = encode(PHOTO, "JPEG")
-    frame = data.index(b"\xff\xc0")
-    data = data[: frame + 5] + struct.pack(">HH", 3000, 3000) + data[frame + 9 :]
-    assert load_by_pil(data) == ""
-    assert list(compare([("jpeg", data)])) == []
+    """A JPEG and a TIFF that claim more pixels than they have: PIL fills these with gray and black, as do all routes."""
+    jpeg, tiff = encode(PHOTO.resize((8, 8)).convert("L"), "JPEG"), encode(PHOTO, "TIFF")
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg = jpeg[: frame + 5] + struct.pack(">HH", 1000, 1000) + jpeg[frame + 9 :]
+    height = struct.pack("<HHI", 257, 4, 1)
+    tiff = tiff.replace(height + struct.pack("<I", 45), height + struct.pack("<I", 1000))
+    assert len(jpeg) * 2048 < 1000 * 1000  # beyond what a larger JPEG could hold
+    for name, data in (("jpeg", jpeg), ("tiff", tiff)):
+        assert load_by_pil(data) == ""
+        with Image.open(BytesIO(data)) as image:
+            assert image.height == 1000
+        assert list(compare([(name, data)])) == []
 
 
 def test_a_palette_without_colours_is_black() -> None:
