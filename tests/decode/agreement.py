@@ -74,18 +74,21 @@ def load_by_pil(data: bytes) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def compare(files: Sequence[tuple[str, bytes]], max_pixels: int = 1 << 24) -> Iterator[Disagreement]:
+def compare(
+    files: Sequence[tuple[str, bytes]], options: Sequence[str] = tuple(OPTIONS), max_pixels: int = 1 << 24
+) -> Iterator[Disagreement]:
     """Yields where a route differs from PIL's `load`, or from SampleDecoder's pixels.
 
     Args:
         files: Name and content.
+        options: Which of OPTIONS.
         max_pixels: Limit of the decoders: larger images, which cost much time, are refused by all of them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL warns about odd metadata, which is not at stake here
         refusals = [load_by_pil(data) for _, data in files]
-        for option, given in OPTIONS.items():
-            yield from _compare_option(option, {**given, "max_pixels": max_pixels}, files, refusals)
+        for option in options:
+            yield from _compare_option(option, {**OPTIONS[option], "max_pixels": max_pixels}, files, refusals)
 
 
 def _compare_option(

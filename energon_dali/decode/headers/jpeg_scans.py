@@ -95,11 +95,14 @@ class _Script:
         first, last, precision = data[end : end + 3] if self._progressive else (0, 63, 0)
         if not first <= last < 64:
             return False
-        brought = 0 if precision & 15 else (2 << last) - (1 << first)  # or bits are left for later scans
+        brought = (2 << last) - (1 << first)
         for component in data[position + 5 : end : 2]:
             if component not in self._done:
                 return False
-            self._done[component] |= brought
+            if precision & 15:  # bits are left for later scans; libjpeg goes by the last scan
+                self._done[component] &= ~brought
+            else:
+                self._done[component] |= brought
         return True
 
     def is_complete(self) -> bool:
