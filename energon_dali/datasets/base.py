@@ -15,6 +15,7 @@ from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.restore_key import Key, attempt, get_restore_key
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
+from energon_dali.shards.documents.state_entries import DAMAGED
 
 if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockFeed
@@ -94,10 +95,15 @@ def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> 
     """
     try:
         iterator.load_state_dict(state)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except StateError as error:
+        _, of_an_entry, reason = str(error).partition(DAMAGED)
+        if not of_an_entry:
+            raise
+        raise StateError(f"The state of stream {stream} is damaged, or of another release: {reason}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(
             f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
-            f"{type(error).__name__}: {error}. Restore another one."
+            f"{type(error).__name__}: {str(error)[:300]}. Restore another one."
         ) from error
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from energon_dali.datasets.base import State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
+from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.task_encoder.context import batch_context
 
 NAME = "BatchCountDataset"
@@ -101,8 +102,8 @@ class _CountIterator(StreamIterator[Any]):
         return {"given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._given = state["given"]
-        self._inner.load_state_dict(state["inner"])
+        self._given = count_of(state, "given")
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

@@ -21,6 +21,7 @@ from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError
 from energon_dali.plan import OrderSpec
 from energon_dali.shards import RawSample, ShardReader
+from energon_dali.shards.documents.state_entries import count_of
 
 DEFAULT_LANES = 16
 """`parallel_shard_iters` of training, where nothing else is said."""
@@ -317,7 +318,7 @@ class _NativeIterator(StreamIterator[Any]):
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._epoch, self._position = count_of(state, "epoch"), count_of(state, "position")
 
     def close(self) -> None:
         if self._samples is not None:

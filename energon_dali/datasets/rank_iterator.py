@@ -14,6 +14,7 @@ from energon_dali.datasets.older_state import in_todays_form
 from energon_dali.datasets.recorder import Recorder, describe_dropped
 from energon_dali.datasets.state_snapshot import plain
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
+from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
 if TYPE_CHECKING:
@@ -216,20 +217,21 @@ class RankIterator(Iterator[T], Generic[T]):
             )
         from energon_dali.datasets.base import restore_stream
 
+        check_plain(state)
         if self._even_shares and state.get("shares") != "even":  # of an earlier release
             self._dataset, self._even_shares = self._dataset.with_old_shares(), False
             self.close()
 
-        self._given = state.get("given", 0)
+        self._given = count_of(state, "given") if "given" in state else 0
         if self._limit is not None and self._given > self._limit.length:
             # The epochs became shorter, or there are fewer ranks: the place in the running epoch is what is left.
             self._given %= self._limit.length
         for stream in self._streams:
             saved = streams[str(stream)]
-            self._counts[stream] = saved["count"]
-            if saved["ended"]:
+            self._counts[stream] = count_of(saved, "count")
+            if flag_of(saved, "ended"):
                 self._ended.add(stream)
-            if saved["state"] is not None:
+            if entry_of(saved, "state") is not None:
                 iterator = self._iterator(stream)
                 with retry_scope(self._retries):
                     restore_stream(iterator, in_todays_form(saved["state"], iterator.state_dict()), stream)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from energon_dali.errors import SkipSample, StateError, StoreUnavailableError
+from energon_dali.shards.documents.content import excerpt
 
 Key = tuple[Any, ...]
 
@@ -55,9 +56,9 @@ def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
         StateError: Another dataset made it, or it is no key.
     """
     own = isinstance(key, (tuple, list)) and len(key) > numbers and key[0] == name
-    if not own or not all(isinstance(part, int) for part in key[1 : 1 + numbers]):
+    if not own or not all(type(part) is int and 0 <= part < 1 << 62 for part in key[1 : 1 + numbers]):
         raise StateError(
-            f"The restore key {key!r} was not made by {name}. Give a __restore_key__ of an element of this very "
+            f"The restore key {excerpt(key)} was not made by {name}. Give a __restore_key__ of an element of this very "
             f"dataset; keys "
             "of another dataset, or of one built with other hooks, cannot be restored here."
         )

@@ -20,6 +20,7 @@ from energon_dali.datasets.sources.row_plan import RowPlan
 from energon_dali.errors import DatasetError, DatasetFormatError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
 from energon_dali.shards import RawSample
+from energon_dali.shards.documents.state_entries import count_of
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
@@ -248,8 +249,7 @@ class _SourceIterator(StreamIterator[Any]):
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch = state["epoch"]
-        self._position = state["position"]
+        self._epoch, self._position = count_of(state, "epoch"), count_of(state, "position")
 
     def close(self) -> None:
         self._ahead.clear()

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.datasets.older_state import config_in_todays_form
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.plan import Layout
+from energon_dali.shards.documents.content import excerpt, excerpt_names
+from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset, State
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
 
 FORMAT = "energon_dali.loader"
 VERSION = 1
+
+MAX_STREAMS = 1 << 20
+"""Streams of a job, and ranks."""
+MAX_CONFIG_BYTES = 64 << 20
+"""What the config of a state unpacks to: ten thousand datasets with long paths take 10 MiB."""
 
 
 def make_state(rank_state: State, dataset: SavableDataset[Any]) -> State:
@@ -64,7 +72,8 @@ def merge_states(states: Sequence[State]) -> State:
     missing = sorted(set(map(str, range(first["num_streams"]))) - merged["streams"].keys(), key=int)
     if missing:
         raise StateError(
-            f"Streams {missing} are in none of the states. Give the states of all {first['world_size']} ranks."
+            f"Streams {missing[:20]}{' ...' if len(missing) > 20 else ''} are in none of the states. Give the states "
+            f"of all {first['world_size']} ranks."
         )
     merged["streams"] = {number: merged["streams"][number] for number in sorted(merged["streams"], key=int)}
     return merged
@@ -104,9 +113,17 @@ def unpack_config(state: State) -> dict[str, Any]:
         StateError: It cannot be read.
     """
     try:
-        config: dict[str, Any] = config_in_todays_form(json.loads(zlib.decompress(base64.b85decode(state["config"]))))
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(base64.b85decode(state["config"]), MAX_CONFIG_BYTES)
+        if not unpacking.eof:
+            raise ValueError(f"it is cut off, or unpacks to more than {MAX_CONFIG_BYTES:,} bytes")
+        config = config_in_todays_form(parse_json(text, max_depth=MAX_STATE_DEPTH, any_number=True))
+        if not isinstance(config, dict):
+            raise ValueError(f"it holds {excerpt(config)}")
     except (ValueError, TypeError, zlib.error) as error:
-        raise StateError(f"The state is damaged: its config cannot be read ({error}). Restore another one.") from error
+        raise StateError(
+            f"The state is damaged: its config cannot be read ({str(error)[:200]}). Restore another one."
+        ) from error
     return config
 
 
@@ -152,29 +169,45 @@ def _has_old_shares(config: Any) -> bool:
 def check_format(state: Any) -> None:
     """Raises StateError unless `state` is a loader's, of a version that is known here."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-        what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        what = excerpt(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
-            f"This is no state of a loader ({what}): give what save_state_rank, save_state_global or state_dict "
+            f"This is not a loader state ({what}): give what save_state_rank, save_state_global or state_dict "
             "returned. States of Megatron Energon cannot be read."
         )
     if state.get("version") != VERSION:
-        raise StateError(f"The state has version {state.get('version')}; this release reads version {VERSION}.")
-    kinds = {"num_streams": int, "world_size": int, "config": str, "given": Mapping, "streams": Mapping}
+        raise StateError(
+            f"The state has version {excerpt(state.get('version'))}; this release reads version {VERSION}."
+        )
+    kinds = {"config": str, "given": Mapping, "streams": Mapping}
     damaged = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
+    damaged += [name for name in ("num_streams", "world_size") if not _is_count(state.get(name), 1, MAX_STREAMS)]
+    if not damaged and len(state["config"]) > MAX_CONFIG_BYTES:
+        damaged = ["config"]
     if not damaged:
-        given, streams = state["given"].items(), state["streams"].items()
-        damaged = [f"given[{rank}]" for rank, count in given if not (_is_number(rank) and _is_count(count))]
-        damaged += [f"streams[{name}]" for name, value in streams if not (_is_number(name) and _is_stream(value))]
+        check_plain(state)
+        ranks, numbers = state["world_size"], state["num_streams"]
+        damaged = [
+            f"given[{rank}]"
+            for rank, count in state["given"].items()
+            if not (_is_index(rank, ranks) and _is_count(count))
+        ]
+        damaged += [
+            f"streams[{name}]"
+            for name, value in state["streams"].items()
+            if not (_is_index(name, numbers) and _is_stream(value))
+        ]
     if damaged:
-        raise StateError(f"The state is damaged: {', '.join(damaged)} is missing or of no use. Restore another one.")
+        raise StateError(
+            f"The state is damaged: {excerpt_names(damaged)} is missing or cannot be used. Restore another one."
+        )
 
 
-def _is_number(name: Any) -> bool:
-    return isinstance(name, str) and name.isascii() and name.isdecimal()
+def _is_index(name: str, count: int) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10 and str(int(name)) == name and int(name) < count
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0
+def _is_count(value: Any, least: int = 0, most: int = MAX_COUNT) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _is_stream(value: Any) -> bool:
@@ -186,7 +219,7 @@ def _is_stream(value: Any) -> bool:
 
 def _check_streams(state: State, config: WorkerConfig) -> None:
     saved, layout = state["num_streams"], config.layout
-    fitting = [str(count) for count in range(1, saved + 1) if saved % count == 0]
+    fitting = [str(count) for count in range(1, saved + 1) if saved % count == 0]  # of at most MAX_STREAMS
     if saved != layout.num_streams:
         raise LayoutError(
             f"The state is of a job with {saved} streams; this loader has {layout.num_streams} (world_size "

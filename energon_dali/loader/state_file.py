@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.datasets.base import State
+from energon_dali.decode.basic import decode_basic
 from energon_dali.errors import StateError, StorageError
 from energon_dali.loader.loader_state import check_format
+from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.documents.state_entries import MAX_STATE_DEPTH
 from energon_dali.shards.storage.atomic_file import atomic_file
+from energon_dali.shards.storage.local import read_regular
 
 MEGATRON_KEY = "dataloader_state_dict"
 """Megatron-LM keeps the loader's state under this name in a file of its own per rank."""
@@ -112,10 +116,8 @@ def _load(path: Path) -> Any:
     _check_suffix(path)
     try:
         if path.suffix == ".json":
-            return json.loads(path.read_text())
-        import torch
-
-        return torch.load(path, map_location="cpu", weights_only=True)
+            return parse_json(read_regular(str(path)), max_depth=MAX_STATE_DEPTH, any_number=True)
+        return decode_basic("pth", read_regular(str(path)))
     except Exception as error:  # a damaged pickle raises anything
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StateError(

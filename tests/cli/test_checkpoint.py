@@ -152,7 +152,7 @@ def test_files_that_hold_no_whole_state(tmp_path: Path) -> None:
     assert "are in none of the states" in run("redist", *paths[:2], tmp_path / "out", "--new-world-size", 2)[1]
     other = tmp_path / "other.json"
     other.write_text('{"state": 1}')
-    assert "This is no state of a loader" in run("info", other)[1]
+    assert "This is not a loader state" in run("info", other)[1]
     (tmp_path / "broken.pt").write_bytes(b"\x80\x04nothing")
     assert "cannot be read" in run("info", tmp_path / "broken.pt")[1]
     (tmp_path / "empty").mkdir()

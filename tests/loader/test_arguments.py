@@ -209,7 +209,7 @@ def test_a_damaged_state_is_named_so(damage: dict[str, Any], folder: Path) -> No
     for restore in ("restore_state_rank", "restore_state_global", "load_state_dict"):
         with pytest.raises(StateError, match="The state is damaged"):
             getattr(get_savable_loader(train(folder)), restore)(state)
-    with pytest.raises(StateError, match=r"no state of a loader .int."):
+    with pytest.raises(StateError, match=r"not a loader state .int."):
         get_savable_loader(train(folder)).restore_state_global(3)  # type: ignore[arg-type]
 
 

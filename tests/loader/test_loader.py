@@ -222,7 +222,7 @@ def test_states_that_do_not_fit_are_refused_with_what_would() -> None:
         loader(place(2, 1, 2)).restore_state_rank(one)
     with pytest.raises(StateError, match=r"of another dataset.* lengths\[3\] was 7, is 8"):
         loader(place(2), lengths=[5, 3, 0, 8]).restore_state_rank(state)
-    with pytest.raises(StateError, match="no state of a loader"):
+    with pytest.raises(StateError, match="not a loader state"):
         loader(place()).restore_state_rank({"dataset_state": 1})
     with pytest.raises(StateError, match="has version 7"):
         loader(place()).restore_state_rank({**state, "version": 7})
@@ -232,7 +232,7 @@ def test_states_that_do_not_fit_are_refused_with_what_would() -> None:
         ("given", {"0": -1}, r"given\[0\]"),
     ]
     for name, value, place_of_it in damages:
-        with pytest.raises(StateError, match=f"damaged: {place_of_it} is missing or of no use"):
+        with pytest.raises(StateError, match=f"damaged: {place_of_it} is missing or cannot be used"):
             loader(place(2)).restore_state_rank({**state, name: value})
     with pytest.raises(StateError, match=r"Streams \['1', '3'\] are in none"):
         merge_states([one])

@@ -15,6 +15,7 @@ from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuar
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key, freeze_key, restored
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.state_entries import checked_count, count_of, flag_of, keys_of, state_of
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig
 
@@ -210,8 +211,14 @@ class _GroupIterator(StreamIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         # What the groups hold is read again at the first element, so that restoring itself costs nothing; a state that
         # lacks something is refused here.
+        for name in ("index", "offset", "seen"):
+            count_of(state, name)
+        for number, *_ in keys_of(state, "waiting"):
+            checked_count(number, "waiting")
+        keys_of(state, "current")
+        flag_of(state, "ended")
         self._saved = {name: state[name] for name in self.state_dict()}
-        self._inner.load_state_dict(state["inner"])
+        self._inner.load_state_dict(state_of(state))
 
     def _refill(self, state: State) -> None:
         restore = self._dataset.dataset.restore_samples

@@ -14,10 +14,17 @@ from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard, check_result
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
-from energon_dali.datasets.restore_key import Key, freeze_key, restored
+from energon_dali.datasets.restore_key import Key, expect_name, freeze_key, restored
 from energon_dali.datasets.state_snapshot import Rest, Snapshot
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
+from energon_dali.shards.documents.state_entries import (
+    checked_count,
+    count_of,
+    flag_of,
+    keys_of,
+    state_of,
+)
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.task_encoder.packing import PackingBuffer, PackSelection
 from energon_dali.worker_config import WorkerConfig
@@ -288,8 +295,18 @@ class _PackingIterator(StreamIterator[Any]):
 
     def load_state_dict(self, state: State) -> None:
         # The chosen samples are read again at the first element; a state that lacks something is refused here.
+        for pack in keys_of(state, "packs"):
+            keys_of({"packs": pack}, "packs")
+        for waited, *group in keys_of(state, "kept"):
+            checked_count(waited, "kept")
+            keys_of({"kept": group}, "kept")
+        for name in ("index", "offset", "encoded", "rounds"):
+            count_of(state, name)
+        for key in keys_of(state, "current"):
+            expect_name(key, "encode")
+        flag_of(state, "ended")
         self._saved = {name: state[name] for name in self.state_dict()}
-        self._inner.load_state_dict(state["inner"])
+        self._inner.load_state_dict(state_of(state))
 
     def _refill(self, state: State) -> None:
         handler = self._dataset.worker_config.restore_error_handler

@@ -13,6 +13,7 @@ from energon_dali.datasets.base import SavableDataset, State, StreamContext, Str
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import blend_draws
+from energon_dali.shards.documents.state_entries import count_of, damaged, indices_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
 _DRAWS_AT_ONCE = 1024
@@ -124,7 +125,10 @@ class _BlendIterator(CombinedIterator):
         return {"draws": self._draws, "ended": ended, "members": self._member_states()}
 
     def load_state_dict(self, state: State) -> None:
-        self._load_member_states(state["members"])
-        self._draws = state["draws"]
-        for number in state["ended"]:
+        draws, ended = count_of(state, "draws"), indices_of(state, "ended", len(self._weights))
+        if not any(weight > 0 and number not in ended for number, weight in enumerate(self._weights)):
+            raise damaged("ended", ended, "without one dataset that has a weight: where all have ended, none is named")
+        self._load_member_states(list_of(state, "members"))
+        self._draws = draws
+        for number in ended:
             self._running[number] = False

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.shards.documents.state_entries import damaged
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -119,6 +120,8 @@ class CombinedIterator(StreamIterator[Any]):
             )
         self._states = [None] * len(self._members)  # what was asked before would be told of members that never moved
         for member, state in zip(self._members, states, strict=True):
+            if not isinstance(state, dict):
+                raise damaged("members", state, "a list of states")
             member.load_state_dict(state)
 
     def close(self) -> None:

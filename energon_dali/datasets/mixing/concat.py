@@ -7,6 +7,7 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
+from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -49,5 +50,6 @@ class _ConcatIterator(CombinedIterator):
         return {"current": self._current, "members": self._member_states()}
 
     def load_state_dict(self, state: State) -> None:
-        self._load_member_states(state["members"])
-        self._current = state["current"]
+        current = count_of(state, "current", len(self._members))
+        self._load_member_states(list_of(state, "members"))
+        self._current = current

@@ -13,6 +13,7 @@ from energon_dali.datasets.sources.share_feedback import FEEDBACK_DRAWS
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan import blend_draws, mix
 from energon_dali.plan.blend import BLOCK_DRAWS
+from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -124,7 +125,8 @@ class _BlendIterator(LeavesIterator):
         return state if self._feedback is None else {**state, "drawn": self._feedback.drawn()}
 
     def load_state_dict(self, state: State) -> None:
-        self._load_leaf_states(state["leaves"])
-        self._draw = state["draw"]
+        draw = count_of(state, "draw")
+        self._load_leaf_states(list_of(state, "leaves"))
+        self._draw = draw
         if self._feedback is not None:
             self._feedback.load_drawn(state.get("drawn"))

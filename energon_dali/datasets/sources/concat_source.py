@@ -12,6 +12,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaves import LeavesDataset, LeavesIterator, source_of, with_source
 from energon_dali.errors import ConfigError
 from energon_dali.plan import OrderSpec
+from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -84,5 +85,6 @@ class _ConcatIterator(LeavesIterator):
         return {"leaf": self._leaf, "leaves": self._states.snapshot()}
 
     def load_state_dict(self, state: State) -> None:
-        self._load_leaf_states(state["leaves"])
-        self._leaf = state["leaf"]
+        leaf = count_of(state, "leaf", len(self._leaves))
+        self._load_leaf_states(list_of(state, "leaves"))
+        self._leaf = leaf

@@ -13,6 +13,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaves import READ_AHEAD, LeavesDataset, LeavesIterator, source_of, with_source
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan import Interleave, OrderSpec, RepeatedOrder, mix
+from energon_dali.shards.documents.state_entries import count_of, indices_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -160,6 +161,7 @@ class _EpochIterator(LeavesIterator):
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._load_leaf_states(state["leaves"])
-        self._epoch, self._window, self._place = state["epoch"], state["window"], state["place"]
-        self._ended = set(state["ended"])
+        epoch, window, place = count_of(state, "epoch"), count_of(state, "window"), count_of(state, "place")
+        ended = set(indices_of(state, "ended", len(self._leaves)))
+        self._load_leaf_states(list_of(state, "leaves"))
+        self._epoch, self._window, self._place, self._ended = epoch, window, place, ended

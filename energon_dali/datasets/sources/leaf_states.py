@@ -6,6 +6,7 @@ from typing import Any
 
 from energon_dali.datasets.base import State
 from energon_dali.errors import StateError
+from energon_dali.shards.documents.state_entries import damaged, list_of
 
 _ROW = 16
 
@@ -45,10 +46,16 @@ class LeafStates:
         Raises:
             StateError: It holds another number of states.
         """
-        saved = sum(map(len, snapshot))
+        rows = [list_of({"leaves": row}, "leaves") for row in snapshot]
+        saved = sum(map(len, rows))
         if saved != self._count:
             raise StateError(
                 f"The state is of {saved} datasets, and {self._count} are put together here. Give the same list of "
                 "datasets as when it was saved; to change a mixture, start a new job from the model's checkpoint."
             )
-        self._rows = [list(row) for row in snapshot]
+        if list(map(len, rows)) != list(map(len, self._rows)):
+            raise damaged("leaves", rows, f"rows of {_ROW} states")
+        for state in (state for row in rows for state in row):
+            if state is not None and not isinstance(state, dict):
+                raise damaged("leaves", state, "rows of states")
+        self._rows = rows

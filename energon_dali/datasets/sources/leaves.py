@@ -11,11 +11,12 @@ from typing import Any
 
 from typing_extensions import Self
 
-from energon_dali.datasets.base import SavableDataset, StreamContext, StreamIterator
+from energon_dali.datasets.base import SavableDataset, StreamContext, StreamIterator, restore_stream
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaf_states import LeafStates
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.shards.documents.state_entries import count_of
 from energon_dali.worker_config import WorkerConfig
 
 READ_AHEAD = 32
@@ -102,6 +103,10 @@ class LeavesDataset(SavableDataset[Any]):
         return leaf
 
 
+_SOURCE_STATE = {"epoch", "position"}
+"""Entries of the state of a source that is a leaf itself."""
+
+
 class LeavesIterator(StreamIterator[Any]):
     """The iterators of the leaves in one stream. A leaf is opened when its first sample is wanted.
 
@@ -133,7 +138,7 @@ class LeavesIterator(StreamIterator[Any]):
             iterator = self._iterators[leaf] = self._leaves[leaf].open(self._context)
             state = self._states[leaf]
             if state is not None:
-                iterator.load_state_dict(state)
+                restore_stream(iterator, state, self._stream)
             if self.mixes:
                 iterator.read_ahead(0)  # it reads what it is told to, and else one sample at a time
         return iterator
@@ -171,6 +176,15 @@ class LeavesIterator(StreamIterator[Any]):
     def _load_leaf_states(self, saved: Any) -> None:
         """Continues the leaves at their saved states; raises StateError if they are of another number of leaves."""
         self._states.load(saved)
+        for leaf in range(len(self._leaves)):
+            state = self._states[leaf]
+            if state is None:
+                continue
+            if state.keys() == _SOURCE_STATE:  # checked without opening: a blend of hundreds is restored at once
+                for name in _SOURCE_STATE:
+                    count_of(state, name)
+            else:
+                self._iterator(leaf)
 
     def close(self) -> None:
         if self._pool is not None:

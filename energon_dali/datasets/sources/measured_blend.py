@@ -13,6 +13,7 @@ from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.sources.blend_source import BlendSourceDataset
 from energon_dali.datasets.sources.share_feedback import ShareFeedback
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.state_entries import state_of
 
 BlendBy = str | Callable[[Any], float]
 
@@ -117,8 +118,8 @@ class _MeasuredIterator(StreamIterator[Any]):
         return {"feedback": self._feedback.state_dict(), "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._feedback.load_state_dict(state["feedback"])
-        self._inner.load_state_dict(state["inner"])
+        self._feedback.load_state_dict(state_of(state, "feedback"))
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

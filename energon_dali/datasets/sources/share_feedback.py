@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon_dali.errors import StateError
+from energon_dali.shards.documents.state_entries import checked_count, count_of, damaged, entry_of, list_of, numbers_of
 
 FEEDBACK_DRAWS = 32
 """Draws that are planned at once, from what was measured before the first of them."""
@@ -46,7 +47,7 @@ class ShareFeedback:
     def _next_weights(self) -> list[float]:
         units, drawn = np.array(self._units, np.float64), np.array(self._drawn, np.float64)  # [n]
         total = units.sum()
-        if not total:
+        if not total or not drawn[units > 0].sum():  # a damaged state may say that nothing was drawn
             return self._shares.tolist()  # type: ignore[no-any-return]
         mean = total / drawn[units > 0].sum()
         # A leaf that gave nothing would be drawn for ever: it counts as if its samples were like the others.
@@ -80,7 +81,7 @@ class ShareFeedback:
                 "The state is of a blend by samples, and this one has blend_by. Build it as it was built when the "
                 "state was saved."
             )
-        self._drawn = list(drawn)
+        self._drawn = [checked_count(count, "drawn") for count in drawn]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what was measured, and the weights of the running window."""
@@ -92,10 +93,19 @@ class ShareFeedback:
         Raises:
             StateError: It is of another number of leaves.
         """
-        if len(state["units"]) != len(self._units):
+        if len(list_of(state, "units")) != len(self._units):
             raise StateError(
                 f"The state is of {len(state['units'])} datasets, and {len(self._units)} are blended here. Give the "
                 "same list of datasets as when it was saved."
             )
-        self._units, self._weights = list(state["units"]), state["weights"]
-        self._window, self.leaf = state["window"], state["leaf"]
+        units, weights = numbers_of(state, "units", len(self._units)), list_of(state, "weights")
+        window = entry_of(state, "window")
+        if window == -1:
+            weights = []
+        else:
+            checked_count(window, "window")
+            numbers_of(state, "weights", len(self._units))
+            if not any(weights):
+                raise damaged("weights", weights, "positive for at least one dataset")
+        self.leaf = count_of(state, "leaf", len(self._units) - 1)
+        self._units, self._weights, self._window = units, weights, window

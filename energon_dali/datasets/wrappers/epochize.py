@@ -9,6 +9,7 @@ from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.rank_iterator import RankLimit
 from energon_dali.datasets.restore_key import Key
+from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -112,8 +113,8 @@ class _EpochizeIterator(StreamIterator[Any]):
         return {"epoch": self._epoch, "given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch, self._given = state["epoch"], state["given"]
-        self._inner.load_state_dict(state["inner"])
+        self._epoch, self._given = count_of(state, "epoch"), count_of(state, "given")
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

@@ -10,6 +10,7 @@ from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.restore_key import Key
+from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
 from energon_dali.worker_config import WorkerConfig
 
@@ -91,8 +92,8 @@ class _FilterIterator(StreamIterator[Any]):
         return {"seen": self._seen, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._seen = state["seen"]
-        self._inner.load_state_dict(state["inner"])
+        self._seen = count_of(state, "seen")
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

@@ -13,6 +13,7 @@ from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuar
 from energon_dali.datasets.hook_runner import own_copy
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
+from energon_dali.shards.documents.state_entries import count_of, entry_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
 from energon_dali.worker_config import WorkerConfig
 
@@ -227,10 +228,11 @@ class _IterMapIterator(StreamIterator[Any]):
         return {**state, "outputs": self._epoch_outputs, "own": None, "inner": start}
 
     def load_state_dict(self, state: State) -> None:
-        self._skip, self._own = state["outputs"], state["own"]
-        self._index = state["index"] - self._skip  # the outputs that are thrown away count again
-        self._epoch_start = state["inner"]
-        self._inner.load_state_dict(state["inner"])
+        index = count_of(state, "index")
+        self._skip, self._own = count_of(state, "outputs", index), entry_of(state, "own")
+        self._index = index - self._skip  # the outputs that are thrown away count again
+        self._epoch_start = state_of(state)
+        self._inner.load_state_dict(self._epoch_start)
 
     def close(self) -> None:
         close = getattr(self._outputs, "close", None)

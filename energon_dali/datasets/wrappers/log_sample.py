@@ -9,6 +9,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.restore_key import Key
+from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -71,8 +72,8 @@ class _LogIterator(StreamIterator[Any]):
         return {"given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._given = state["given"]
-        self._inner.load_state_dict(state["inner"])
+        self._given = count_of(state, "given")
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

@@ -12,6 +12,7 @@ from energon_dali.datasets.base import SavableDataset, State, StreamContext, Str
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, input_key, rerun
 from energon_dali.datasets.restore_key import Key, attempt
+from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -120,9 +121,9 @@ class _MapIterator(StreamIterator[Any]):
         return {**state, "offset": runner.skip_outputs} if runner.skip_outputs else state
 
     def load_state_dict(self, state: State) -> None:
-        self._runner.index = state["index"]
-        self._runner.skip_outputs = state.get("offset", 0)
-        self._inner.load_state_dict(state["inner"])
+        self._runner.index = count_of(state, "index")
+        self._runner.skip_outputs = count_of(state, "offset") if "offset" in state else 0
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

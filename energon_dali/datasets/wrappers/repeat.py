@@ -10,6 +10,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
 from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError, DatasetError
+from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -145,9 +146,10 @@ class _RepeatIterator(StreamIterator[Any]):
         return {"epoch": self._epoch, "passes": self._passes, "given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._epoch, self._passes, self._given = state["epoch"], state["passes"], state["given"]
+        self._epoch = count_of(state, "epoch")
+        self._passes, self._given = count_of(state, "passes"), count_of(state, "given")
         self._find_end()
-        self._inner.load_state_dict(state["inner"])
+        self._inner.load_state_dict(state_of(state))
 
     def close(self) -> None:
         self._inner.close()

@@ -12,6 +12,7 @@ from energon_dali.datasets.restore_key import Key
 from energon_dali.errors import ConfigError
 from energon_dali.plan.buffer import BufferOrder
 from energon_dali.plan.seeds import BUFFER
+from energon_dali.shards.documents.state_entries import checked_count, count_of, damaged, entry_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -159,8 +160,14 @@ class _BufferIterator(StreamIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         # The buffer is filled at the first element, so that restoring itself costs nothing; a state that lacks
         # something is refused here.
-        self._saved = {name: state[name] for name in self.state_dict()}
-        self._inner.load_state_dict(state["inner"])
+        drained = entry_of(state, "drained")
+        self._saved = {
+            "epoch": count_of(state, "epoch"),
+            "draws": count_of(state, "draws"),
+            "drained": None if drained is None else checked_count(drained, "drained"),
+            "inner": state_of(state),
+        }
+        self._inner.load_state_dict(self._saved["inner"])
 
     def _refill(self, state: State) -> None:
         self._begin(state["epoch"])
@@ -171,17 +178,22 @@ class _BufferIterator(StreamIterator[Any]):
         numbers = self._order.contents(self._draws).tolist()
         wanted, held = set(numbers), {}
         self._read = self._order.oldest(self._draws)
-        while ended or self._read < self._order.num_read(self._draws):
+        most = self._order.num_read(self._draws)
+        while ended or self._read < most:
+            if self._read > most:
+                raise damaged("drained", state["drained"], "null: the data below has not ended")
             number, taken = self._read, self._take()
             if taken is None:
                 break
             if number in wanted:
                 held[number] = taken
         self._slots = [held.get(number) for number in numbers]
+        if not ended and None in self._slots:
+            raise damaged("draws", state["draws"], "a number of elements that the data below has")
         if ended:
             self._end()
             assert self._rest is not None
-            self._drained = state["drained"]
+            self._drained = checked_count(state["drained"], "drained", len(self._rest))
             for _ in range(self._drained):
                 self._rest.popleft()
 

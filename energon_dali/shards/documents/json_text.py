@@ -30,7 +30,8 @@ def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: boo
     except RecursionError:
         raise ValueError(f"values are nested in more than {max_depth} levels") from None
     # Few brackets cannot nest deeply: the walk is for the others.
-    if sum(map(text.count, "[{" if isinstance(text, str) else (b"[", b"{"))) > max_depth:
+    brackets = [text.count(b) for b in "[{"] if isinstance(text, str) else [text.count(b) for b in (b"[", b"{")]
+    if sum(brackets) > max_depth:
         _check_depth(value, max_depth)
     return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -60,7 +61,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             raise io_error(error) or self._unreadable(path, error) from error
         try:
-            if hasattr(self._database, "setlimit"):  # since Python 3.11
+            if sys.version_info >= (3, 11):
                 self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
             for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON", "mmap_size = 0"):
                 self._database.execute(f"PRAGMA {pragma}")

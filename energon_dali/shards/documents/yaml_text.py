@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -88,7 +89,8 @@ class _Builder:
         ends = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
         opened = self._open
         documents = 0
-        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        events: Iterable[Any] = yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for event in events:
             kind = type(event)
             if kind is scalar:
                 inner = opened[-1] if opened else None

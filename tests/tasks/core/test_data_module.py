@@ -157,7 +157,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     module = TransformerDataModule(TransformerDataConfig())
     with pytest.raises(StateError, match="TransformerDataModule"):
         module.load_state_dict({"weights": 3})
-    with pytest.raises(StateError, match="no state of a loader"):
+    with pytest.raises(StateError, match="not a loader state"):
         check_state({"loader": {}, "random": {}})
     with pytest.raises(StateError, match="damaged"):
         RandomState.from_plain({"python": [3, "x", None], "numpy": [], "torch": "", "cuda": None})

@@ -1,0 +1,142 @@
+"""Takes entries out of saved states, which may be damaged: each is checked before it is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from energon_dali.errors import StateError
+from energon_dali.shards.documents.content import excerpt
+
+DAMAGED = "The state is damaged: "
+"""How the messages begin; whoever knows of which stream the state is puts that in its place."""
+MAX_COUNT = 1 << 48
+"""Largest count, position or number of an epoch: multiplied by the number of streams it still fits 64 bits."""
+MAX_STATE_DEPTH = 200
+"""Levels of nesting in a state: each dataset of a tree adds one or two."""
+MAX_KEY_DEPTH = 64
+"""Levels of nesting in a restore key."""
+
+
+def count_of(state: Any, name: str, most: int = MAX_COUNT) -> int:
+    """Returns a whole number from 0 to `most`.
+
+    Raises:
+        StateError: The entry is missing or is something else; the message names it.
+    """
+    return checked_count(entry_of(state, name), name, most)
+
+
+def flag_of(state: Any, name: str) -> bool:
+    """Returns a bool; raises StateError where the entry is missing or is something else."""
+    value = entry_of(state, name)
+    if not isinstance(value, bool):
+        raise damaged(name, value, "true or false")
+    return value
+
+
+def list_of(state: Any, name: str) -> list[Any]:
+    """Returns a list; raises StateError where the entry is missing or is something else."""
+    value = entry_of(state, name)
+    if not isinstance(value, (list, tuple)):
+        raise damaged(name, value, "a list")
+    return list(value)
+
+
+def state_of(state: Any, name: str = "inner") -> dict[str, Any]:
+    """Returns the state of what is below; raises StateError where the entry is missing or is something else."""
+    value = entry_of(state, name)
+    if not isinstance(value, dict):
+        raise damaged(name, value, "a state")
+    return value
+
+
+def numbers_of(state: Any, name: str, count: int) -> list[float]:
+    """Returns `count` finite numbers of at least 0; raises StateError where the entry is something else."""
+    values = list_of(state, name)
+    if len(values) != count or not all(_is_amount(value) for value in values):
+        raise damaged(name, values, f"{count} finite numbers of at least 0")
+    return values
+
+
+def indices_of(state: Any, name: str, count: int) -> list[int]:
+    """Returns different numbers below `count`; raises StateError where the entry is something else."""
+    values = list_of(state, name)
+    if len(values) > count or len({checked_count(value, name, count - 1) for value in values}) != len(values):
+        raise damaged(name, values, f"different numbers below {count}")
+    return values
+
+
+def keys_of(state: Any, name: str) -> list[Any]:
+    """Returns a list of restore keys as states hold them; raises StateError where the entry is something else."""
+    keys = list_of(state, name)
+    for key in keys:
+        if not key:
+            raise damaged(name, key, "a list of restore keys")
+        check_key(key, name)
+    return keys
+
+
+def check_key(key: Any, name: str) -> None:
+    """Raises StateError unless a restore key is a list of text, whole numbers of at most 64 bits and such lists."""
+    level: list[Any] = [key]
+    for _ in range(MAX_KEY_DEPTH):
+        if not all(isinstance(part, (list, tuple)) for part in level):
+            raise damaged(name, key, "a list of restore keys")
+        inner: list[Any] = [part for parts in level for part in parts]
+        if not all(isinstance(part, (list, tuple, str)) or _is_number(part) for part in inner):
+            raise damaged(name, key, "a list of restore keys")
+        level = [part for part in inner if isinstance(part, (list, tuple))]
+        if not level:
+            return
+    raise damaged(name, key, f"a list of restore keys of at most {MAX_KEY_DEPTH} levels")
+
+
+def check_plain(state: Any) -> None:
+    """Raises StateError unless a state is made of plain values, in at most MAX_STATE_DEPTH levels."""
+    level = [state]
+    for _ in range(MAX_STATE_DEPTH):
+        inner: list[Any] = []
+        for outer in level:
+            if isinstance(outer, Mapping):
+                if not all(isinstance(name, str) for name in outer):
+                    raise StateError(f"{DAMAGED}{excerpt(outer)} has a name that is not text.")
+                inner += outer.values()
+            else:
+                inner += outer
+        level = [value for value in inner if isinstance(value, (Mapping, list, tuple))]
+        if not level:
+            return
+    raise StateError(f"{DAMAGED}it is nested in more than {MAX_STATE_DEPTH} levels. Restore another one.")
+
+
+def checked_count(value: Any, name: str, most: int = MAX_COUNT) -> int:
+    """Returns a whole number from 0 to `most`; raises StateError, which names the entry, where it is something else."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise damaged(name, value, f"a whole number from 0 to {most}")
+    return value
+
+
+def entry_of(state: Any, name: str) -> Any:
+    """Returns an entry; raises StateError where it is missing or the state is not a mapping."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"{DAMAGED}{excerpt(state)} should be a mapping. Restore another one.")
+    if name not in state:
+        raise StateError(f"{DAMAGED}its entry {name!r} is missing. Restore another one.")
+    return state[name]
+
+
+def damaged(name: str, value: object, wanted: str) -> StateError:
+    """Returns the error for an entry that cannot be used."""
+    return StateError(
+        f"{DAMAGED}its entry {name!r} is {excerpt(value)}, and should be {wanted}. Restore another one."
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _is_amount(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1e18
