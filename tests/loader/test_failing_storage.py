@@ -192,7 +192,7 @@ def test_closing_does_not_wait_for_a_store_that_is_down(folder: Path) -> None:
         return OSError(errno.EIO, "down")
 
     loader = get_loader(dataset_of(folder, Pil), retry_policy=RetryPolicy(store_seconds=10_000, request_seconds=0))
-    store.store_of(str(folder)).witness = None
+    store.store_of(str(folder)).forget_successes()
     ended: list[BaseException] = []
 
     def take() -> None:

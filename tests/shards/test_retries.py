@@ -124,7 +124,7 @@ def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: Fa
     with failing_preads(fails), retry_scope(RetryScope()):
         folder = WebdatasetFolder(str(dataset))
         folder.index.shard(0)
-        store.store_of(str(dataset)).witness = (lambda offset: os.close(-1), 0)  # nothing else answers either
+        store.store_of(str(dataset)).forget_successes()  # nothing else answers either
         assert good(read(dataset, ShardReader(folder))) == ALL
     assert clock.time > end
     assert max(clock.pauses) == retry.LONGEST_PAUSE_SECONDS
@@ -157,10 +157,10 @@ def test_a_store_that_stays_down_ends_the_run(
 
 
 def test_the_limits_are_the_policys(dataset: Path, clock: FakeClock) -> None:
-    def fails(path: str, fd: int) -> OSError | None:
-        return OSError(errno.EIO, "down") if path.endswith(".tar") else None
-
     def attempts_of(policy: RetryPolicy, shard: int) -> int:
+        def fails(path: str, fd: int) -> OSError | None:
+            return OSError(errno.EIO, "bad") if path.endswith(f"shard_{shard}.tar") else None
+
         reader = ShardReader(WebdatasetFolder(str(dataset)))
         with failing_preads(fails) as calls, retry_scope(RetryScope(policy)):
             assert isinstance(reader.read([shard], [0])[0], ShardError)
@@ -275,3 +275,19 @@ def test_readers_are_closed_by_the_collector_at_any_moment(tmp_path: Path, monke
     thread.join(60)
     gc.set_threshold(*before)
     assert not thread.is_alive(), "it waits for a lock that it holds"
+
+
+def test_a_file_that_begins_to_fail_is_told_from_its_store(dataset: Path, clock: FakeClock) -> None:
+    """The file that was read last fails: that another one can still be read shows that the store answers."""
+    broken = False
+
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "bad") if broken and path.endswith("shard_1.tar") else None
+
+    with failing_preads(fails), retry_scope(RetryScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        assert good(reader.read([0, 1], [0, 0])) == ["s0_0", "s1_0"]
+        broken, began = True, clock.time
+        assert isinstance(reader.read([1], [1])[0], ShardError)
+        reader.close()
+    assert clock.time - began < 3

@@ -17,11 +17,15 @@ from typing import Any
 
 import pytest
 
-from energon_dali.errors import ShardError, StorageError
+from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
-from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, join_pieces
+from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedReads, join_pieces
 from energon_dali.shards.storage import local, retry
+from energon_dali.shards.storage.remote import RemoteReader
+from energon_dali.shards.storage.retry import RetryScope, retry_scope
 from energon_dali.shards.storage.window import WindowReader
+from tests.shards.failing_storage import FakeClock
+from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions, write_tar
 
 
@@ -290,3 +294,55 @@ def test_window_asks_in_large_steps(tmp_path: Path) -> None:
     assert len(asked) <= 12
     assert window.read_at(10, 5000) == data[10:5010]
     assert window.read_at(len(data), 10) == b""
+
+
+def test_an_interrupted_read_leaves_nothing_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between asking and waiting: the next read gets its own answers."""
+    expected = captions(tmp_path)
+    prepare_dataset(tmp_path)
+    reader = ShardReader(WebdatasetFolder(str(tmp_path)))
+    reader._remote = RangedReads(2)  # the way of a URL, on local files
+    real = RangedReads.ask
+
+    def interrupted(self: RangedReads, *args: Any) -> Any:
+        real(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RangedReads, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read([0, 0, 1], [0, 1, 2])
+    (sample,) = reader.read([2], [3])
+    assert contents(sample) == expected["s2_3"]
+    reader.close()
+
+
+def test_an_object_store_that_fails_for_a_moment_or_for_ever(
+    bucket: Any, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.1)  # the clock's, not ours
+    expected = captions(tmp_path)
+    prepare_dataset(tmp_path)
+    upload(bucket, tmp_path, "set")
+    with retry_scope(RetryScope()):
+        reader = ShardReader(WebdatasetFolder("s3://data/set"))
+        assert contents(reader.read([0], [0])[0]) == expected["s0_0"]
+        errors: list[Exception] = [RuntimeError("answered 500"), ConnectionResetError("reset")]
+        real = RemoteReader._fetch
+
+        def fetch(self: RemoteReader, offset: int, size: int) -> bytes:
+            if errors and (self.url.endswith("shard_1.tar") or len(errors) > 10):
+                raise errors.pop()
+            return real(self, offset, size)
+
+        monkeypatch.setattr(RemoteReader, "_fetch", fetch)
+        assert contents(reader.read([1], [1])[0]) == expected["s1_1"]
+        errors += [RuntimeError("answered 500")] * 6
+        lost, good = reader.read([1, 2], [1, 0])
+        assert isinstance(lost, ShardError)
+        assert "s3://data/set/shard_1.tar" in str(lost)
+        assert contents(good) == expected["s2_0"]
+        errors += [RuntimeError("answered 500")] * 1000
+        with pytest.raises(StoreUnavailableError, match="read from s3://data for"):
+            reader.read([0], [1])
+        reader.close()

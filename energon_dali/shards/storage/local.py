@@ -115,8 +115,7 @@ class LocalReader:
                 self._descriptor = None
             raise
         store = self._store
-        store.last_success = clock.now()
-        store.witness = self._probe, offset
+        store.succeeded(self.path, self._probe, offset, clock.now())
         if store.spent:
             store.spent.pop(self.path, None)
         return data
@@ -151,6 +150,8 @@ def _read_one_byte(path: str, offset: int) -> None:
         OSError: It cannot be read.
     """
     descriptor = Descriptor(open_regular(path))  # by its name: it closes when the last reference goes
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor.fd, offset, 1, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
     os.pread(descriptor.fd, 1, offset)
 
 
@@ -162,7 +163,7 @@ class LocalBackend:
 
     def read_bytes(self, url: str) -> bytes:
         content = with_retries(lambda: read_regular(url), "read", url)
-        store_of(url).witness = partial(_read_one_byte, url), 0
+        store_of(url).succeeded(url, partial(_read_one_byte, url), 0, clock.now())
         return content
 
     def write_bytes(self, url: str, content: bytes) -> None:

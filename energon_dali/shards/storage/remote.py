@@ -34,8 +34,7 @@ class RemoteReader:
         if size <= 0:
             return b""
         data = _ask(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
-        self._store.last_success = clock.now()
-        self._store.witness = self._probe, offset
+        self._store.succeeded(self.url, self._probe, offset, clock.now())
         return data
 
     def _fetch(self, offset: int, size: int) -> bytes:

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+RECENT_SECONDS = 1.0
+"""A store that answered this recently needs no look, where a file is known to fail."""
 WARNING_SECONDS = 10.0
 """Retries of one store are logged at most this often."""
 
@@ -225,7 +227,9 @@ def with_retries(call: Callable[[], T], doing: str, place: str = "", *, failed: 
                 if not scope.outlasts_stores:
                     store.spend(place, now)
                     raise _given_up(what, total, error) from error
-                if store.last_success > began or store.answers():
+                # A file that fails again and again needs no probe each time.
+                lately = began - RECENT_SECONDS if is_spent else began
+                if store.last_success > lately or store.answers(now):
                     if not store_was_down:
                         store.spend(place, now)
                         raise _given_up(what, total, error) from error

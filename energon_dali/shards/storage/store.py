@@ -14,6 +14,7 @@ Probe = Callable[[int], object]
 _SPENT_FILES = 1000
 """Files per store that are remembered as failing."""
 
+_PREPARED = "/.nv-meta/"
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -26,19 +27,41 @@ class Store:
         name: Mount point, or scheme and host or bucket.
     """
 
-    __slots__ = ("last_success", "last_warning", "name", "silent_retries", "spent", "witness")
+    __slots__ = ("_latest", "_other", "last_success", "last_warning", "name", "silent_retries", "spent")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_success = float("-inf")
         """When anything was last read from it, on the clock of `retry`."""
-        self.witness: tuple[Probe, int] | None = None
-        """A file and an offset of it that could be read; reading it again shows whether the store answers."""
+        self._latest: tuple[str, Probe, int] | None = None
+        self._other: tuple[str, Probe, int] | None = None
         self.spent: dict[str, float] = {}
         """Files of which a request failed for good, and when."""
         self.last_warning = float("-inf")
         self.silent_retries = 0
         """Retries since the last warning."""
+
+    def succeeded(self, place: str, probe: Probe, offset: int, now: float) -> None:
+        """Notes that a file could be read at an offset.
+
+        Args:
+            place: The file.
+            probe: Reads it again.
+            offset: Where it was read.
+            now: The time.
+        """
+        self.last_success = now
+        latest = self._latest
+        if latest is not None and latest[0] != place:
+            if _PREPARED in place:  # a small file, which caches on the way may hold when nothing else can be read
+                return
+            if _PREPARED not in latest[0]:
+                self._other = latest
+        self._latest = place, probe, offset
+
+    def forget_successes(self) -> None:
+        """Forgets which files could be read."""
+        self._latest = self._other = None
 
     def spend(self, place: str, now: float) -> None:
         """Notes that a request for a file failed for good."""
@@ -46,17 +69,18 @@ class Store:
         while len(self.spent) > _SPENT_FILES:
             self.spent.pop(next(iter(self.spent)), None)
 
-    def answers(self) -> bool:
-        """Returns whether the file that was read last can still be read; False if none was read yet."""
-        witness = self.witness
-        if witness is None:
-            return False
-        probe, offset = witness
-        try:
-            probe(offset)
-        except Exception:
-            return False
-        return True
+    def answers(self, now: float) -> bool:
+        """Returns whether one of the last two files that were read can be read again; False if none was read yet."""
+        for witness in (self._other, self._latest):
+            if witness is not None:
+                _, probe, offset = witness
+                try:
+                    probe(offset)
+                except Exception:
+                    continue
+                self.last_success = now
+                return True
+        return False
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
