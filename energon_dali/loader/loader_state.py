@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.older_state import config_in_todays_form
 from energon_dali.errors import LayoutError, StateError
+from energon_dali.loader.batch_size_change import with_batch_size
 from energon_dali.plan import Layout
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
@@ -137,7 +138,7 @@ def rank_part(state: State, dataset: SavableDataset[Any]) -> State:
     check_format(state)
     config = dataset.worker_config
     _check_streams(state, config)
-    _check_config(state, dataset.config())
+    state = _fitted(state, dataset)
     own = [str(stream) for stream in config.streams]
     return {
         "given": _given(state, config),
@@ -257,17 +258,24 @@ def _packed(config: dict[str, Any]) -> str:
     return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=_plain).encode(), 9)).decode()
 
 
-def _check_config(state: State, config: dict[str, Any]) -> None:
+def _fitted(state: State, dataset: SavableDataset[Any]) -> State:
+    """Returns a state, counted in batches of this dataset's size.
+
+    Raises:
+        StateError: It is of another dataset.
+    """
+    config = dataset.config()
     if state["config"] == _packed(config):
-        return
-    saved = unpack_config(state)
+        return state
     now = json.loads(json.dumps(config, sort_keys=True, default=_plain))
+    state, saved = with_batch_size(state, unpack_config(state), now, dataset)
     differences = _differences(saved, now, "")
     if differences:  # else only the compression differs, by the version of its library
         raise StateError(
             "The state is of another dataset. What differs: " + "; ".join(differences[:5])
             + ("; ..." if len(differences) > 5 else "") + ". Build the loader as it was built when the state was saved."
         )  # fmt: skip
+    return state
 
 
 def _differences(saved: Any, now: Any, place: str) -> list[str]:
@@ -292,6 +300,8 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
     hints = {
         "uuid": " (another dataset, or the same prepared anew)",
         "ranges": " (other samples: the split, its exclusions or a join index changed)",
+        "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
+        "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
     }
     hint = hints.get(place.rpartition(".")[2], "")
     return [f"{place or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
