@@ -26,6 +26,7 @@ from energon_dali.loader.workers.channel import INLINE_BYTES, Channel
 from energon_dali.loader.workers.launch import _Forked
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
+from tests.full_disk import largest_file
 from tests.loader.numbers_dataset import Mishap, NumbersDataset
 from tests.running_time import RunningTime, wait_until
 
@@ -224,6 +225,21 @@ def test_an_element_that_cannot_be_pickled_ends_the_stream_with_the_reason() -> 
     with pytest.raises(TypeError, match="cannot pickle 'generator' object"):
         pool.next_block(0)
     pool.close()
+
+
+def test_a_block_that_the_limit_on_files_does_not_allow_is_an_error_that_says_so() -> None:
+    before = open_files()
+    with largest_file(100_000):
+        pool = make_pool([100], make=lambda stream, epoch, place: np.full(50_000, place, np.uint8))
+        with pytest.raises(WorkerError, match=r"could not be taken: File too large.* is 100000 bytes: raise it"):
+            pool.next_block(0)
+        pool.close()
+    assert open_files() == before
+    ours, theirs = Channel.pair()
+    with largest_file(INLINE_BYTES), pytest.raises(WorkerError, match="File too large"):
+        ours.send(bytes(2 * INLINE_BYTES))
+    ours.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import resource
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from energon_dali.errors import WorkerError
 
 _PAGE = mmap.PAGESIZE
 # PyDLL keeps the interpreter lock: giving it away for a system call of microseconds would cost the thread that
@@ -46,6 +52,35 @@ def map_memory(descriptor: int, size: int) -> Any:
     return memory
 
 
+@contextmanager
+def taking_memory(size: int) -> Iterator[None]:
+    """Says why memory that processes share could not be had, and what to do.
+
+    Args:
+        size: How much, in bytes.
+
+    Raises:
+        WorkerError: The system refused it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            remedy = (
+                f"The limit on the size of files counts for it too, and is {limit} bytes: raise it (`ulimit -f "
+                "unlimited`), or give smaller batches."
+            )
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "Close files that are not needed, or raise the limit (ulimit -n)."
+        else:
+            remedy = "Give smaller batches, fewer workers or a smaller prefetch_factor."
+        raise WorkerError(
+            f"{size} bytes of memory that processes of the loader share could not be taken: "
+            f"{error.strerror or error}. {remedy}"
+        ) from error
+
+
 class Arena:
     """A piece of shared memory on the worker's side."""
 
@@ -54,9 +89,14 @@ class Arena:
     def __init__(self, number: int, capacity: int) -> None:
         self.number = number
         self.capacity = capacity
-        self.descriptor: int | None = os.memfd_create("energon-dali-block", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, capacity)
-        self.memory = np.frombuffer(map_memory(self.descriptor, capacity), dtype=np.uint8)
+        with taking_memory(capacity):
+            self.descriptor: int | None = os.memfd_create("energon-dali-block", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(self.descriptor, capacity)
+                self.memory = np.frombuffer(map_memory(self.descriptor, capacity), dtype=np.uint8)
+            except BaseException:
+                os.close(self.descriptor)
+                raise
 
     def release_descriptor(self) -> int | None:
         """Returns the descriptor, for the caller to send and close; None if that was done before."""

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from energon_dali.errors import WorkerError
+from energon_dali.loader.workers.arena import taking_memory
 
 INLINE_BYTES = 32 * 1024
 """Messages up to this size travel in the socket; larger ones in anonymous memory whose descriptor travels."""
@@ -52,6 +53,7 @@ class Channel:
 
         Raises:
             OSError: The other end is gone.
+            WorkerError: There is no memory for it.
         """
         if len(message) > INLINE_BYTES:
             memory = _in_memory(message)
@@ -119,10 +121,15 @@ class Channel:
 
 
 def _in_memory(message: bytes) -> int:
-    descriptor = os.memfd_create("energon-dali-message", os.MFD_CLOEXEC)
-    view = memoryview(message)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with taking_memory(len(message)):
+        descriptor = os.memfd_create("energon-dali-message", os.MFD_CLOEXEC)
+        try:
+            view = memoryview(message)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except BaseException:
+            os.close(descriptor)
+            raise
     return descriptor
 
 

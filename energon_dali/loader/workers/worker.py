@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.state_snapshot import StateSender
+from energon_dali.errors import WorkerError
 from energon_dali.loader.workers import messages
 from energon_dali.loader.workers.arena import ArenaStore
 from energon_dali.loader.workers.channel import Channel
@@ -15,7 +16,7 @@ from energon_dali.loader.workers.failure import failed_stream
 from energon_dali.loader.workers.lifeline import calm_down, die_with, seed_generators
 from energon_dali.loader.workers.messages import BlockSent, Progress, StartStream, WorkerTask
 from energon_dali.loader.workers.report import DropReport
-from energon_dali.loader.workers.transport import pack
+from energon_dali.loader.workers.transport import Parcel, pack
 
 if TYPE_CHECKING:
     from energon_dali.datasets.hand_over import BlockIterator
@@ -186,6 +187,19 @@ class WorkerServer:
             self._streams.pop(number)
             self._fail(number, stream.generation, error)
             return
+        try:
+            self._send(number, stream.generation, parcel)
+        except WorkerError as error:  # there is no memory for it
+            self._streams.pop(number)
+            self._fail(number, stream.generation, error)
+
+    def _send(self, number: int, generation: int, parcel: Parcel) -> None:
+        """Sends a block to the rank.
+
+        Raises:
+            WorkerError: There is no memory that it could be sent in.
+            ConnectionError: The rank hung up.
+        """
         extents = parcel.extents
         size = sum(extents[-1])
         self.recorder.count("blocks")
@@ -193,16 +207,14 @@ class WorkerServer:
         if size < SMALL_BLOCK_BYTES:
             payload = bytearray(size)
             parcel.write(memoryview(payload), extents)
-            sent = BlockSent(
-                number, stream.generation, -1, 0, self._arenas.take_dropped(), extents, self.recorder.drain()
-            )
+            sent = BlockSent(number, generation, -1, 0, self._arenas.take_dropped(), extents, self.recorder.drain())
             self._channel.send(messages.encode(sent, payload))
             return
         arena = self._arenas.take(size)
         parcel.write(arena.memory.data, extents)
         new = () if arena.descriptor is None else (arena.descriptor,)
         sent = BlockSent(
-            number, stream.generation, arena.number, arena.capacity if new else 0, self._arenas.take_dropped(), extents,
+            number, generation, arena.number, arena.capacity if new else 0, self._arenas.take_dropped(), extents,
             self.recorder.drain(),
         )  # fmt: skip
         self._channel.send(messages.encode(sent), new)
