@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import sys
@@ -91,12 +92,15 @@ class Watchdog:
             "If a long wait is normal here, raise watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for "
             "the first batch)."
         )
-        logger.warning(
-            "%s The stacks of all threads of this process follow; workers print theirs to standard error.\n%s",
-            told, stacks(),
-        )  # fmt: skip
-        if self.show_workers is not None:
-            self.show_workers()
+        # A log handler of the user's that fails must not keep the error below from whoever waits.
+        with contextlib.suppress(Exception):
+            logger.warning(
+                "%s The stacks of all threads of this process follow; workers print theirs to standard error.\n%s",
+                told, stacks(),
+            )  # fmt: skip
+        with contextlib.suppress(Exception):
+            if self.show_workers is not None:
+                self.show_workers()
         return WatchdogTimeoutError(f"{told} The log shows the stacks of all threads.") if self._fail else None
 
 

@@ -112,6 +112,24 @@ def test_the_watchdog_ends_a_loop_in_which_every_sample_is_dropped(lines: str, w
         next(iter(batches))
 
 
+def test_a_log_that_fails_does_not_keep_the_watchdog_from_ending_a_wait(lines: str) -> None:
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("No space left on device")
+
+    dataset = get_train_dataset(lines, worker_config=job(0), task_encoder=Encoder("encode_sample", skip), batch_size=2)
+    logger, full = logging.getLogger("energon_dali.loader"), Full()
+    logger.addHandler(full)
+    try:
+        with (
+            get_loader(dataset, watchdog_timeout_seconds=0.2, fail_on_timeout=True) as batches,
+            pytest.raises(WatchdogTimeoutError, match="No batch came for"),
+        ):
+            next(iter(batches))
+    finally:
+        logger.removeHandler(full)
+
+
 @pytest.mark.parametrize(("workers", "decode_process"), LAYOUTS)
 def test_what_is_dropped_is_known_while_no_batch_comes_and_the_loader_can_be_closed(
     lines: str, workers: int, decode_process: bool

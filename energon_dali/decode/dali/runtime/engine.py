@@ -235,14 +235,15 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         run = self._held
         if run is None:
             try:
-                run = self._queue.get(wait)
+                asked = self._queue.get(wait)
             except queue.Empty:
                 return True
-            if run is None:
+            if asked is None:
                 return False
-            if isinstance(run, _Rest):
+            if isinstance(asked, _Rest):
                 self._rest_if_idle()
                 return True
+            run = asked
         self._held = None
         if self._abandoned:
             run.block.future.cancel()
