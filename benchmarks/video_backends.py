@@ -32,6 +32,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 CODECS = {"VP8": ("libvpx", "webm"), "VP9": ("libvpx-vp9", "webm"), "Motion JPEG": ("mjpeg", "mp4")}
 MATRICES = {"bt601": 6, "bt709": 1, "bt2020": 9}
+EXACT_FLAGS: Any = 0x2 | 0x2000 | 0x40000
+"""swscale's BILINEAR, FULL_CHR_H_INT and ACCURATE_RND, of which PyAV 17 names the first alone."""
 
 
 def encode(encoder: str, container: str, size: tuple[int, int], matrix: str, *, full: bool, bars: bool) -> bytes:
@@ -98,7 +100,7 @@ def compare_colours(data: bytes, matrix: str) -> str:
     with av.open(io.BytesIO(data)) as container:
         exact = np.stack([
             frame.reformat(
-                format="rgb24", interpolation=_flags(), src_colorspace={6: 5}.get(MATRICES[matrix], MATRICES[matrix])
+                format="rgb24", interpolation=EXACT_FLAGS, src_colorspace={6: 5}.get(MATRICES[matrix], MATRICES[matrix])
             ).to_ndarray()
             for frame in container.decode(video=0)
         ])
@@ -106,12 +108,6 @@ def compare_colours(data: bytes, matrix: str) -> str:
     ratio = float(np.mean(error.astype(np.float64) ** 2))
     decibels = "infinite" if ratio == 0 else f"{10 * np.log10(255**2 / ratio):.0f} dB"
     return f"{(error == 0).mean():.1%} | {(error <= 1).mean():.2%} | {error.max()} | {decibels}"
-
-
-def _flags() -> Any:
-    from av.video.reformatter import Interpolation
-
-    return Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
 def main() -> None:
