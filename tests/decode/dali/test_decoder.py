@@ -203,6 +203,7 @@ def test_gpu_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         _ = DaliDecoder(image_decode_device=0).device
     assert DaliDecoder().device == device.Device("cpu")
     monkeypatch.setattr(device, "_count_gpus", lambda: 2)
+    monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(DeviceError, match=r"torch .* is built for the CPU alone.*README"):
         _ = DaliDecoder(image_decode_device="gpu").device
     assert DaliDecoder().device == device.Device("cpu")  # DALI sees GPUs that torch cannot use

@@ -30,6 +30,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_process", dict.fromkeys(device._process, False))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # where torch was built for CUDA
 
 
 def start_cuda(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
