@@ -96,7 +96,8 @@ def test_plan_needs_only_numpy_and_the_standard_library() -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("nvidia", "energon_dali/decode/dali"), ("triton", "kernels"), ("multistorageclient", "energon_dali/shards")],
+    [("nvidia", "energon_dali/decode/dali"), ("triton", "kernels"), ("multistorageclient", "energon_dali/shards"),
+     ("yaml", "energon_dali/shards/documents")],
 )
 def test_library_stays_in_its_room(library: str, home: str) -> None:
     wrong = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.meta.dataset_config import CRUDE, SAMPLE_TYPES, crude_config, sample_config
 from energon_dali.shards.meta.document import META
 
@@ -93,9 +93,11 @@ def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
         click.ClickException: It is no JSON, no mapping of names, or names fields that the sample type does not have.
     """
     try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise click.ClickException(f'--field-map is no JSON: {error}. Write it like \'{{"image": "jpg"}}\'.') from error
+        fields = parse_json(text)
+    except ValueError as error:
+        raise click.ClickException(
+            f'--field-map is not JSON: {error}. Write it like \'{{"image": "jpg"}}\'.'
+        ) from error
     if not isinstance(fields, dict) or not all(isinstance(part, str) for part in fields.values()):
         raise click.ClickException(
             f'--field-map {text} is no mapping of field to part. Write it like \'{{"image": "jpg"}}\'.'

@@ -70,11 +70,15 @@ def read_media_metadata(kind: str, text: str) -> MediaMetadata:
     try:
         facts: dict[str, Any] = json.loads(text) if text else {}
         known = {field.name for field in fields(_KINDS[kind])}
-        return _KINDS[kind](**{name: value for name, value in facts.items() if name in known})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = {name: value for name, value in facts.items() if name in known}
+        if not all(isinstance(value, (int, float, str, type(None))) for value in found.values()):
+            raise ValueError("it holds more than numbers and text")
+        return _KINDS[kind](**found)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DatasetFormatError(
-            f"The media metadata of kind {kind!r} cannot be understood: {text[:200]!r} ({error}). The kinds are "
-            f"{', '.join(_KINDS)}; run `energon-dali prepare-media` on the dataset again."
+            f"The media metadata of kind {str(kind)[:100]!r} cannot be understood: {str(text)[:200]!r} "
+            f"({str(error)[:200]}). The kinds are {', '.join(_KINDS)}; run `energon-dali prepare-media` on the dataset "
+            "again."
         ) from error
 
 

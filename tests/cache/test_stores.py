@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.media_tables import add_media_metadata
 from tests.cache.files import Numbers, two_shards
 from tests.loader.dataset_folder import picture
-from tests.shards.tars import write_tar
+from tests.shards.tars import captions, write_tar
 
 
 def test_files_of_shards_are_found_by_name_from_any_thread_and_process(tmp_path: Path) -> None:
@@ -250,3 +251,36 @@ def test_media_metadata_by_name(tmp_path: Path) -> None:
     assert read_media_metadata(*write_media_metadata(facts)) == facts
     with pytest.raises(DatasetFormatError, match="cannot be understood"):
         read_media_metadata("smell", "{}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE sample_parts SET content_byte_offset = -512",
+        "UPDATE sample_parts SET content_byte_offset = 9223372036854775807",
+        "UPDATE sample_parts SET content_byte_size = 1099511627776",
+        "UPDATE sample_parts SET content_byte_size = -1",
+        "UPDATE sample_parts SET content_byte_size = 'x'",
+        "UPDATE sample_parts SET tar_file_id = 7; UPDATE samples SET tar_file_id = 7",
+        "DROP TABLE sample_parts",
+        "DROP TABLE samples; CREATE VIEW samples AS SELECT 0 AS tar_file_id, 'a' AS sample_key, 0 AS sample_index",
+    ],
+)
+def test_an_index_with_wrong_numbers_gives_our_errors(change: str, tmp_path: Path) -> None:
+    captions(tmp_path)
+    prepare_dataset(tmp_path)
+    assert WebdatasetFileStore(tmp_path)["s0_0.txt"][0] == b"caption s0_0"
+    database = sqlite3.connect(tmp_path / ".nv-meta" / "index.sqlite")
+    database.executescript(change)
+    database.close()
+    with pytest.raises(DatasetError):
+        WebdatasetFileStore(tmp_path)["s0_0.txt"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[]", "3", '{"width": [1]}', '{"width": 1}', '{"width": 1' + "0" * 5000 + "}", "{"]
+)
+def test_odd_media_metadata_is_refused_in_few_words(text: str) -> None:
+    with pytest.raises(DatasetFormatError, match="cannot be understood") as caught:
+        read_media_metadata("image", text)
+    assert len(str(caught.value)) < 1000

@@ -191,7 +191,7 @@ def test_media_tables(tmp_path: Path) -> None:
         (("--non-interactive", "--split-parts", "train"), "has no colon"),
         (
             ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", "{"),
-            "is no JSON",
+            "is not JSON",
         ),
         (
             ("--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "TextSample", "--field-map", '{"a": "b"}'),

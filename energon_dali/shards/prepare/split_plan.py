@@ -6,9 +6,8 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from braceexpand import braceexpand
-
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.braces import expand_braces
 
 SPLIT_NAMES = ("train", "val", "test")
 
@@ -77,7 +76,7 @@ def split_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]]
     parts: dict[str, list[str]] = {}
     for name, pattern in patterns:
         try:
-            compiled = [re.compile(expanded) for expanded in braceexpand(pattern)]
+            compiled = [re.compile(expanded) for expanded in expand_braces([pattern])]
         except (re.error, ValueError) as error:
             raise ConfigError(
                 f"The pattern {pattern!r} of split part {name!r} cannot be understood ({error}). Braces {{0..9}} are "

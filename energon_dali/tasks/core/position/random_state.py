@@ -15,6 +15,9 @@ from energon_dali.errors import StateError
 if TYPE_CHECKING:
     import torch
 
+_MAX_STATE_BYTES = 1 << 20
+"""What one state unpacks to: the largest, torch's on the CPU, has 5 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
@@ -95,7 +98,11 @@ def _packed(raw: bytes) -> str:
 
 
 def _unpacked(text: str) -> bytearray:
-    return bytearray(zlib.decompress(base64.b85decode(text)))
+    unpacking = zlib.decompressobj()
+    content = unpacking.decompress(base64.b85decode(text), _MAX_STATE_BYTES)
+    if not unpacking.eof:
+        raise ValueError(f"it is cut off, or unpacks to more than {_MAX_STATE_BYTES:,} bytes")
+    return bytearray(content)
 
 
 def _plain(value: Any) -> int | float:
