@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+import threading
 from io import BytesIO
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from energon_dali.decode import screen_image
@@ -40,6 +42,13 @@ def test_all_routes_agree_on_images_that_were_cut() -> None:
     assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
 
 
+@pytest.fixture(params=[1, 5], ids=["alone", "beside threads"])
+def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for markers keeps the interpreter lock where other threads may want it."""
+    monkeypatch.setattr(threading, "active_count", lambda: request.param)
+
+
+@pytest.mark.usefixtures("_threads")
 def test_good_jpegs_are_not_suspected() -> None:
     """Who suspects good files sends them to PIL: with restarts, several scans, and something behind the end."""
     for name, data in pictures().items():
@@ -56,6 +65,7 @@ def with_marker(data: bytes, position: int, marker: int) -> bytes:
     return data[:position] + bytes([0xFF, marker]) + data[position + 2 :]
 
 
+@pytest.mark.usefixtures("_threads")
 def test_jpegs_whose_markers_are_out_of_order_are_left_to_pil() -> None:
     whole, progressive = encode(PHOTO, "JPEG"), encode(PHOTO, "JPEG", progressive=True)
     restarts = encode(PHOTO, "JPEG", restart_marker_blocks=2)

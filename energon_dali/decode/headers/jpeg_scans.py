@@ -7,6 +7,7 @@ it. DALI does not look for EOI: whether it refuses a file that was cut depends o
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from struct import Struct
@@ -19,6 +20,7 @@ from energon_dali.decode.headers.header import Buffer
 _SEGMENT = Struct(">xBH").unpack_from
 _SOF0, _SOF2, _DHT, _RST0, _EOI, _SOS, _DRI = 0xC0, 0xC2, 0xC4, 0xD0, 0xD9, 0xDA, 0xDD
 _ALL_COEFFICIENTS = (1 << 64) - 1
+_MARKER = re.compile(rb"\xff(?=[^\0])", re.DOTALL)
 _CHUNK_BYTES = 1 << 18
 _local = threading.local()
 
@@ -26,8 +28,8 @@ _local = threading.local()
 def has_whole_scans(data: Buffer) -> bool:
     """Returns whether all markers up to EOI are in order and all scans are there.
 
-    Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode. If this returns False, the file may be damaged
-    or unusual, and only decoding it tells.
+    Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode; 30 us where other threads run. If this returns
+    False, the file may be damaged or unusual, and only decoding it tells.
 
     Args:
         data: A file whose header `read_jpeg` understood.
@@ -44,22 +46,29 @@ def has_whole_scans(data: Buffer) -> bool:
             restart_interval = int.from_bytes(data[position + 4 : position + 6], "big")
         position += 2 + length
     start = position + 2 + length
+    alone = threading.active_count() == 1
     if not progressive and not restart_interval and data[position + 4] == len(components):
-        marker = next(_find_markers(data, start, only_first=True), None)
-        return marker is not None and data[int(marker[0]) + 1] == _EOI
-    found = list(_find_markers(data, start))
-    markers: NDArray[np.int64] = np.concatenate(found) if found else np.empty(0, np.int64)
+        first = _first_of_many(data, start) if alone else next(_find_slowly(data, start), -1)
+        return first >= 0 and data[first + 1] == _EOI
+    if alone:
+        parts = [np.flatnonzero(marked) + offset for offset, marked in _find_fast(data, start)]
+        markers: NDArray[np.int64] = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    else:
+        markers = np.fromiter(_find_slowly(data, start), np.int64)
     return _walk(data, position, markers, _Script(components, progressive), restart_interval)
 
 
-def _find_markers(data: Buffer, start: int, *, only_first: bool = False) -> Iterator[NDArray[np.int64]]:
-    """Yields the positions from `start` on of bytes FF that no zero follows, some at a time.
+def _find_slowly(data: Buffer, start: int) -> Iterator[int]:
+    """Yields the positions from `start` on of bytes FF that no zero follows.
 
-    Args:
-        data: The file.
-        start: Where to begin.
-        only_first: Whether the first position is enough.
+    Takes 30 us for 100 KB, four times as long as numpy does. But numpy lets go of the interpreter lock, and beside a
+    thread that is busy in Python it takes 5 ms to get the lock back: so this is for processes with several threads.
     """
+    return (found.start() for found in _MARKER.finditer(data, start))
+
+
+def _find_fast(data: Buffer, start: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yields (offset, bool[n]) for one stretch of the file after another: where bytes FF are that no zero follows."""
     scratch = getattr(_local, "scratch", None)
     if scratch is None:  # kept: fresh memory takes as long as the search
         scratch = _local.scratch = np.empty(_CHUNK_BYTES, np.bool_)
@@ -70,13 +79,15 @@ def _find_markers(data: Buffer, start: int, *, only_first: bool = False) -> Iter
         np.equal(values[first:last], 0xFF, out=marked)
         as_bytes = marked.view(np.uint8)
         np.minimum(as_bytes, values[first + 1 : last + 1], out=as_bytes)
-        if only_first:
-            index = int(marked.argmax())
-            if marked[index]:
-                yield np.array([first + index])
-                return
-        else:
-            yield np.flatnonzero(marked) + first
+        yield first, marked
+
+
+def _first_of_many(data: Buffer, start: int) -> int:
+    for offset, marked in _find_fast(data, start):
+        index = int(marked.argmax())
+        if marked[index]:
+            return offset + index
+    return -1
 
 
 class _Script:
