@@ -6,6 +6,16 @@ STAMP  := $(VENV)/.up-to-date
 ENERGON_VENV  := .venv-energon
 ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
 
+# What the driver of this machine runs: PyPI's torch is built for CUDA 13 from 2.11 on, which needs driver 580.
+# TORCH is what pip is given, such as 'torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'; DALI is the extra.
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n '1s/[^0-9].*//p')
+DRIVER_KIND := $(if $(DRIVER),$(shell test $(DRIVER) -ge 580 && echo cuda13 || echo cuda12))
+TORCH ?= $(if $(filter cuda12,$(DRIVER_KIND)),torch==2.10.0,torch==2.13.0)
+DALI ?= $(or $(DRIVER_KIND),cuda12)
+# Another choice than that of the environment that is there installs again.
+CHOICE := $(TORCH) $(DALI)
+CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
+
 JOBS ?= 2
 DATA ?=
 BENCH_JSON ?= benchmarks/results/cpu.json
@@ -22,7 +32,7 @@ DEVICE ?= gpu
 .PHONY: help setup test check demo demo-train bench bench-video bench-trainer gpu clean
 
 help:
-	@echo "make setup              the environment in $(VENV)"
+	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   the environment in $(VENV); both follow the GPU's driver"
 	@echo "make demo [DATA=/path]  a data set of real photographs (or your own) through every decoder of this machine"
 	@echo "make demo-train         two models, trained for minutes: one guesses pixels, one captions the demo's pictures"
 	@echo "make test               the tests"
@@ -34,13 +44,17 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py constraints-ci.txt
+.PHONY: other-choice
+$(STAMP): pyproject.toml setup.py constraints-ci.txt $(if $(CHOICE_MADE),$(if $(filter-out $(CHOICE_MADE),$(CHOICE)),other-choice))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt --editable '.[cuda12,dev]'
+	@# What is not complete is removed, unless it was complete before: others would take it for an environment.
+	{ $(BIN)/python -m pip install --quiet --upgrade pip && \
+		$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH) && \
+		$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt --editable '.[$(DALI),dev]'; } || \
+		{ test -e $@ || rm -rf $(VENV); echo "The environment was not made; see above. To choose: make setup TORCH=... DALI=..."; exit 1; }
+	@echo '$(CHOICE)' >$(VENV)/.choice
 	@touch $@
 
 # megatron-energon lives in an environment of its own, as its users have it.

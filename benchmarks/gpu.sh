@@ -9,8 +9,8 @@
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
 #                      by default they lie in OUT_DIR/work and are removed at the end
 #
-# Needs no installation of the package: Python is $PYTHON, else .venv/bin/python, else python3, with what PYTHONPATH
-# holds. Each stage ends after 8 minutes at the latest. A stage that fails does not keep the others from running;
+# Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
+# what PYTHONPATH holds. Each stage ends after 8 minutes at the latest. A stage that fails does not keep the others from running;
 # the exit status is 1 if one failed. Nothing is written outside of OUT_DIR and --work.
 set -euo pipefail
 
@@ -74,7 +74,14 @@ is_stage() {
 find_python() {
   if [[ -z ${PYTHON:-} ]]; then
     PYTHON=python3
-    [[ ! -x $root/.venv/bin/python ]] || PYTHON=$root/.venv/bin/python
+    # What a setup left that did not finish is passed over.
+    if [[ -x $root/.venv/bin/python ]]; then
+      if "$root/.venv/bin/python" -c 'import torch, pytest' 2>/dev/null; then
+        PYTHON=$root/.venv/bin/python
+      else
+        echo "gpu.sh: .venv is not complete (no torch or no pytest): taking python3. Run make setup again." >&2
+      fi
+    fi
   fi
   local found
   found=$(command -v "$PYTHON") || refuse "There is no Python '$PYTHON'. Set PYTHON to one that has torch."
