@@ -141,7 +141,7 @@ class HookRunner:
 
 def hook_context(
     index: int, seed: int, samples_per_batch: int | None, num_streams: int
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[object]:
     """Returns the context in which a hook runs: what it reads as `current_sample_index` and `current_batch_index`.
 
     Args:

@@ -197,12 +197,14 @@ class SampleLoader:
 
     def _call_decoder(self, raw: RawSample, source: SourceInfo, seed: int) -> None:
         """Replaces the parts by what a decoder that is called with whole samples, as in Energon, makes of them."""
-        given = {name: bytes(part) for name, part in raw.parts.items() if not isinstance(part, Decoded)}
+        parts: dict[str, Any] = raw.parts  # native feeds put decoded images among them
+        given = {name: bytes(part) for name, part in parts.items() if not isinstance(part, Decoded)}
         assert self.decoder is not None
         with part_context(partial(part_seed, seed), source):
             made = self.decoder({"__key__": raw.key, "__shard__": raw.shard, **given})
-        values = {name: Decoded(value, "fallback") for name, value in made.items() if not name.startswith("__")}
-        raw.parts = {**{name: part for name, part in raw.parts.items() if name not in given}, **values}
+        kept = {name: part for name, part in parts.items() if name not in given}
+        kept |= {name: Decoded(value, "fallback") for name, value in made.items() if not name.startswith("__")}
+        raw.parts = kept
 
     def _decode(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
         return {name: self._part(name, content, source, seed) for name, content in raw.parts.items()}
