@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, StorageError, StoreUnavailableError
 from energon_dali.shards.storage.store import Store, store_of
 
@@ -48,6 +49,7 @@ TRANSIENT_ERRNOS = frozenset(
 _log = logging.getLogger(__name__)
 
 
+@explain_call
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """How often a request for data is repeated after an error that may pass, and when a store counts as down.
