@@ -234,7 +234,7 @@ class RankIterator(Iterator[T], Generic[T]):
             if entry_of(saved, "state") is not None:
                 iterator = self._iterator(stream)
                 with retry_scope(self._retries):
-                    restore_stream(iterator, in_todays_form(saved["state"], iterator.state_dict()), stream)
+                    restore_stream(iterator, in_todays_form(saved["state"], plain(iterator.state_dict())), stream)
                 self._restored.add(stream)
 
     def interrupt(self) -> None:

@@ -228,12 +228,12 @@ def test_states_of_0_1_continue_under_every_decoder(saver: str, level: tuple[str
                 assert take(loader, 12 - place) == batches[place:]
 
 
-def test_states_of_0_1_from_before_the_first_batch_begin_at_the_beginning(folder: Path) -> None:
-    build = COMPOSITIONS["batches"]
+@pytest.mark.parametrize("name", ["batches", "packs"])
+def test_states_of_0_1_from_before_the_first_batch_begin_at_the_beginning(name: str, folder: Path) -> None:
+    build = COMPOSITIONS[name]
     (state,), batches = saved(build, folder, DECODERS["dali"], (0,), 8)
     for stream in state["streams"].values():
-        stream["state"] = stream["state"]["inner"]
-        stream["state"]["inner"]["inner"] = {"inner": None}
+        stream["state"] = {"inner": None}
     for decoder in DECODERS.values():
         with get_savable_loader(build(folder, decoder, 0)) as loader:
             loader.restore_state_rank(state)
