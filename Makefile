@@ -29,13 +29,14 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test check demo demo-train bench bench-video bench-trainer gpu clean
+.PHONY: help setup test test-faults check demo demo-train bench bench-video bench-trainer gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   the environment in $(VENV); both follow the GPU's driver"
 	@echo "make demo [DATA=/path]  a data set of real photographs (or your own) through every decoder of this machine"
 	@echo "make demo-train         two models, trained for minutes: one guesses pixels, one captions the demo's pictures"
 	@echo "make test               the tests"
+	@echo "make test-faults        thousands of damaged files, failing disks and servers, and kills; prints what was survived"
 	@echo "make check              lint and types"
 	@echo "make bench              the CPU benchmarks, beside bare DALI, PIL, webdataset and megatron-energon"
 	@echo "make bench-video        the benchmarks on videos, beside megatron-energon, torchcodec and PyAV"
@@ -67,6 +68,10 @@ $(ENERGON_STAMP): constraints-ci.txt benchmarks/requirements-energon.txt
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
+test-faults: $(STAMP)
+	$(BIN)/python -m tests.faults --jobs $(JOBS)
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks setup.py

@@ -41,14 +41,14 @@ def silent(error: Exception, sample: Any, sources: Any) -> None:
     """An error handler that says nothing."""
 
 
-def open_loader(folder: Path) -> Any:
+def open_loader(folder: Path, num_workers: int = 2) -> Any:
     """Returns the loader over a blend of the two datasets in a folder."""
     # Imported here, because its workers need this module and no torch.
     from energon_dali import get_savable_loader, get_train_dataset
 
     parts = [{"weight": 3, "path": f"{folder}/one"}, {"weight": 1, "path": f"{folder}/two"}]
     blend = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": parts}}}
-    config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=4, global_error_handler=silent)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=4, global_error_handler=silent)
     dataset = get_train_dataset(
         blend, worker_config=config, batch_size=2, shuffle_buffer_size=20, packing_buffer_size=8,
         task_encoder=Packing(),
@@ -56,9 +56,9 @@ def open_loader(folder: Path) -> Any:
     return get_savable_loader(dataset)
 
 
-def run(folder: Path, place: Path, until: int) -> None:
-    """Goes on where the file at `place` says, and writes it anew behind every batch."""
-    loader = open_loader(folder)
+def run(folder: Path, place: Path, until: int, num_workers: int = 2) -> None:
+    """Continues where the file at `place` says, and replaces it after every batch."""
+    loader = open_loader(folder, num_workers)
     saved: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {"state": None, "batches": []}
     loader.restore_state_rank(saved["state"])
     for batch in loader:

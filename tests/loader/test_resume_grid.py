@@ -135,7 +135,11 @@ def join_texts(left: TextSample, right: TextSample | None) -> TextSample:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("grid")
+    return write_grid(tmp_path_factory.mktemp("grid"))
+
+
+def write_grid(base: Path) -> Path:
+    """Writes the datasets that the compositions are made of."""
     for name, count, shards in (("a", 31, 4), ("b", 17, 2), ("c", 9, 1)):
         samples = {f"k{number:02d}": {"txt": str(number).encode()} for number in range(count)}
         prepare(write_shards(base / name, samples, shards), {"text": "txt"}, "TextSample")

@@ -1,0 +1,55 @@
+"""A sample of each campaign of faults; `make test-faults` runs them whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaigns import CAMPAIGNS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [campaign.name for campaign in CAMPAIGNS])
+def test_a_sample_of_each_campaign_loses_nothing(name: str) -> None:
+    """In a process of its own: its children are forked, which no process with threads should do."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--only", name, "--share", "0.02", "--jobs", "1"],
+        capture_output=True, text=True, cwd=ROOT, timeout=390, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "Nothing was lost, nothing was left behind." in done.stdout
+
+
+def test_a_campaign_counts_what_is_lost_hangs_and_dies(tmp_path: Path) -> None:
+    program = f"""
+import os, sys, time
+from pathlib import Path
+from tests.faults.campaign import Campaign, Lost, Outcome, run
+
+def prepare(folder):
+    def case(number, place):
+        if number == 1: raise Lost("a sample")
+        if number == 2: os.kill(os.getpid(), 11)
+        if number == 3: time.sleep(60)
+        if number == 4: raise KeyError("raw")
+        if number == 5: os.fork() or (time.sleep(600), os._exit(0))
+        if number == 6: os.open("/dev/null", 0)
+        if number == 7: (folder / "a.tmp").touch()
+        return Outcome()
+    return case
+
+tally = run(Campaign("all kinds", 8, prepare, timeout_seconds=2), Path({str(tmp_path)!r}) / "work", jobs=1)
+print(tally.tried, tally.survived, len(tally.lost), len(tally.left_behind), tally.is_clean)
+print(*tally.lost, *tally.left_behind, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    first, _, rest = done.stdout.partition("\n")
+    assert first == "8 4 4 3 False", done.stdout + done.stderr
+    for text in ("case 1: a sample", "case 2 ended the process with -11", "case 3 hung", "KeyError: 'raw'",
+                 "processes", "1 descriptors", "a.tmp was left behind"):  # fmt: skip
+        assert text in rest
