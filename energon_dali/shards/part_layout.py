@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from energon_dali.errors import ShardError
 from energon_dali.shards.index.extents import BLOCK, ShardExtents
-from energon_dali.shards.index.tar_scan import check_header, header_name
+from energon_dali.shards.index.tar_scan import OCTAL_SIZE_LIMIT, check_header, header_name
 
 GAP_BYTES = 16 << 10
 """Unwanted bytes between wanted parts up to which one request is cheaper than two, on a local disk."""
@@ -144,7 +144,7 @@ def check_member(shard: str, header: bytes, member: bytes, size: int, offset: in
     # Long names, and names with other letters than ASCII, stand whole in an extended header before this one.
     fits = len(member) <= 100 and member.isascii()
     same_name = name == member if fits else len(member) > 100 or name == member or len(name) <= len(member)
-    same_size = found_size == size or size >= 8 << 30
+    same_size = found_size == size or size >= OCTAL_SIZE_LIMIT
     if kind not in b"0\x007" or not same_name or not same_size:
         raise changed_shard(
             shard,

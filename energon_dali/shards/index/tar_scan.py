@@ -14,6 +14,8 @@ from typing import NamedTuple
 from energon_dali.errors import ShardError
 
 BLOCK = 512
+OCTAL_SIZE_LIMIT = 8 << 30
+"""Sizes in bytes from here on do not fit the octal digits of a header."""
 ReadAt = Callable[[int, int], bytes]
 """(offset, size) -> bytes, fewer only at the end of the file."""
 
@@ -76,6 +78,13 @@ def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Itera
             long_name = long_size = None
             continue
         if kind not in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL) and long_size is not None:
+            # Only a size that does not fit a header may differ from the header's: readers compare the two.
+            if member_size != long_size < OCTAL_SIZE_LIMIT:
+                raise ShardError(
+                    f"{_at(shard, offset)}: a member of {member_size} bytes by its header, and of {long_size} bytes by "
+                    f"its extended header. {_REMEDY}",
+                    shard,
+                )
             member_size = long_size
         if content + member_size > size:
             raise ShardError(
