@@ -17,7 +17,6 @@ from pathlib import Path
 from tests.faults.campaign import SHOWN, Tally, run
 from tests.faults.campaigns import CAMPAIGNS
 
-
 _ROOM_BYTES = 512 << 20
 
 
