@@ -7,7 +7,9 @@ are kept for the rest of the process. `VIDEOS` and `AUDIOS` hold the recipes, `v
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -207,6 +209,25 @@ def audio_file(name: str) -> bytes:
 
 def encode_video(recipe: VideoRecipe) -> bytes:
     """Returns a video made after a recipe; a pure function of it."""
+    with _scheduling_kept():
+        return _encode_video(recipe)
+
+
+@contextmanager
+def _scheduling_kept() -> Iterator[None]:
+    """Gives the calling thread its scheduling back.
+
+    As root, SVT-AV1 puts the thread that opens it under real-time scheduling with the highest priority. Every process
+    that a test starts from there inherits it, and one that is busy starves the machine.
+    """
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
+def _encode_video(recipe: VideoRecipe) -> bytes:
     stream, options = io.BytesIO(), dict(recipe.muxer_options)
     container_format = {"mkv": "matroska"}.get(recipe.container, recipe.container)
     with av.open(stream, "w", format=container_format, options=options) as container:

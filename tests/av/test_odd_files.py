@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,7 @@ from energon_dali.av import AudioReader, AVDecoder, AVLimits, MediaFile, VideoRe
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DecodeError
-from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video, video_file
+from tests.av.corpus import VIDEOS, AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video, video_file
 from tests.av.full_decode import decode_fully
 from tests.av.ogg_pages import HEADERS, read_packets, write_theora
 from tests.decode.pictures import pictures
@@ -292,3 +294,9 @@ def test_a_header_may_claim_any_sample_rate(rate: int) -> None:
                 assert decoder.get_audio_clips([(0, 0.01)])[0][0].numel() < 1_000_000_000
             except DecodeError as error:
                 assert str(error)  # noqa: PT017 - either of the two is right
+
+
+def test_encoding_leaves_the_scheduling_of_this_thread_as_it_was() -> None:
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    encode_video(replace(VIDEOS["av1-mp4"], frames=2))
+    assert (os.sched_getscheduler(0), os.sched_getparam(0)) == before

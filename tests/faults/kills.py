@@ -22,6 +22,8 @@ from tests.loader.killed_run import open_loader, run
 
 ROUNDS = 5
 """How often a training run is killed before its batches are compared."""
+BATCHES = 6_000
+"""More than a run makes before it is killed."""
 
 
 def killed(call: Callable[[], object], seconds: float) -> bool:
@@ -105,7 +107,7 @@ def training_kills(folder: Path) -> Case:
     logging.disable(logging.ERROR)
     for name, count in (("one", 40), ("two", 25)):
         captioning_dataset(folder / name, count)
-    expected = [json.loads(json.dumps(batch)) for batch in islice(open_loader(folder, 0), 600)]
+    expected = [json.loads(json.dumps(batch)) for batch in islice(open_loader(folder, 0), BATCHES)]
 
     def case(number: int, place: Path) -> Outcome:
         random = Random(number)
@@ -115,11 +117,12 @@ def training_kills(folder: Path) -> Case:
         kills = 0
         for _ in range(ROUNDS):
             seconds = random.uniform(0.02, 1.5 if workers else 0.3)
-            kills += killed(lambda: run(folder, file, len(expected), workers), seconds)
+            kills += killed(lambda: run(folder, file, BATCHES - 1, workers), seconds)
         delivered = json.loads(file.read_text())["batches"] if file.exists() else []
         if delivered != expected[: len(delivered)]:
-            at = next(n for n, pair in enumerate(zip(delivered, expected, strict=False)) if pair[0] != pair[1])
-            raise Lost(f"batch {at} is {delivered[at]} and was to be {expected[at]}")
+            pairs = enumerate(zip(delivered, expected, strict=False))
+            at = next((n for n, pair in pairs if pair[0] != pair[1]), len(expected))
+            raise Lost(f"batch {at} of {len(delivered)} differs from the {len(expected)} expected: {delivered[at]}")
         left = [name for name in set(os.listdir("/dev/shm")) - shared if "energon" in name]
         if left:
             raise Lost(f"left in shared memory: {left}")
