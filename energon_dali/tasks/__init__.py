@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
     from energon_dali.tasks.core.decoder import make_decoder
     from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
-    from energon_dali.tasks.core.task import TaskTransformer
+    from energon_dali.tasks.core.task import OptimizerConfig, SchedulerConfig, TaskTransformer
     from energon_dali.tasks.train import TrainResult, run
 
 __all__ = [
-    "HydraInstantiator", "Instantiator", "TaskTransformer", "TrainResult", "TransformerDataConfig",
-    "TransformerDataModule", "compose", "load_task", "make_decoder", "run",
+    "HydraInstantiator", "Instantiator", "OptimizerConfig", "SchedulerConfig", "TaskTransformer", "TrainResult",
+    "TransformerDataConfig", "TransformerDataModule", "compose", "load_task", "make_decoder", "run",
 ]  # fmt: skip
 
 _HOME_OF = {
     "HydraInstantiator": "core.instantiator",
     "Instantiator": "core.instantiator",
+    "OptimizerConfig": "core.task",
+    "SchedulerConfig": "core.task",
     "TaskTransformer": "core.task",
     "TrainResult": "train",
     "TransformerDataConfig": "core.data_module",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -36,16 +37,28 @@ def load_task(
     """
     instantiator = instantiator or HydraInstantiator()
     content = read_checkpoint(checkpoint, device=device)
+    known = described_run(content)
     try:
-        known = content["hyper_parameters"]
         config, data = known["config"], known["data"]
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise _none(checkpoint, repr(error)) from error
-    backbone = instantiator.backbone({**config["backbone"], **known.get("backbone", {})}, **data)
-    parts = {"optimizer": config["optimizer"], "scheduler": config["scheduler"], "instantiator": instantiator}
-    task = instantiator.task(config["task"], backbone=backbone, **parts, **data)
+    backbone = {**config["backbone"], **known.get("backbone", {})}
+    task = instantiator.task(
+        config["task"], backbone=backbone, optimizer=config["optimizer"], scheduler=config["scheduler"], **data
+    )
     task.load_state_dict(content["state_dict"])
     return task.to(device).eval()
+
+
+def described_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what the run that wrote a checkpoint said of itself: `config`, `data` and `backbone`; empty if nothing.
+
+    Args:
+        content: What `read_checkpoint` returned. Earlier checkpoints hold the three beside each other.
+    """
+    known = content.get("hyper_parameters")
+    run = known.get("run", known) if isinstance(known, Mapping) else None
+    return run if isinstance(run, Mapping) and isinstance(run.get("config"), Mapping) else {}
 
 
 def read_checkpoint(path: str | Path, *, device: str | torch.device = "cpu", map_file: bool = False) -> dict[str, Any]:

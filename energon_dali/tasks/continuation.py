@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, LayoutError, StateError
-from energon_dali.tasks.checkpoint import read_checkpoint
+from energon_dali.tasks.checkpoint import described_run, read_checkpoint
 
 _COMPARED = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "seed")
 """What of two configs matters where one continues the other."""
@@ -44,8 +44,7 @@ def read_to_continue(path: str | Path) -> Mapping[str, Any]:
             f"ckpt_path={path} cannot be continued from: it holds weights alone, as save_weights_only=true writes "
             "them. Give a checkpoint that was written without it."
         )
-    known = content.get("hyper_parameters")
-    return known if isinstance(known, Mapping) and isinstance(known.get("config"), Mapping) else {}
+    return described_run(content)
 
 
 @contextmanager
@@ -88,10 +87,20 @@ def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> st
     """
     if not saved:
         return ""
+    saved, now = _without_repeats(saved), _without_repeats(now)
     found = [each for name in _COMPARED for each in _differences(name, saved.get(name), now.get(name))]
     more = [f"and {len(found) - _MOST_DIFFERENCES} more"] if len(found) > _MOST_DIFFERENCES else []
     shown = "; ".join([*found[:_MOST_DIFFERENCES], *more])
     return f"What this run sets otherwise: {shown}." if found else ""
+
+
+def _without_repeats(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a config without the groups that its task repeats, such as task.backbone, which is ${backbone}."""
+    task = config.get("task")
+    if not isinstance(task, Mapping):
+        return config
+    own = {key: value for key, value in task.items() if key not in _COMPARED or value != config.get(key)}
+    return {**config, "task": own}
 
 
 def _differences(name: str, saved: Any, now: Any) -> Iterator[str]:

@@ -68,19 +68,17 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     data_module.prepare_data()
     data_module.setup("fit")
     model_data_kwargs = dict(getattr(data_module, "model_data_kwargs", {}))
-    backbone = instantiator.backbone(_backbone_config(cfg.backbone, saved), **model_data_kwargs)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
     task = instantiator.task(
-        cfg.task,
-        backbone=backbone,
-        optimizer=cfg.optimizer,
-        scheduler=cfg.get("scheduler"),
-        instantiator=instantiator,
+        config["task"],
+        backbone=_backbone_config(config["backbone"], saved),
+        optimizer=config["optimizer"],
+        scheduler=config.get("scheduler"),
         **model_data_kwargs,
     )
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
     # A backbone that began with the weights of a folder says how to make it without: a checkpoint has them itself.
-    alone = getattr(backbone, "checkpoint_arguments", dict[str, Any])()
-    task.save_hyperparameters({"config": config, "data": model_data_kwargs, "backbone": alone})
+    alone = getattr(task.backbone, "checkpoint_arguments", dict[str, Any])()
+    task.describe_run({"config": config, "data": model_data_kwargs, "backbone": alone})
     trainer = instantiator.trainer(cfg.trainer)
     with explained(cfg.ckpt_path, saved.get("config", {}), config):
         trainer.fit(task, datamodule=data_module, ckpt_path=cfg.ckpt_path)
@@ -93,7 +91,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
 
 _TOP_LEVEL = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "trainer")
 _SETTINGS = ("seed", "ckpt_path", "output_dir", "test_after_fit")
-_NEEDED = {"task": "+", "dataset": "+", "backbone": "", "optimizer": "", "trainer": ""}
+_NEEDED = {"task": "+", "dataset": "+", "backbone": "+", "optimizer": "", "trainer": ""}
 """Groups that every run has, and what the command line writes before them."""
 
 
@@ -155,12 +153,11 @@ def _check_names(cfg: DictConfig) -> None:
             )
 
 
-def _backbone_config(cfg: DictConfig, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+def _backbone_config(cfg: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the backbone's config, by which a run that continues does not read first weights that it does not use."""
     if cfg.get("_target_") != saved.get("config", {}).get("backbone", {}).get("_target_"):
         return cfg
-    arguments = saved.get("backbone", {})
-    return {**{str(name): cfg[name] for name in cfg}, **arguments} if arguments else cfg
+    return {**cfg, **saved.get("backbone", {})}
 
 
 def _make_folder(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from energon_dali.errors import ConfigError, DeviceError
-from energon_dali.tasks.core.instantiator import HydraInstantiator, make
+from energon_dali.tasks import HydraInstantiator, Instantiator, OptimizerConfig, SchedulerConfig, TaskTransformer
+from energon_dali.tasks.core.instantiator import make
 from tests.tasks.tiny import TinyBackbone, TinyConfig, TinyData
 
 HERE = "tests.tasks.test_instantiator"
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.5}
 
 
 def target(a: int, b: int = 2, **more: Any) -> dict[str, Any]:
@@ -50,6 +53,78 @@ def test_no_target_is_no_tokenizer_and_no_scheduler() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     assert HydraInstantiator().tokenizer({"_target_": None}) is None
     assert HydraInstantiator().scheduler({"_target_": None}, optimizer) is None
+
+
+class MakesItsBackbone(TaskTransformer):
+    """A task that is given the config of its backbone, and logs beside the loss."""
+
+    def __init__(
+        self,
+        num_pixels: int,
+        backbone: Any,
+        optimizer: OptimizerConfig,
+        scheduler: SchedulerConfig,
+        instantiator: Instantiator | None = None,
+        classify: bool = False,
+    ) -> None:
+        assert optimizer.lr == 0.5
+        assert instantiator is not None
+        backbone = instantiator.instantiate(backbone, num_vocab=num_pixels * num_pixels)
+        super().__init__(backbone, optimizer, scheduler, instantiator)
+        self.save_hyperparameters()
+
+    def common_step(self, prefix: Any, batch: torch.Tensor) -> Any:
+        return {"loss": self.model(batch).square().mean(), "log": {"half": 0.5}}
+
+
+def test_a_task_makes_its_backbone_of_the_config_and_logs_beside_the_loss() -> None:
+    cfg = {"_target_": f"{HERE}.MakesItsBackbone", "num_pixels": 3}
+    backbone = {"_target_": "tests.tasks.tiny.TinyBackbone", "num_vocab": None, "width": None}
+    task: Any = HydraInstantiator().task(cfg, backbone=backbone, optimizer=SGD, scheduler={"_target_": None}, width=6)
+    assert task.model.embeddings.weight.shape == (9, 6)
+    assert dict(task.hparams) == {
+        "num_pixels": 3, "classify": False, "optimizer": SGD, "scheduler": {"_target_": None},
+    }  # fmt: skip
+    logged: dict[str, Any] = {}
+    task.log_dict = lambda named, **options: logged.update(named)
+    loss = task.validation_step(torch.arange(4)[None])
+    assert logged == {"val_loss": loss, "val/half": 0.5}
+    task.common_step = lambda prefix, batch: {"los": loss}
+    with pytest.raises(ConfigError, match=r'returned a mapping with \[.los.\]\. Return the loss, or {"loss": loss'):
+        task.training_step(torch.arange(4)[None])
+    with pytest.raises(ConfigError, match=r"gave TaskTransformer a dict as its backbone, which is not a module"):
+        TaskTransformer({}, SGD)  # type: ignore[arg-type]
+
+
+@dataclass
+class Inner:
+    """A part of a config."""
+
+    depth: int = 1
+
+
+@dataclass
+class Outer:
+    """A config that holds another."""
+
+    inner: Inner
+    name: str = "outer"
+
+
+def of_dataclass(cfg: Outer | None = None) -> Outer | None:
+    return cfg
+
+
+def test_a_mapping_becomes_the_dataclass_that_the_parameter_is_annotated_with() -> None:
+    cfg = {"_target_": f"{HERE}.of_dataclass", "cfg": {"inner": {"depth": 3}}}
+    assert make("dataset", cfg) == Outer(Inner(3))
+    for wrong, says in (
+        ({"inner": {}, "nam": 1}, r"dataset\.cfg\.nam is not a field of Outer\. Did you mean name\?"),
+        ({"inner": {"dept": 1}}, r"dataset\.cfg\.inner\.dept is not a field of Inner\. Did you mean depth\?"),
+        ({}, r"dataset\.cfg cannot make Outer: .*'inner'"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            make("dataset", {**cfg, "cfg": wrong})
 
 
 @pytest.mark.parametrize(

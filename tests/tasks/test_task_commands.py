@@ -35,7 +35,7 @@ SMALLER = {
 SWAPPED = {
     "": lambda result: type(result.task).__name__ == "GenerativePixelsTransformer",
     "backbone=transformers/gpt2": lambda result: type(result.task.backbone).__name__ == "SequenceGPT2",
-    "backbone.num_layers=2 backbone.embed_dim=32": lambda result: len(result.task.backbone.blocks) == 2,
+    "backbone.num_layers=2 backbone.embed_dim=32": lambda result: len(result.task.backbone.layers) == 2,
     "decoder=pil": lambda result: result.data_module.decoder.func.__name__ == "SampleDecoder",
     "decoder=dali_cpu": lambda result: result.data_module.decoder.keywords["image_decode_device"] == "cpu",
     "optimizer=sgd optimizer.lr=0.05": lambda result: type(result.trainer.optimizers[0]) is torch.optim.SGD,

@@ -28,6 +28,7 @@ from energon_dali.tasks.command import _quiet_rank
 from energon_dali.tasks.continuation import explained
 from energon_dali.tasks.core.position.run_checkpoint import RunCheckpoint
 from energon_dali.tasks.train import _completed
+from tests.tasks.old_checkpoint import rewrite_as_before
 
 CONF = Path(__file__).parent / "tiny_conf"
 ROOT = CONF.parent.parent.parent
@@ -61,8 +62,9 @@ def test_the_same_seed_gives_the_same_run_and_another_gives_another(tmp_path: Pa
 def test_a_checkpoint_is_data_and_gives_the_task_back(tmp_path: Path) -> None:
     trained = train(tmp_path, "task.smoothing=0.25", "backbone.width=6").task
     path = tmp_path / "checkpoints" / "last.ckpt"
-    saved = torch.load(path, weights_only=True)["hyper_parameters"]
-    assert saved["config"]["task"] == {"_target_": "tests.tasks.tiny.TinyTask", "smoothing": 0.25}
+    saved = torch.load(path, weights_only=True)["hyper_parameters"]["run"]
+    groups = {name: saved["config"][name] for name in ("backbone", "optimizer", "scheduler")}
+    assert saved["config"]["task"] == {"_target_": "tests.tasks.tiny.TinyTask", "smoothing": 0.25, **groups}
     assert saved["data"] == {"num_vocab": 5, "num_positions": 8}
     loaded: Any = load_task(path)
     assert loaded.smoothing == 0.25
@@ -137,6 +139,21 @@ def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", "trainer.max_epochs=3")
     assert continued.trainer.global_step == whole.trainer.global_step == 12
     assert continued.metrics["val_loss"] == whole.metrics["val_loss"]
+
+
+def test_an_earlier_checkpoint_loads_and_continues(tmp_path: Path) -> None:
+    trained = train(tmp_path / "first", "trainer.max_epochs=1", "backbone.width=6").task
+    checkpoint = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    rewrite_as_before(checkpoint)
+    tokens = torch.arange(4)[None]
+    loaded: Any = load_task(checkpoint)
+    assert torch.equal(loaded.backbone(tokens), trained.eval().backbone(tokens))
+    more = [f"ckpt_path={checkpoint}", "trainer.max_epochs=3"]
+    continued = train(tmp_path / "second", *more, "backbone.width=6")
+    whole = train(tmp_path / "whole", "trainer.max_epochs=3", "backbone.width=6")
+    assert continued.metrics["val_loss"] == whole.metrics["val_loss"]
+    with pytest.raises(ConfigError, match=r"What this run sets otherwise: backbone\.width was 6, is 4\. Give"):
+        train(tmp_path / "third", *more)
 
 
 class Stop(Callback):
@@ -252,6 +269,30 @@ def test_every_older_way_to_name_gpus_is_understood(gpus: str, newer: dict[str, 
 def test_a_wrong_name_is_refused_with_the_nearest_one(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         compose([*TINY, *overrides], CONF)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["backbone=tiny"], r"The backbone comes with the task: add \+task=NAME\. There are: bare, multi"),
+        (["+task=bare", "backbone=tiny"], r"The run has no backbone yet: add \+backbone=NAME\. There are: .*tiny"),
+        (["+task=old"], r"of task/old\.yaml write \"- /backbone@_group_: NAME\" in place of \"- override /backbone"),
+        (["+task=old", "backbone=tiny"], r"of task/old\.yaml write \"- /backbone@_group_: NAME\""),
+    ],
+)
+def test_a_missing_backbone_says_who_names_it(tmp_path: Path, overrides: list[str], says: str) -> None:
+    for name, line in (("bare", ""), ("old", "  - override /backbone@_global_.backbone: tiny\n")):
+        (tmp_path / "task").mkdir(exist_ok=True)
+        text = f"# @package task\ndefaults:\n  - /task/default\n{line}_target_: tests.tasks.tiny.TinyTask\n"
+        (tmp_path / "task" / f"{name}.yaml").write_text(text)
+    (tmp_path / "backbone").mkdir()
+    (tmp_path / "backbone" / "tiny.yaml").write_text("# @package backbone\n_target_: tests.tasks.tiny.TinyBackbone\n")
+    with pytest.raises(ConfigError, match=says):
+        compose(overrides, tmp_path)
+    if overrides[0] == "+task=bare":
+        assert compose(["+task=bare", "+backbone=tiny"], tmp_path).task.backbone._target_.endswith("TinyBackbone")
+        with pytest.raises(ConfigError, match=r"The run has no backbone\. Add \+backbone=NAME to the command"):
+            run(compose(["+task=bare", "+dataset=multimodal/captioning/demo"], tmp_path))
 
 
 def test_what_the_command_line_leaves_out_is_named(tmp_path: Path) -> None:

@@ -53,24 +53,26 @@ class SequenceGPT2(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor, classify: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits float[B, T, num_vocab]; with classify (class logits float[B, num_classes], logits).
+        """Returns logits float[T, B, num_vocab]; with classify (class logits float[B, num_classes], logits).
 
         Args:
-            tokens: int64[B, T], T at most num_positions; `logits[:, t]` do not depend on tokens[:, t:].
+            tokens: int64[T, B], T at most num_positions; `logits[t]` do not depend on tokens[t:].
             classify: Also guess the class, from the mean over the last hidden layer.
 
         Raises:
             ConfigError: There are more tokens than positions.
         """
-        if tokens.shape[1] > self.num_positions:
+        length, batch = tokens.shape
+        if length > self.num_positions:
             raise ConfigError(
-                f"SequenceGPT2 was given {tokens.shape[1]} tokens and has {self.num_positions} positions. Make it with "
-                f"num_positions={tokens.shape[1]}, or give shorter sequences."
+                f"SequenceGPT2 was given tokens of shape [{length}, {batch}] and has {self.num_positions} positions. "
+                f"Sequences come first: [T, B]. Transpose them if {length} is the batch size; otherwise make it with "
+                f"num_positions={length}, or give shorter sequences."
             )
-        start = self.sos.expand(len(tokens), 1, -1)
-        vectors = torch.cat([start, self.model.wte(tokens[:, :-1])], dim=1)
+        start = self.sos.expand(batch, 1, -1)
+        vectors = torch.cat([start, self.model.wte(tokens[:-1].t())], dim=1)
         hidden = self.model(inputs_embeds=vectors, use_cache=False).last_hidden_state
-        logits: torch.Tensor = self.head(hidden)
+        logits: torch.Tensor = self.head(hidden).transpose(0, 1)
         return (self.clf_head(hidden.mean(dim=1)), logits) if classify else logits
 
     def start(self, batch_size: int) -> TokenCache:

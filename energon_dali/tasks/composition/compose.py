@@ -21,6 +21,8 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 _KEY = re.compile(r"\+{0,2}[\w./@:-]+")
 _GROUP = re.compile(r"\w+(?:/\w+)*")
+_OLD_BACKBONE = re.compile(r"In '(task/[^']+)': Could not override 'backbone[^']*'")
+"""What Hydra says of a task's config that overrides the backbone, which configs of runs listed once."""
 _REFUSED_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^'@]+)")
 
 
@@ -87,29 +89,50 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
         overrides: What it was given.
         config_dir: Folder of configs of the user's own.
     """
-    from hydra.errors import MissingConfigException
+    from hydra.errors import HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
         return describe_nearest(name, options_of(group, config_dir), f"{group}=")
     refused = _REFUSED_KEY.match(str(error))
     if refused is None:
-        return ""
+        return _explain_old_backbone(error)
     key = refused.group(1)
     remaining, cfg = _composed_without(key, overrides, config_dir)
     group = key.partition(".")[0]
+    if cfg is None and group == "backbone":
+        try:
+            _compose(remaining, config_dir)
+        except (HydraException, OmegaConfBaseException) as inner:
+            return _explain_old_backbone(inner)
     if cfg is None or group in remaining:
         return ""
     options = options_of(group, config_dir)
     if cfg.get(group) is None and options:
-        plus = "" if group == "backbone" else "+"
-        return f"The run has no {group} yet: add {plus}{group}=NAME. There are: {', '.join(options)}."
+        if group == "backbone" and cfg.get("task") is None:
+            return (
+                "The backbone comes with the task: add +task=NAME. There are: "
+                f"{', '.join(options_of('task', config_dir))}."
+            )
+        return f"The run has no {group} yet: add +{group}=NAME. There are: {', '.join(options)}."
     keys = list(_keys(cfg))
     parent, dot, name = key.rpartition(".")
     beside = [each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent]
     if beside:
         return describe_nearest(name, beside, parent + dot)
     return describe_nearest(key, keys)  # what holds it is wrong already
+
+
+def _explain_old_backbone(error: Exception) -> str:
+    """Returns how a task's config names its backbone, where it still overrides one; "" where it does not."""
+    found = _OLD_BACKBONE.match(str(error))
+    if found is None:
+        return ""
+    return (
+        f"A task brings its backbone itself: in the defaults of {found.group(1)}.yaml write "
+        '"- /backbone@_group_: NAME" in place of "- override /backbone...: NAME".'
+    )
 
 
 def options_of(group: str, config_dir: str | Path | None = None) -> list[str]:
@@ -125,6 +148,8 @@ def options_of(group: str, config_dir: str | Path | None = None) -> list[str]:
         for folder in folders
         for path in (folder / group).rglob("*.yaml")
     }
+    if group in ("task", "dataset"):
+        found.discard("default")  # what the others list first
     return sorted(found)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
 import inspect
+import sys
+import typing
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -25,6 +29,9 @@ Config = Mapping[str, Any]
 
 class Instantiator(Protocol):
     """Makes the parts of a run; a task takes one so that how configs become objects can be swapped."""
+
+    def instantiate(self, cfg: Config, **kwargs: Any) -> Any:
+        """Returns what a config describes; keyword arguments win over the config."""
 
     def tokenizer(self, cfg: Config | None) -> Any:
         """Returns the tokenizer, None where the config names none."""
@@ -54,6 +61,21 @@ class HydraInstantiator:
     What a config sets wins over what the run gives; what a target does not take is not given to it. An argument in a
     config that its target does not take is an error naming the nearest one.
     """
+
+    def instantiate(self, cfg: Config, **kwargs: Any) -> Any:
+        """Returns what a config describes, such as a backbone inside a task that gets its config.
+
+            backbone = instantiator.instantiate(backbone, num_positions=num_pixels * num_pixels)
+
+        Args:
+            cfg: `_target_` and arguments.
+            **kwargs: Arguments that win over those of the config.
+
+        Raises:
+            ConfigError: The config cannot be made into an object, or the target takes no argument of that name.
+        """
+        place = str(getattr(cfg, "_get_full_key", lambda _: "")(None)) or "config"
+        return make(place, {**plain_config(cfg), **kwargs})
 
     def tokenizer(self, cfg: Config | None) -> Any:
         """Returns the tokenizer, None where the config names none.
@@ -89,10 +111,32 @@ class HydraInstantiator:
     def task(self, cfg: Config, **given: Any) -> TaskTransformer:
         """Returns the task, with its backbone, optimizer, scheduler and the data module's numbers.
 
+        Args:
+            cfg: `_target_` and arguments. Its keys `backbone`, `optimizer` and `scheduler` are configs and stay
+                configs; where they are missing, those in `given` are taken.
+            **given: `backbone`, a module or its config: a task whose parameter is annotated with a module class gets a
+                module, any other gets the config. `optimizer`, `scheduler`, and what the data module knows.
+
         Raises:
             ConfigError: The config cannot be made into an object.
         """
-        return cast("TaskTransformer", make("task", cfg, strict=True, **{"instantiator": self, **given}))
+        given = {"instantiator": self, **given}
+        parts: dict[str, Any] = {}
+        for name in ("backbone", "optimizer", "scheduler"):
+            part = cfg.get(name) if name != "backbone" or given.get(name) is None else None
+            part = given.pop(name, None) if part is None else part
+            parts[name] = attribute_config(part) if isinstance(part, Mapping) else part
+        rest = {str(name): cfg[name] for name in cfg if name not in parts}
+        target, _ = _resolve("task", {"_target_": rest.get("_target_")})
+        if isinstance(parts["backbone"], Mapping):
+            numbers = {name: value for name, value in given.items() if name != "instantiator"}
+            if takes_module(target, "backbone"):
+                parts["backbone"] = self.backbone(parts["backbone"], **numbers)
+            else:
+                backbone: Any = parts["backbone"]
+                left_open = [name for name in numbers if name in backbone and backbone[name] is None]
+                backbone.update({name: numbers[name] for name in left_open})
+        return cast("TaskTransformer", make("task", rest, strict=True, **{**given, **parts}))
 
     def optimizer(self, model: nn.Module, cfg: Config) -> Optimizer:
         """Returns the optimizer of a model's parameters; norms, biases and embeddings have no weight decay.
@@ -144,7 +188,7 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
         cfg: `_target_` and arguments, which may hold such configs again.
         strict: Where a class takes any argument by `**`, its config may still set only those that it or a base class
             names, and given ones.
-        **given: Arguments that the config may leave out; the config's own win.
+        **given: Arguments that the config may leave out or leave null; the config's own win.
 
     Raises:
         ConfigError: There is no target, it cannot be imported, a value is missing, an argument is unknown, or the
@@ -160,7 +204,13 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
                 f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, settable)}"
             )
     given = {name: value for name, value in given.items() if taken is None or name in taken}
-    arguments = {**given, **arguments}
+    open_names = [name for name, value in arguments.items() if value is None and name in given]
+    of_config = {
+        name: _as_annotated(f"{place}.{name}", target, name, value)
+        for name, value in arguments.items()
+        if name not in open_names
+    }
+    arguments = {**given, **of_config}
     if cfg.get("_partial_", False):
         return partial(target, **arguments)
     try:
@@ -212,6 +262,102 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
             raise cause from error
         raise ConfigError(f"{place} cannot be made: {error}") from error
     return made.func, dict(made.keywords)
+
+
+def plain_config(cfg: Any) -> dict[str, Any]:
+    """Returns a config, a dataclass or a mapping as a dict of plain values, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    if dataclasses.is_dataclass(cfg) and not isinstance(cfg, type):
+        return {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+    if OmegaConf.is_config(cfg):
+        return cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
+    return {str(name): value for name, value in cfg.items()}
+
+
+def attribute_config(cfg: Config) -> Any:
+    """Returns a config of its own whose keys are attributes too, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(plain_config(cfg), flags={"allow_objects": True})
+
+
+def takes_module(target: Callable[..., Any], name: str) -> bool:
+    """Returns whether a parameter of a target, or of the base class it passes its arguments to, is a module."""
+    from torch import nn
+
+    annotation = annotation_of(target, name)
+    kinds = typing.get_args(annotation) or (annotation,)
+    return any(isinstance(kind, type) and issubclass(kind, nn.Module) for kind in kinds)
+
+
+def annotation_of(target: Callable[..., Any], name: str) -> Any:
+    """Returns the type that a parameter is annotated with, `inspect.Parameter.empty` where there is none.
+
+    A class that takes `**kwargs` passes them to its base classes, so their annotations count as well.
+    """
+    functions: list[Any] = [target]
+    if isinstance(target, type):
+        functions = [vars(base)["__init__"] for base in inspect.getmro(target) if "__init__" in vars(base)]
+    for function in functions:
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            break
+        if name in parameters:
+            return _evaluated(parameters[name].annotation, function)
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            break
+    return inspect.Parameter.empty
+
+
+def _evaluated(annotation: Any, function: Any) -> Any:
+    """Returns an annotation as a type; one that cannot be evaluated, as a name for type checkers alone, is none."""
+    if not isinstance(annotation, str):
+        return annotation
+    import torch
+
+    names = {"torch": torch, "nn": torch.nn, "typing": typing, "collections": collections.abc}
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    try:
+        return eval(annotation, {**names, **vars(module)} if module else names)
+    except Exception:
+        return inspect.Parameter.empty
+
+
+def _as_annotated(place: str, target: Callable[..., Any], name: str, value: Any) -> Any:
+    """Returns a mapping as the dataclass that the parameter is annotated with; anything else as it is.
+
+    Raises:
+        ConfigError: The mapping has a key that the dataclass does not have, or the dataclass refuses a value.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    kind = _dataclass_in(annotation_of(target, name))
+    return value if kind is None else _make_dataclass(place, kind, value)
+
+
+def _dataclass_in(annotation: Any) -> type | None:
+    kinds = [annotation, *typing.get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def _make_dataclass(place: str, kind: type, values: Mapping[str, Any]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise ConfigError(
+                f"{place}.{name} is not a field of {kind.__name__}. {describe_nearest(str(name), fields)}"
+            )
+        inner = _dataclass_in(_evaluated(fields[name].type, kind)) if isinstance(value, Mapping) else None
+        arguments[name] = value if inner is None else _make_dataclass(f"{place}.{name}", inner, value)
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, EnergonDaliError):
+            raise
+        raise ConfigError(f"{place} cannot make {kind.__name__}: {error}. Change a value under {place}.") from error
 
 
 def _taken(target: Callable[..., Any]) -> set[str] | None:

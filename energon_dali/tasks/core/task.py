@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
+import warnings
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import torch
 from lightning import LightningModule
 
 from energon_dali.errors import ConfigError
-from energon_dali.tasks.core.instantiator import Config, HydraInstantiator, Instantiator, has_target
+from energon_dali.tasks.core.instantiator import Config, HydraInstantiator, Instantiator, has_target, plain_config
 
 if TYPE_CHECKING:
-    import torch
     from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 Prefix = Literal["train", "val", "test"]
 """Which step of the trainer it is; metrics are named by it, as in "val_loss"."""
+
+
+@dataclass
+class OptimizerConfig:
+    """What a task is told of its optimizer: a config with at least these keys, which are attributes too."""
+
+    _target_: str = "torch.optim.AdamW"
+    """Class of the optimizer."""
+    lr: float = 1e-3
+    """Learning rate."""
+    weight_decay: float = 0.0
+    """Of weights; norms, biases and embeddings have none."""
+
+
+@dataclass
+class SchedulerConfig:
+    """What a task is told of its scheduler: a config with at least these keys, which are attributes too."""
+
+    _target_: str | None = None
+    """Class or function of the scheduler; None is a constant learning rate."""
+    num_training_steps: int | None = None
+    """Optimizer steps of the run; None asks the trainer."""
+    num_warmup_steps: float = 0.1
+    """Steps, or below 1 a share of num_training_steps."""
+
+
+def plain_value(value: Any) -> tuple[bool, Any]:
+    """Returns (whether there is one, a value as plain numbers, text, lists and dicts)."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_config(value):
+        return True, OmegaConf.to_container(value, resolve=True)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True, value
+    if isinstance(value, (list, tuple, Mapping)):
+        items = value.values() if isinstance(value, Mapping) else value
+        inner = [plain_value(each) for each in items]
+        values = [each for _, each in inner]
+        plain = dict(zip(map(str, value), values, strict=True)) if isinstance(value, Mapping) else values
+        return all(good for good, _ in inner), plain
+    return False, None
 
 
 class TaskTransformer(LightningModule):
@@ -39,21 +86,35 @@ class TaskTransformer(LightningModule):
     def __init__(
         self,
         backbone: torch.nn.Module,
-        optimizer: Config,
-        scheduler: Config | None = None,
+        optimizer: Config | OptimizerConfig,
+        scheduler: Config | SchedulerConfig | None = None,
         instantiator: Instantiator | None = None,
         **model_data_kwargs: Any,
     ) -> None:
         super().__init__()
+        if not isinstance(backbone, torch.nn.Module):
+            raise ConfigError(
+                f"{type(self).__name__} gave TaskTransformer a {type(backbone).__name__} as its backbone, which is not "
+                "a module. Annotate the parameter as `backbone: torch.nn.Module` to be given a module, or make one of "
+                "the config: backbone = instantiator.instantiate(backbone)."
+            )
         self.backbone = backbone
-        self.optimizer_cfg = optimizer
-        self.scheduler_cfg = scheduler
+        self.optimizer_cfg = plain_config(optimizer)
+        self.scheduler_cfg = None if scheduler is None else plain_config(scheduler)
         self.instantiator: Instantiator = instantiator or HydraInstantiator()
         self.model_data_kwargs = model_data_kwargs
 
+    @property
+    def model(self) -> torch.nn.Module:
+        """The backbone."""
+        return self.backbone
+
     @abstractmethod
-    def common_step(self, prefix: Prefix, batch: Any) -> torch.Tensor:
+    def common_step(self, prefix: Prefix, batch: Any) -> torch.Tensor | Mapping[str, Any]:
         """Returns the loss of a batch, a scalar; `log_metrics` takes what else there is to log.
+
+        It may also return {"loss": loss, "log": {"accuracy": accuracy}}: what is under "log" is logged as
+        train/accuracy, val/accuracy or test/accuracy.
 
         Args:
             prefix: "train", "val" or "test".
@@ -89,6 +150,42 @@ class TaskTransformer(LightningModule):
         """
         return self._step("test", batch)
 
+    def save_hyperparameters(
+        self, *args: Any, ignore: Sequence[str] | str | None = None, frame: FrameType | None = None, logger: bool = True
+    ) -> None:
+        """Saves arguments of `__init__` as Lightning does, as plain values: checkpoints load without running code.
+
+        What has no plain value, such as modules and the instantiator, is left out.
+
+        Args:
+            *args: Names of arguments, or one mapping of values; none saves all arguments.
+            ignore: Names that are left out.
+            frame: Of the `__init__`; None is the caller's.
+            logger: Also send them to the logger.
+        """
+        if frame is None and (caller := inspect.currentframe()) is not None:
+            frame = caller.f_back
+        with warnings.catch_warnings():
+            # Lightning advises to leave out modules, which happens below.
+            warnings.filterwarnings("ignore", "Attribute .* is an instance of `nn.Module`")
+            super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        for name in list(self.hparams):
+            plain, value = plain_value(self.hparams[name])
+            if plain:
+                self.hparams[name] = value
+            else:
+                self.hparams.pop(name)
+        self._hparams_initial = copy.deepcopy(self.hparams)
+
+    def describe_run(self, run: Mapping[str, Any]) -> None:
+        """Keeps what `load_task` needs to make this task again; every checkpoint then has it.
+
+        Args:
+            run: `config`, the run's config; `data`, the data module's numbers; `backbone`, arguments that make the
+                backbone without other files. Plain values.
+        """
+        self.save_hyperparameters({"run": dict(run)}, logger=False)
+
     def log_metrics(self, prefix: Prefix, batch: Any, **metrics: Any) -> None:
         """Logs numbers as "prefix_name": training per step, the others as means over samples and ranks.
 
@@ -97,16 +194,21 @@ class TaskTransformer(LightningModule):
             batch: The batch that they belong to.
             **metrics: Scalars, tensors or numbers.
         """
+        self._log_all({f"{prefix}_{name}": value for name, value in metrics.items()}, prefix, batch)
+
+    def _log_all(self, named: Mapping[str, Any], prefix: Prefix, batch: Any) -> None:
         train = prefix == "train"
         self.log_dict(
-            {f"{prefix}_{name}": value for name, value in metrics.items()},
-            on_step=train, on_epoch=not train, prog_bar=True, sync_dist=not train, batch_size=self.batch_size_of(batch),
-        )  # fmt: skip
+            dict(named),
+            on_step=train,
+            on_epoch=not train,
+            prog_bar=True,
+            sync_dist=not train,
+            batch_size=self.batch_size_of(batch),
+        )
 
     def batch_size_of(self, batch: Any) -> int:
         """Returns the number of samples in a batch: of its keys, else the length of its first tensor, else 1."""
-        import torch
-
         keys = getattr(batch, "__key__", None)
         if isinstance(keys, list | tuple):
             return len(keys)
@@ -148,6 +250,15 @@ class TaskTransformer(LightningModule):
         return int(steps)
 
     def _step(self, prefix: Prefix, batch: Any) -> torch.Tensor:
-        loss = self.common_step(prefix, batch)
-        self.log_metrics(prefix, batch, loss=loss)
-        return loss
+        result = self.common_step(prefix, batch)
+        logs: Mapping[str, Any] = {}
+        if isinstance(result, Mapping):
+            if "loss" not in result or not isinstance(result.get("log", {}), Mapping):
+                raise ConfigError(
+                    f'{type(self).__name__}.common_step returned a mapping with {sorted(map(str, result))}. Return the '
+                    'loss, or {"loss": loss, "log": {"name": value}}.'
+                )
+            logs, result = result.get("log", {}), result["loss"]
+        named = {f"{prefix}/{name}": value for name, value in logs.items()}
+        self._log_all({f"{prefix}_loss": result, **named}, prefix, batch)
+        return result

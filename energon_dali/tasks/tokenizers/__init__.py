@@ -1,8 +1,9 @@
-"""Tokenizers that need no download, and what tasks see of any tokenizer."""
+"""Tokenizers that need no download, those of transformers, and what tasks see of any tokenizer."""
 
 from __future__ import annotations
 
 from energon_dali.tasks.tokenizers.byte import ByteTokenizer
+from energon_dali.tasks.tokenizers.pretrained import pretrained_tokenizer
 from energon_dali.tasks.tokenizers.text_codec import TextCodec, Tokenizer
 
-__all__ = ["ByteTokenizer", "TextCodec", "Tokenizer"]
+__all__ = ["ByteTokenizer", "TextCodec", "Tokenizer", "pretrained_tokenizer"]

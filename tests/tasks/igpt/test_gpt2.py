@@ -33,8 +33,8 @@ def naive(model: GPT2, tokens: list[int]) -> torch.Tensor:
 
     first = [state["sos"], *(state["token_embeddings.weight"][token] for token in tokens[:-1])]
     hidden = [vector + state["position_embeddings.weight"][place] for place, vector in enumerate(first)]
-    for number in range(len(model.blocks)):
-        name = f"blocks.{number}"
+    for number in range(len(model.layers)):
+        name = f"layers.{number}"
         qkv = [
             linear(f"{name}.attn.qkv", norm(f"{name}.ln_1", vector)).view(3, model.num_heads, -1) for vector in hidden
         ]
@@ -52,33 +52,33 @@ def naive(model: GPT2, tokens: list[int]) -> torch.Tensor:
 
 def test_it_computes_what_attention_is_defined_as() -> None:
     model = small()
-    tokens = torch.randint(0, 7, (3, 11))
+    tokens = torch.randint(0, 7, (11, 3))
     with torch.inference_mode():
         classes, logits = model(tokens, classify=True)
         for row in range(3):
-            hidden = naive(model, tokens[row].tolist())
-            torch.testing.assert_close(logits[row], hidden @ model.head.weight.T, rtol=1e-4, atol=1e-4)
+            hidden = naive(model, tokens[:, row].tolist())
+            torch.testing.assert_close(logits[:, row], hidden @ model.head.weight.T, rtol=1e-4, atol=1e-4)
             expected = model.clf_head.weight @ hidden.mean(0) + model.clf_head.bias
             torch.testing.assert_close(classes[row], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_no_pixel_is_guessed_from_itself_or_later_ones() -> None:
     model = small()
-    tokens = torch.randint(0, 7, (2, 20))
+    tokens = torch.randint(0, 7, (20, 2))
     with torch.inference_mode():
         before = model(tokens)
         for place in range(20):
             other = tokens.clone()
-            other[:, place] = (other[:, place] + 1) % 7
+            other[place] = (other[place] + 1) % 7
             differs = (model(other) != before).any(dim=2)
-            assert not differs[:, : place + 1].any()
-            assert differs[:, place + 1 :].all()
+            assert not differs[: place + 1].any()
+            assert differs[place + 1 :].all()
 
 
 def test_the_first_guess_is_nearly_uniform() -> None:
     torch.manual_seed(0)
     model = GPT2(num_positions=64)
-    tokens = torch.randint(0, 16, (8, 64))
+    tokens = torch.randint(0, 16, (64, 8))
     classes, logits = model(tokens, classify=True)
     assert functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).item() == pytest.approx(
         math.log(16), abs=0.05
@@ -88,15 +88,15 @@ def test_the_first_guess_is_nearly_uniform() -> None:
 
 def test_pixel_by_pixel_is_the_same_as_at_once() -> None:
     model = small()
-    tokens = torch.randint(0, 7, (2, 20))
+    tokens = torch.randint(0, 7, (20, 2))
     with torch.inference_mode():
         cache = model.start(2)
-        steps = [model.extend(tokens[:, place - 1] if place else None, cache) for place in range(20)]
-        torch.testing.assert_close(torch.stack(steps, 1), model(tokens), rtol=1e-4, atol=1e-4)
+        steps = [model.extend(tokens[place - 1] if place else None, cache) for place in range(20)]
+        torch.testing.assert_close(torch.stack(steps), model(tokens), rtol=1e-4, atol=1e-4)
     with pytest.raises(ConfigError, match="no more positions"):
-        model.extend(tokens[:, 0], cache)
+        model.extend(tokens[0], cache)
     with pytest.raises(ConfigError, match="give previous=None for the first pixel"):
-        model.extend(tokens[:, 0], model.start(2))
+        model.extend(tokens[0], model.start(2))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_sizes_that_cannot_work_are_refused(sizes: dict[str, int], message: str)
 
 
 def test_too_many_pixels_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"21 pixels and has 20 positions.*num_positions=21"):
-        small()(torch.zeros(1, 21, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"\[21, 1\] and has 20 positions\. Sequences come first.*num_positions=21"):
+        small()(torch.zeros(21, 1, dtype=torch.int64))
 
 
 class Plain(torch.nn.Module):
@@ -128,14 +128,14 @@ class Plain(torch.nn.Module):
 
 def test_drawing_depends_on_the_seed_alone_and_leaves_no_trace() -> None:
     model = small().train()
-    known = torch.randint(0, 7, (3, 8))
+    known = torch.randint(0, 7, (8, 3))
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     first = draw_pixels(model, known, 20, seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     assert model.training
-    assert first.shape == (3, 20)
-    assert torch.equal(first[:, :8], known)
+    assert first.shape == (20, 3)
+    assert torch.equal(first[:8], known)
     torch.manual_seed(9)
     assert torch.equal(draw_pixels(model, known, 20, seed=5), first)
     assert torch.equal(draw_pixels(Plain(model), known, 20, seed=5), first)
@@ -148,16 +148,16 @@ def test_pixels_are_drawn_as_often_as_they_are_likely() -> None:
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             return torch.tensor([0.5, 0.0, 0.25, 0.25]).log().expand(*tokens.shape, 4)
 
-    drawn = draw_pixels(Weighted(), torch.zeros(2000, 0, dtype=torch.int64), 4, seed=1)
+    drawn = draw_pixels(Weighted(), torch.zeros(0, 2000, dtype=torch.int64), 4, seed=1)
     shares = torch.bincount(drawn.flatten(), minlength=4) / drawn.numel()
     # Four deviations of a binomial share of 8,000 draws are at most 4 * 0.5 / sqrt(8000) = 0.022.
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.0, 0.25, 0.25]), rtol=0, atol=0.022)
-    cold = draw_pixels(Weighted(), torch.zeros(9, 0, dtype=torch.int64), 4, seed=1, temperature=1e-3)
+    cold = draw_pixels(Weighted(), torch.zeros(0, 9, dtype=torch.int64), 4, seed=1, temperature=1e-3)
     assert not cold.any()
 
 
 def test_draws_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="must be above 0"):
-        draw_pixels(small(), torch.zeros(1, 0, dtype=torch.int64), 4, seed=0, temperature=0.0)
+        draw_pixels(small(), torch.zeros(0, 1, dtype=torch.int64), 4, seed=0, temperature=0.0)
     with pytest.raises(ConfigError, match="8 pixels are known, of pictures with 4"):
-        draw_pixels(small(), torch.zeros(1, 8, dtype=torch.int64), 4, seed=0)
+        draw_pixels(small(), torch.zeros(8, 1, dtype=torch.int64), 4, seed=0)

@@ -96,9 +96,11 @@ def test_a_picture_is_the_nearest_colours_row_by_row() -> None:
     assert torch.equal(quantize(pixels, palette), found)
     tokens = _to_sequence(found)
     assert tokens.dtype == torch.int64
-    assert tokens[1].tolist() == [int(found[1, row, column]) for row in range(5) for column in range(4)]
+    assert tokens[:, 1].tolist() == [int(found[1, row, column]) for row in range(5) for column in range(4)]
     drawn = to_pictures(tokens, palette, 5, 4)
     assert torch.equal(drawn.permute(0, 2, 3, 1), levels.byte()[found.long()])
     assert torch.equal(_to_sequence(quantize(drawn, palette)), tokens)
-    with pytest.raises(ConfigError, match=r"pictures uint8\[B, 3, H, W\]"):
+    assert torch.equal(quantize(pixels.float(), levels), distances.argmin(-1))
+    assert torch.equal(quantize(pixels.float() / 127.5 - 1, levels / 127.5 - 1), distances.argmin(-1))
+    with pytest.raises(ConfigError, match=r"uint8\[B, 3, H, W\], or centroids float"):
         quantize(pixels.float(), palette)

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from energon_dali.errors import ConfigError
-from energon_dali.tasks import TrainResult, compose, run
+from energon_dali.tasks import TrainResult, compose, load_task, run
 from energon_dali.tasks.vision.igpt.task import pixel_loss
+from tests.tasks.old_checkpoint import rewrite_as_before
 
 SMALL = (
     "+task=vision/igpt", "+dataset=vision/igpt/cifar", "dataset.cfg.image_size=8", "dataset.cfg.batch_size=6",
@@ -96,6 +97,11 @@ def test_a_resumed_run_ends_where_the_whole_one_does(archive: Path, tmp_path: Pa
         assert torch.equal(value, resumed.task.state_dict()[name])
     last = [tmp_path / run / "samples" / "step-000012.png" for run in ("whole", "resumed")]
     assert last[0].read_bytes() == last[1].read_bytes()
+    rewrite_as_before(saved)  # its weights are backbone.blocks.0..., where they were backbone.layers.0...
+    assert any(".blocks." in name for name in torch.load(saved, weights_only=True)["state_dict"])
+    load_task(saved)
+    continued = train(archive, tmp_path / "as_before", *told, f"ckpt_path={saved}")
+    assert continued.metrics["val_loss"] == whole.metrics["val_loss"]
 
 
 def test_a_backbone_of_another_task_is_refused_by_name(archive: Path, tmp_path: Path) -> None:

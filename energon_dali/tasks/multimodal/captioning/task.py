@@ -44,7 +44,7 @@ class CaptioningTransformer(TaskTransformer):
 
     def __init__(
         self,
-        backbone: Any,
+        backbone: torch.nn.Module,
         *,
         patch_dim: int,
         patch_size: int,
@@ -67,7 +67,7 @@ class CaptioningTransformer(TaskTransformer):
         self.begin_token = begin_token
         self.end_token = end_token
         self.num_samples = num_samples
-        self.prefix = PatchPrefix(patch_dim, backbone.embed_dim, max_patches_along)
+        self.prefix = PatchPrefix(patch_dim, self.backbone.embed_dim, max_patches_along)
         self._shown: list[CaptioningBatch] = []
 
     def forward(self, batch: CaptioningBatch) -> torch.Tensor:

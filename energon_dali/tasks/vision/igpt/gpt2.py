@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,16 +79,16 @@ class _Block(nn.Module):
 class GPT2(nn.Module):
     """Guesses each pixel's colour from those before it.
 
-    The sequence is shifted inside: a learnt start vector stands in front and the last pixel is not read, so that
-    `logits[:, t]` are of pixel t, given the pixels before t. A model of the same protocol can take its place.
+    The sequence is shifted inside: a learnt start vector is put first and the last pixel is not read, so that
+    `logits[t]` are of pixel t, given the pixels before t. A model of the same protocol can take its place.
 
     Args:
         embed_dim: Width of the model.
         num_heads: Attention heads; they share embed_dim equally.
-        num_layers: Blocks of attention and MLP.
+        num_layers: Layers of attention and MLP.
         num_positions: Longest sequence: the pixels of a picture.
         num_vocab: Colours of the palette.
-        num_classes: Classes of pictures.
+        num_classes: Classes of pictures; None is 10, as many as CIFAR-10 has.
 
     Raises:
         ConfigError: A number is below 1, or num_heads does not divide embed_dim.
@@ -100,9 +101,10 @@ class GPT2(nn.Module):
         num_layers: int = 8,
         num_positions: int = 1024,
         num_vocab: int = 16,
-        num_classes: int = 10,
+        num_classes: int | None = None,
     ) -> None:
         super().__init__()
+        num_classes = 10 if num_classes is None else num_classes
         sizes = {
             "embed_dim": embed_dim, "num_heads": num_heads, "num_layers": num_layers, "num_positions": num_positions,
             "num_vocab": num_vocab, "num_classes": num_classes,
@@ -120,7 +122,7 @@ class GPT2(nn.Module):
         self.sos = nn.Parameter(torch.empty(embed_dim))
         self.token_embeddings = nn.Embedding(num_vocab, embed_dim)
         self.position_embeddings = nn.Embedding(num_positions, embed_dim)
-        self.blocks = nn.ModuleList(_Block(embed_dim, num_heads) for _ in range(num_layers))
+        self.layers = nn.ModuleList(_Block(embed_dim, num_heads) for _ in range(num_layers))
         self.ln_f = nn.LayerNorm(embed_dim)
         self.head = nn.Linear(embed_dim, num_vocab, bias=False)
         self.clf_head = nn.Linear(embed_dim, num_classes)
@@ -134,39 +136,47 @@ class GPT2(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         # Each block adds two terms to the sum, whose size is not to grow with the depth.
-        for name, weight in self.blocks.named_parameters():
+        for name, weight in self.layers.named_parameters():
             if name.endswith(("attn.out.weight", "mlp.2.weight")):
-                nn.init.normal_(weight, std=_INIT_STD / math.sqrt(2 * len(self.blocks)))
+                nn.init.normal_(weight, std=_INIT_STD / math.sqrt(2 * len(self.layers)))
 
     def forward(self, tokens: torch.Tensor, classify: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits float[B, T, num_vocab]; with classify (class logits float[B, num_classes], logits).
+        """Returns logits float[T, B, num_vocab]; with classify (class logits float[B, num_classes], logits).
 
         Args:
-            tokens: int64[B, T], T at most num_positions, values 0 to num_vocab - 1.
+            tokens: int64[T, B], T at most num_positions, values 0 to num_vocab - 1.
             classify: Also guess the class, from the mean over the last hidden layer.
 
         Raises:
             ConfigError: There are more pixels than positions.
         """
-        length = tokens.shape[1]
+        length, batch = tokens.shape
         if length > self.num_positions:
             raise ConfigError(
-                f"GPT2 was given {length} pixels and has {self.num_positions} positions. Make it with "
-                f"num_positions={length}, or smaller pictures."
+                f"GPT2 was given tokens of shape [{length}, {batch}] and has {self.num_positions} positions. Sequences "
+                f"come first: [T, B]. Transpose them if {length} is the batch size; otherwise make GPT2 with "
+                f"num_positions={length}, or use smaller pictures."
             )
-        start = self.sos.expand(len(tokens), 1, -1)
-        hidden = torch.cat([start, self.token_embeddings(tokens[:, :-1])], dim=1)
+        start = self.sos.expand(batch, 1, -1)
+        hidden = torch.cat([start, self.token_embeddings(tokens[:-1].t())], dim=1)
         hidden = hidden + self.position_embeddings.weight[:length]
-        for block in self.blocks:
-            hidden = block(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden)
         hidden = self.ln_f(hidden)
-        logits: torch.Tensor = self.head(hidden)
+        logits: torch.Tensor = self.head(hidden).transpose(0, 1)
         return (self.clf_head(hidden.mean(dim=1)), logits) if classify else logits
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Takes weights of earlier checkpoints too, which called `layers` `blocks`."""
+        old = f"{prefix}blocks."
+        for name in [name for name in state_dict if name.startswith(old)]:
+            state_dict[f"{prefix}layers.{name.removeprefix(old)}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def start(self, batch_size: int) -> PixelCache:
         """Returns an empty cache for `extend`, on the device of the model."""
         shape = (batch_size, self.num_heads, self.num_positions, self.sos.numel() // self.num_heads)
-        pairs = [(self.sos.new_zeros(shape), self.sos.new_zeros(shape)) for _ in self.blocks]
+        pairs = [(self.sos.new_zeros(shape), self.sos.new_zeros(shape)) for _ in self.layers]
         return PixelCache([key for key, _ in pairs], [value for _, value in pairs])
 
     def extend(self, previous: torch.Tensor | None, cache: PixelCache) -> torch.Tensor:
@@ -186,8 +196,8 @@ class GPT2(nn.Module):
             raise ConfigError(f"The cache holds {place} pixels: give previous=None for the first pixel and only then.")
         token = self.sos.expand(len(cache.keys[0]), -1) if previous is None else self.token_embeddings(previous)
         hidden = (token + self.position_embeddings.weight[place])[:, None]
-        for number, block in enumerate(self.blocks):
-            hidden = block.extend(hidden, cache.keys[number], cache.values[number], place)  # type: ignore[operator]
+        for number, layer in enumerate(self.layers):
+            hidden = layer.extend(hidden, cache.keys[number], cache.values[number], place)  # type: ignore[operator]
         cache.length += 1
         logits: torch.Tensor = self.head(self.ln_f(hidden[:, 0]))
         return logits

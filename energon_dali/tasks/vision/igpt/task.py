@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from energon_dali.errors import ConfigError
 from energon_dali.kernels.color_quantize import Palette
+from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
 from energon_dali.tasks.vision.igpt.pictures.drawing import draw_pixels
 from energon_dali.tasks.vision.igpt.pictures.samples import SamplesCallback
@@ -30,7 +31,7 @@ class GenerativePixelsTransformer(TaskTransformer):
     each as `train_...`, `val_...` or `test_...`.
 
     Args:
-        backbone: Gives logits float[B, T, num_vocab] of tokens int64[B, T], each from those before it; with classify
+        backbone: Gives logits float[T, B, num_vocab] of tokens int64[T, B], each from those before it; with classify
             it takes classify=True and gives (class logits float[B, num_classes], logits).
         optimizer: Config of the optimizer.
         scheduler: Config of the scheduler, or None.
@@ -108,12 +109,18 @@ class GenerativePixelsTransformer(TaskTransformer):
         )  # fmt: skip
         return generative_loss + class_loss
 
+    @property
+    def centroids(self) -> torch.Tensor:
+        """The colours, float32[K, 3] in levels 0..255, on the model's device."""
+        units = torch.tensor(self.palette.units, dtype=torch.float32, device=self.device)
+        return units.div(UNITS_PER_LEVEL)
+
     def tokens(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Returns the sequences int64[B, H * W] of pictures uint8[B, 3, H, W]."""
+        """Returns the sequences int64[H * W, B] of pictures uint8[B, 3, H, W]."""
         return _to_sequence(quantize(pictures, self.palette))
 
     def pictures(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the pictures uint8[B, 3, H, W] of sequences int64[B, H * W], in palette colours."""
+        """Returns the pictures uint8[B, 3, H, W] of sequences int64[H * W, B], in palette colours."""
         return to_pictures(tokens, self.palette, self.num_pixels, self.num_pixels)
 
     def draw(self, count: int, *, seed: int | None = None) -> torch.Tensor:
@@ -123,7 +130,7 @@ class GenerativePixelsTransformer(TaskTransformer):
             count: How many.
             seed: Of the draws; None is sample_seed.
         """
-        return self.pictures(self._draw(torch.zeros(count, 0, dtype=torch.int64, device=self.device), seed))
+        return self.pictures(self._draw(torch.zeros(0, count, dtype=torch.int64, device=self.device), seed))
 
     def complete(self, pictures: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
         """Returns pictures uint8[B, 3, H, W] whose upper half was given and whose lower half was drawn.
@@ -133,7 +140,7 @@ class GenerativePixelsTransformer(TaskTransformer):
             seed: Of the draws; None is sample_seed.
         """
         rows = self.num_pixels // 2
-        return self.pictures(self._draw(self.tokens(pictures)[:, : rows * self.num_pixels], seed))
+        return self.pictures(self._draw(self.tokens(pictures)[: rows * self.num_pixels], seed))
 
     def on_fit_start(self) -> None:
         """Takes so many threads as were asked for."""
@@ -175,8 +182,8 @@ def pixel_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Returns the mean cross-entropy per pixel, in nats.
 
     Args:
-        logits: float[B, T, colours].
-        tokens: int64[B, T].
+        logits: float[T, B, colours].
+        tokens: int64[T, B].
     """
     return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 

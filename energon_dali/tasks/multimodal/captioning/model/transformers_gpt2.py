@@ -17,14 +17,15 @@ class TransformersGPT2(nn.Module):
     Args:
         num_vocab: Number V of tokens.
         num_positions: Positions of a text, from 0 on.
-        pretrained: Folder with the weights of a GPT-2, whose sizes count then; None makes new weights. Nothing is
-            downloaded.
+        pretrained_model_name_or_path: Folder with the weights of a GPT-2, or a name of the hub that is in the cache of
+            transformers. Its sizes count then; None makes new weights. Nothing is downloaded.
         embed_dim: Length E of a vector.
         num_heads: Heads of attention.
         num_layers: Blocks.
         dropout: Share that is dropped in training.
         config: What GPT2Config takes, in place of the sizes: a checkpoint has it, so that a model that began with the
             weights of a folder can be made without the folder.
+        pretrained: The older name of pretrained_model_name_or_path.
 
     Raises:
         ConfigError: transformers is not installed, there are no such weights, or they have fewer tokens or positions
@@ -32,8 +33,9 @@ class TransformersGPT2(nn.Module):
     """
 
     def __init__(
-        self, num_vocab: int, num_positions: int, *, pretrained: str | None = None, embed_dim: int = 96,
-        num_heads: int = 4, num_layers: int = 4, dropout: float = 0.0, config: Mapping[str, Any] | None = None,
+        self, num_vocab: int, num_positions: int, *, pretrained_model_name_or_path: str | None = None,
+        embed_dim: int = 96, num_heads: int = 4, num_layers: int = 4, dropout: float = 0.0,
+        config: Mapping[str, Any] | None = None, pretrained: str | None = None,
     ) -> None:  # fmt: skip
         try:
             from transformers import GPT2Config, GPT2LMHeadModel
@@ -44,7 +46,9 @@ class TransformersGPT2(nn.Module):
             ) from error
         super().__init__()
         self.model: Any
-        if pretrained is None:
+        newer = pretrained_model_name_or_path is not None
+        folder = pretrained_model_name_or_path if newer else pretrained
+        if folder is None:
             sizes = {
                 "vocab_size": num_vocab, "n_positions": num_positions, "n_embd": embed_dim, "n_head": num_heads,
                 "n_layer": num_layers, "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
@@ -53,29 +57,36 @@ class TransformersGPT2(nn.Module):
             self.model = GPT2LMHeadModel(GPT2Config(**(sizes if config is None else config)))
         else:
             try:
-                self.model = GPT2LMHeadModel.from_pretrained(pretrained, local_files_only=True)
+                self.model = GPT2LMHeadModel.from_pretrained(folder, local_files_only=True)
             except OSError as error:
+                name = "pretrained_model_name_or_path" if newer else "pretrained"
                 raise ConfigError(
-                    f"backbone.pretrained={pretrained} cannot be read: {error} Give a folder that save_pretrained "
-                    "wrote a GPT-2 to."
+                    f"backbone.{name}={folder} cannot be read: {error} Give a folder that save_pretrained wrote a "
+                    "GPT-2 to."
                 ) from error
             self.model.train()  # loaded models are in eval mode, new ones in train mode
         made = self.model.config
         if made.vocab_size < num_vocab or made.n_positions < num_positions:
             raise ConfigError(
-                f"The weights in {pretrained} know {made.vocab_size} tokens and {made.n_positions} positions, the "
+                f"The weights in {folder} know {made.vocab_size} tokens and {made.n_positions} positions, the "
                 f"data has {num_vocab} and {num_positions}. Take their own tokenizer (tokenizer=autotokenizer), or a "
                 "smaller max_caption_tokens."
             )
         self.num_vocab, self.embed_dim = made.vocab_size, made.n_embd
-        self._sized_by_config = pretrained is not None or config is not None
+        self._sized_by_config = folder is not None or config is not None
 
     def checkpoint_arguments(self) -> dict[str, Any]:
         """Returns arguments that make such a model without the folder of its first weights, as plain values.
 
         A checkpoint has them, and the weights. Empty where there was no folder.
         """
-        return {"pretrained": None, "config": self.model.config.to_diff_dict()} if self._sized_by_config else {}
+        if not self._sized_by_config:
+            return {}
+        return {
+            "pretrained_model_name_or_path": None,
+            "pretrained": None,
+            "config": self.model.config.to_diff_dict(),
+        }
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Returns the vectors float[..., E] of tokens int64[...], without positions."""

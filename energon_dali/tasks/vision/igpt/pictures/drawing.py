@@ -19,15 +19,15 @@ def draw_pixels(
     seed: int,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Returns sequences int64[B, length] that begin with the known pixels, on their device.
+    """Returns sequences int64[length, B] that begin with the known pixels, on their device.
 
     The same seed gives the same pictures. The model is in evaluation mode meanwhile and back in its mode afterwards,
     and no global random state is used. With a model that has `start` and `extend`, as GPT2 has, a pixel costs one
     position; else the whole sequence so far.
 
     Args:
-        backbone: Gives logits float[B, T, colours] of tokens int64[B, T], each from those before it.
-        known: int64[B, n], 0 <= n <= length; n = 0 draws whole pictures.
+        backbone: Gives logits float[T, B, colours] of tokens int64[T, B], each from those before it.
+        known: int64[n, B], 0 <= n <= length; n = 0 draws whole pictures.
         length: Pixels of a picture.
         seed: Of the draws.
         temperature: Below 1 likelier colours, above 1 unlikelier ones.
@@ -37,30 +37,34 @@ def draw_pixels(
     """
     if not temperature > 0:
         raise ConfigError(f"temperature={temperature}: it divides and must be above 0. 1.0 draws as the model says.")
-    if known.shape[1] > length:
-        raise ConfigError(f"{known.shape[1]} pixels are known, of pictures with {length}.")
+    if len(known) > length:
+        raise ConfigError(
+            f"{len(known)} pixels are known, of pictures with {length}. Sequences come first: known is int64[n, B]."
+        )
     generator = torch.Generator().manual_seed(seed)
-    draws = torch.rand(len(known), length, generator=generator).to(known.device)
-    tokens = torch.cat([known, known.new_zeros(len(known), length - known.shape[1])], dim=1)
+    count = known.shape[1]
+    draws = torch.rand(count, length, generator=generator).to(known.device).t()
+    tokens = torch.cat([known, known.new_zeros(length - len(known), count)])
     mode = backbone.training
     backbone.eval()
     try:
         with torch.inference_mode(), _one_thread(known.device):
-            _fill(backbone, tokens, known.shape[1], draws, temperature)
+            _fill(backbone, tokens, len(known), draws, temperature)
     finally:
         backbone.train(mode)
     return tokens
 
 
 def _fill(backbone: Any, tokens: torch.Tensor, first: int, draws: torch.Tensor, temperature: float) -> None:
-    cache = backbone.start(len(tokens)) if hasattr(backbone, "start") and hasattr(backbone, "extend") else None
-    for place in range(tokens.shape[1]):
+    has_cache = hasattr(backbone, "start") and hasattr(backbone, "extend")
+    cache = backbone.start(tokens.shape[1]) if has_cache else None
+    for position in range(len(tokens)):
         if cache is not None:
-            logits = backbone.extend(tokens[:, place - 1] if place else None, cache)
-        elif place >= first:
-            logits = backbone(tokens[:, : place + 1])[:, place]
-        if place >= first:
-            tokens[:, place] = _choose(logits / temperature, draws[:, place])
+            logits = backbone.extend(tokens[position - 1] if position else None, cache)
+        elif position >= first:
+            logits = backbone(tokens[: position + 1])[position]
+        if position >= first:
+            tokens[position] = _choose(logits / temperature, draws[position])
 
 
 def _choose(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
