@@ -1,4 +1,4 @@
-"""The `energon-dali` command: prepares datasets, describes them, looks into them."""
+"""The `energon-dali` command: prepares datasets, describes them, looks into them, trains tasks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _HOMES = {
     "lint": "lint.command:lint",
     "prepare": "prepare:prepare",
     "prepare-media": "prepare_media:prepare_media",
+    "train": "train:train",
 }
 """Where each command is: module in this package, and name in it."""
 
@@ -53,4 +54,4 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="energon-dali")
 def main() -> None:
-    """Prepare and inspect datasets of tar shards."""
+    """Prepare and inspect datasets of tar shards, and train tasks on them."""

@@ -363,6 +363,22 @@ def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path
     assert "Traceback" not in refused.stderr + wrong.stderr
 
 
+@pytest.mark.parametrize("program", [["train.py"], ["-m", "energon_dali", "train"]], ids=" ".join)
+def test_every_train_command_is_the_same(program: list[str], tmp_path: Path) -> None:
+    arguments = ["--config-dir", str(CONF), *TINY, f"hydra.run.dir={tmp_path}", "trainer.max_steps=1"]
+    done = subprocess.run(
+        [sys.executable, *program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+    refused = subprocess.run(
+        [sys.executable, *program, "+task=vision/igpt", "trainer.devces=1"], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("Did you mean trainer.devices?\n")
+
+
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import energon_dali.tasks
     from energon_dali.tasks import extra
