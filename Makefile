@@ -7,7 +7,7 @@ ENERGON_VENV  := .venv-energon
 ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
 
 # What the driver of this machine runs: PyPI's torch is built for CUDA 13 from 2.11 on, which needs driver 580.
-# TORCH is what pip is given, such as 'torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'; DALI is the extra.
+# TORCH is what pip is given, such as 'torch==2.13.0', with --index-url for another index; DALI is the extra.
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n '1s/[^0-9].*//p')
 DRIVER_KIND := $(if $(DRIVER),$(shell test $(DRIVER) -ge 580 && echo cuda13 || echo cuda12))
 TORCH ?= $(if $(filter cuda12,$(DRIVER_KIND)),torch==2.10.0,torch==2.13.0)
