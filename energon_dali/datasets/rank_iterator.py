@@ -15,7 +15,7 @@ from energon_dali.datasets.recorder import Recorder, describe_dropped
 from energon_dali.datasets.state_snapshot import plain
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
-from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from energon_dali.shards.storage.retry import RetryScope, forget_scope, retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -246,3 +246,4 @@ class RankIterator(Iterator[T], Generic[T]):
         for iterator in self._iterators.values():
             iterator.close()
         self._iterators.clear()
+        forget_scope(self._retries)

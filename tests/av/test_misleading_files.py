@@ -131,7 +131,7 @@ def with_another_header(codec: str, size: tuple[int, int]) -> bytes:
     recipe = VideoRecipe(codec, "mp4", frames=20, gop=5, size=(128, 96), encoder_options=options)
     stream = io.BytesIO()
     with (
-        av.open(io.BytesIO(encode_video(replace(recipe, size=size, frames=1)))) as header,
+        av.open(io.BytesIO(encode_video(replace(recipe, size=size, frames=8)))) as header,
         av.open(io.BytesIO(encode_video(recipe))) as source,
         av.open(stream, "w", format="mp4") as target,
     ):

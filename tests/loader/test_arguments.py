@@ -234,7 +234,7 @@ def test_a_state_that_is_damaged_inside_is_named_so(inner: dict[str, Any], worke
 def test_a_state_of_another_tree_says_where_it_differs(folder: Path) -> None:
     state = get_savable_loader(train(folder, batch_size=2)).save_state_rank()
     other = get_savable_loader(MapDataset(train(folder, batch_size=2), list))
-    with pytest.raises(StateError, match=r"inner\.inner was BatchDataset, is MapDataset\. Build the loader"):
+    with pytest.raises(StateError, match=r"outermost dataset was BatchDataset, is MapDataset\. Build the loader"):
         other.restore_state_rank(state)
     blends = [get_savable_loader(BlendDataset(*[(train(folder, batch_size=2), 1)] * count)) for count in (2, 3)]
     with pytest.raises(StateError, match=r"was a list of 2 datasets, is a list of 3 datasets; .*weights was \[1\.0, 1"):

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import linecache
+import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from energon_dali import BatchDataset, MapDataset, get_savable_loader
+from energon_dali.shards.storage.retry import current_scope
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import tree
 
 COUNT = 12
 STRIDE = 3
 """Outside of the loader's own files every so many lines are enough."""
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Puts handlers back: an interrupt at a line where no signal can come leaves those that put signals off."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 class Interrupt:
@@ -82,6 +94,7 @@ def test_ctrl_c_anywhere_on_the_way_loses_no_batch() -> None:
     expected = list(make())
     lines = interrupted(-1)[1].seen
     assert lines > 100
+    scope = current_scope()
     for at in range(lines):
         given, interrupt, loader = interrupted(at)
         if at % STRIDE and "/loader/" not in interrupt.place:
@@ -90,3 +103,5 @@ def test_ctrl_c_anywhere_on_the_way_loses_no_batch() -> None:
         again.load_state_dict(loader.state_dict())
         assert given + list(again) == expected, f"from the state, after {interrupt.place}"
         assert given + list(loader) == expected, f"from the loader itself, after {interrupt.place}"
+        loader.close()
+        assert current_scope() is scope, f"reading still follows the closed loader, after {interrupt.place}"

@@ -193,7 +193,7 @@ def test_what_a_call_may_not_say_of_a_metadataset(tmp_path: Path) -> None:
     class Native(DefaultTaskEncoder[Any, Any, Any, Any]):
         decoder = DaliDecoder(feed="native", image_decode_device="cpu")
 
-    with pytest.raises(ConfigError, match='one of several; feed="native" reads one dataset'):
+    with pytest.raises(ConfigError, match='one of several datasets; feed="native" reads one dataset'):
         get_train_dataset(weighted, worker_config=config(), task_encoder=Native())
 
 

@@ -175,6 +175,16 @@ class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
             _SCOPE.reset(self._token)
 
 
+def forget_scope(scope: RetryScope) -> None:
+    """Makes this thread leave a scope that it is still in: Ctrl-C may come while a `with` block is being left.
+
+    Args:
+        scope: Of a loader that is closed.
+    """
+    if _SCOPE.get() is scope:
+        _SCOPE.set(_NO_LOADER)
+
+
 def is_transient(error: Exception) -> bool:
     """Returns whether another attempt may help: not for a missing file, a refused permission or a wrong argument."""
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)):
