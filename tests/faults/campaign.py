@@ -256,7 +256,7 @@ def _held() -> tuple[int, int]:
 
 def _settled(before: tuple[int, int]) -> tuple[int, int]:
     """Returns (open descriptors, threads), after waiting for threads that are about to end."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 3
     while True:
         after = _held()
         if all(last <= first for first, last in zip(before, after, strict=True)) or time.monotonic() > end:
@@ -267,7 +267,7 @@ def _settled(before: tuple[int, int]) -> tuple[int, int]:
 def _session_of(leader: int) -> list[int]:
     """Returns the processes of a session whose leader has ended, after a moment for those that are about to end."""
     found: list[int] = []
-    for _ in range(100):
+    for _ in range(40):
         found = [pid for pid, session in _sessions() if session == leader]
         if not found:
             break
