@@ -17,7 +17,7 @@ from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, attempt, expect_name, set_restore_key
 from energon_dali.datasets.sources.row_plan import RowPlan
-from energon_dali.errors import DatasetError, DatasetFormatError
+from energon_dali.errors import DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
@@ -134,7 +134,10 @@ class SourceDataset(SavableDataset[Any]):
         """
         restore_key = expect_name(restore_key, NAME, 2)
         index, epoch = restore_key[1:3]
-        shard, inside = self.reader.locate(index)
+        try:
+            shard, inside = self.reader.locate(index)
+        except DatasetError as error:
+            raise StateError(str(error)) from error
         (raw,) = self.reader.read([shard], [inside])
         (seed,) = self.load.seeds(np.array([epoch]), np.array([index]))
         return self._load(raw, seed, restore_key)

@@ -10,6 +10,7 @@ from pydantic.types import AllowInfNan
 
 from energon_dali.metadataset.document import Document, Keys
 from energon_dali.nearest import nearest_names
+from energon_dali.shards.documents.content import excerpt
 
 Number = Annotated[float, AllowInfNan(False), Field(ge=0)]
 R = TypeVar("R", bound="Record")
@@ -149,7 +150,7 @@ def parse_record(kind: type[R], value: Any, document: Document, keys: Keys) -> R
                 keys, f"{name!r} is missing. It is needed here; allowed are {', '.join(allowed)}."
             ) from None
         raise document.error(
-            (*keys, *way), f"{_at(value, way)!r} cannot be here: {_wanted(first['type'], first['msg'])}."
+            (*keys, *way), f"{excerpt(_at(value, way))} cannot be here: {_wanted(first['type'], first['msg'])}."
         ) from None
 
 
@@ -160,7 +161,9 @@ def check_mapping(value: Any, document: Document, keys: Keys, allowed: list[str]
         DatasetFormatError: It is none, or has an unknown key; the message names the nearest known one.
     """
     if not isinstance(value, Mapping):
-        raise document.error(keys, f"{value!r} stands where a mapping is needed, with the keys {', '.join(allowed)}.")
+        raise document.error(
+            keys, f"{excerpt(value)} stands where a mapping is needed, with the keys {', '.join(allowed)}."
+        )
     for key in value:
         if key not in allowed:
             raise document.error((*keys, key), f"{unknown_name('key', key, allowed)}")
