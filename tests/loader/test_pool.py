@@ -343,6 +343,15 @@ def test_a_pool_that_cannot_be_made_leaves_no_open_file(monkeypatch: pytest.Monk
     assert open_files() == before
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Lets SIGINT raise KeyboardInterrupt: a shell has its jobs in the background ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("where", ["launch", "join"])
 def test_ctrl_c_while_processes_start_or_end_leaves_none_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = children()
