@@ -100,4 +100,4 @@ def finished(decoder: Any, staged: list[Any]) -> list[Any]:
     return [next(decoded) if isinstance(part, MediaHandle) else Decoded(part, "pyav") for part in staged]
 
 
-MEDIA = Campaign("mutated videos and sounds", 2_000, prepare, timeout_seconds=60, cases_per_child=200, warm_cases=16)
+MEDIA = Campaign("mutated videos and sounds", 2_000, prepare, timeout_seconds=60, cases_per_child=400, warm_cases=100)

@@ -31,29 +31,37 @@ BATCHES = 20
 Pread = Callable[[int, int, int], bytes]
 
 
+CALM_READS = 12
+"""Reads that succeed after a fault, so that a request, which may take several, never spends its five attempts."""
+
+
 class UnluckyDisk:
-    """Stands for `os.pread`: now and then it raises, reads short, or a descriptor stays stale for good."""
+    """Stands for `os.pread`: at times it raises once or twice, reads short, or a descriptor stays stale for good."""
 
     def __init__(self, random: Random, pread: Pread) -> None:
         self.random = random
         self.pread = pread
         self.stale: set[int] = set()
-        self.row = 0
+        self.calm = 0
+        self.again = False
         self.faults = 0
 
     def __call__(self, fd: int, size: int, offset: int) -> bytes:
-        chance = self.random.random()
         if fd in self.stale:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        if chance < 0.15 and self.row < 2:  # fewer in a row than there are attempts
-            self.row += 1
+        if self.calm and not self.again:
+            self.calm -= 1
+            return self.pread(fd, size, offset)
+        chance = self.random.random()
+        if self.again or chance < 0.25:
+            self.again = not self.again and chance < 0.1
+            self.calm = CALM_READS
             self.faults += 1
             number = self.random.choice(TRANSIENT)
             if number == errno.ESTALE and self.random.random() < 0.3:
                 self.stale.add(fd)
             raise OSError(number, os.strerror(number))
-        self.row = 0
-        if chance < 0.35 and size > 1:
+        if chance < 0.5 and size > 1:
             self.faults += 1
             return self.pread(fd, self.random.randrange(1, size), offset)
         return self.pread(fd, size, offset)
