@@ -115,3 +115,13 @@ def test_damage_is_the_same_on_every_machine() -> None:
     assert damaged_files(40, 3) == damaged_files(40, 3)
     assert damaged_files(40, 3) != damaged_files(40, 4)
     assert all(name.startswith("png") for name, _ in damaged_files(20, 0, "png"))
+
+
+@pytest.mark.usefixtures("_threads")
+def test_jpegs_with_too_many_or_too_few_restarts_are_left_to_pil() -> None:
+    """A range that comes twice: the scan begins again, and the restarts are in order all the same."""
+    whole = encode(PHOTO, "JPEG", restart_marker_blocks=2)
+    scan = whole.index(b"\xff\xda")
+    last = max(whole.rfind(bytes([0xFF, 0xD0 + number])) for number in range(8))
+    for cut in range(scan + 200, last, 97):
+        assert not screen_image(whole[:cut] + whole[scan:]).dali_decodable, cut

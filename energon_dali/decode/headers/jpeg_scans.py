@@ -34,13 +34,13 @@ def has_whole_scans(data: Buffer) -> bool:
     Args:
         data: A file whose header `read_jpeg` understood.
     """
-    position, components, progressive, restart_interval = 2, b"", False, 0
+    position, components, progressive, restart_interval, frame = 2, b"", False, 0, 0
     while True:
         marker, length = _SEGMENT(data, position)
         if marker == _SOS:
             break
         if _SOF0 <= marker <= _SOF2:
-            progressive = marker == _SOF2
+            progressive, frame = marker == _SOF2, position
             components = bytes(data[position + 10 : position + 2 + length : 3])
         elif marker == _DRI:
             restart_interval = int.from_bytes(data[position + 4 : position + 6], "big")
@@ -55,7 +55,7 @@ def has_whole_scans(data: Buffer) -> bool:
         markers: NDArray[np.int64] = np.concatenate(parts) if parts else np.empty(0, np.int64)
     else:
         markers = np.fromiter(_find_slowly(data, start), np.int64)
-    return _walk(data, position, markers, _Script(components, progressive), restart_interval)
+    return _walk(data, position, markers, _Script(components, progressive), restart_interval, frame)
 
 
 def _find_slowly(data: Buffer, start: int) -> Iterator[int]:
@@ -120,7 +120,30 @@ class _Script:
         return all(done == _ALL_COEFFICIENTS for done in self._done.values())
 
 
-def _walk(data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, restart_interval: int) -> bool:
+def _units(data: Buffer, frame: int, scan: int) -> int:
+    """Returns the number of units that the restart interval of a scan counts (ITU-T T.81, A.2): MCUs, or blocks.
+
+    Args:
+        data: The file.
+        frame: Position of its SOF.
+        scan: Position of the SOS.
+    """
+    height, width = data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
+    factors = {
+        data[place]: (data[place + 1] >> 4, data[place + 1] & 15)
+        for place in range(frame + 10, frame + 10 + 3 * data[frame + 9], 3)
+    }
+    most_across = max(1, *(across for across, _ in factors.values()))
+    most_down = max(1, *(down for _, down in factors.values()))
+    if data[scan + 4] > 1:
+        return -(-width // (8 * most_across)) * -(-height // (8 * most_down))
+    across, down = factors.get(data[scan + 5], (1, 1))
+    return -(-width * across // (8 * most_across)) * -(-height * down // (8 * most_down))
+
+
+def _walk(
+    data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, restart_interval: int, frame: int
+) -> bool:
     """Returns whether the markers from the first scan on are in order.
 
     Args:
@@ -129,6 +152,7 @@ def _walk(data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, 
         markers: Positions behind it of all bytes FF that are not followed by a zero.
         script: An empty one.
         restart_interval: As the header says; 0 if there are no restarts.
+        frame: Position of the SOF.
     """
     kinds = np.frombuffer(data, np.uint8)[markers + 1]
     others: list[int] = np.flatnonzero((kinds & 0xF8) != _RST0).tolist()
@@ -136,6 +160,7 @@ def _walk(data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, 
         return False
     position = 0  # up to where segments reach
     before = -1  # number of the marker before
+    in_scan = True
     for number in others:
         marker, kind = int(markers[number]), int(kinds[number])
         if number > before + 1:
@@ -143,15 +168,24 @@ def _walk(data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, 
             expected = _RST0 + np.arange(len(restarts)) % 8
             if len(restarts) and not (restart_interval and np.array_equal(restarts, expected)):
                 return False
+            # A range that is missing or comes twice may continue the order: there are then too few or too many.
+            if len(restarts) and len(restarts) != -(-_units(data, frame, scan) // restart_interval) - 1:
+                return False
+        is_bare = number == before + 1
         before = number
         if marker < position:  # inside a segment
             continue
+        if is_bare and in_scan and 0 < restart_interval < _units(data, frame, scan):
+            return False
+        in_scan = kind == _SOS
         if kind == _EOI:
             return script.is_complete()
         if kind not in (_DHT, _SOS, _DRI) or marker + 6 > len(data):
             return False
-        if kind == _SOS and not script.add(data, marker):
-            return False
+        if kind == _SOS:
+            scan = marker
+            if not script.add(data, marker):
+                return False
         if kind == _DRI:
             restart_interval = data[marker + 4] << 8 | data[marker + 5]
         position = marker + 2 + (data[marker + 2] << 8 | data[marker + 3])
