@@ -33,14 +33,16 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
         _ours(NATIVE, decoder="dali", workers=0, feed="native"),
         _ours(APART, decoder="dali", workers=READERS, decode_process=True),
         Candidate(
-            name=ENERGON, program="energon_style", environment="energon",
+            name=ENERGON,
+            program="energon_style",
+            environment="energon",
             options={"library": "megatron.energon", "workers": CORES},
         ),
         Candidate(name=ITERATOR, program="dali_native", options={"iterator": True, "threads": 0}),
         _ours("energon_dali SampleDecoder, all cores", decoder="sample", workers=CORES),
         _ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
         Candidate(name="torch DataLoader + PIL or PyAV", program="torch_loader", options={"workers": CORES}),
-    ]  # fmt: skip
+    ]
     # On the CPU DaliDecoder "on the CPU" is the block feed.
     return tuple(
         one for one in found if (native or one.name != NATIVE) and (device == "gpu" or "device" not in one.options)

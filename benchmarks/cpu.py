@@ -130,15 +130,19 @@ RESTORE = Workload(
     repetitions=3,
     candidates=(
         Candidate(
-            name="energon_dali DALI, 2 workers", program="restoring",
+            name="energon_dali DALI, 2 workers",
+            program="restoring",
             options={"library": OURS, "decoder": "dali", "workers": 2, "shuffle_window": WINDOW},
         ),
         Candidate(
-            name="energon_dali PIL, 2 workers", program="restoring",
+            name="energon_dali PIL, 2 workers",
+            program="restoring",
             options={"library": OURS, "decoder": "sample", "workers": 2, "shuffle_window": WINDOW},
         ),
         Candidate(
-            name="megatron-energon, 2 workers, window 500", program="restoring", environment="energon",
+            name="megatron-energon, 2 workers, window 500",
+            program="restoring",
+            environment="energon",
             options={"library": ENERGON, "workers": 2, "shuffle_window": 500},
         ),
     ),
@@ -149,7 +153,7 @@ RESTORE = Workload(
         Limit(of="energon_dali DALI, 2 workers", metric="state_bytes", at_most=8192),
         Limit(of="energon_dali PIL, 2 workers", metric="state_bytes", at_most=8192),
     ),
-)  # fmt: skip
+)
 
 PREPARE = Workload(
     name="prepare",
@@ -216,11 +220,11 @@ BLEND_CPU = Workload(
     repetitions=3,
     candidates=(
         Candidate(
-            name="energon_dali PIL", program="blending",
-            options={"library": OURS, "decoder": "sample", "leaves": 200},
+            name="energon_dali PIL", program="blending", options={"library": OURS, "decoder": "sample", "leaves": 200}
         ),
         Candidate(
-            name="energon_dali PIL, shuffled", program="blending",
+            name="energon_dali PIL, shuffled",
+            program="blending",
             options={"library": OURS, "decoder": "sample", "leaves": 200, "shuffle_window": WINDOW},
         ),
     ),
@@ -228,7 +232,7 @@ BLEND_CPU = Workload(
         Limit(of="energon_dali PIL", metric="one_over_blend", at_least=0.95),
         Limit(of="energon_dali PIL, shuffled", metric="one_over_blend", at_least=0.95),
     ),
-)  # fmt: skip
+)
 
 BLEND_RESTORE = Workload(
     name="blend-restore",
@@ -241,11 +245,14 @@ BLEND_RESTORE = Workload(
     repetitions=3,
     candidates=(
         Candidate(
-            name="energon_dali DALI, 2 workers", program="restoring",
+            name="energon_dali DALI, 2 workers",
+            program="restoring",
             options={"library": OURS, "decoder": "dali", "workers": 2, "shuffle_window": WINDOW, "leaves": 100},
         ),
         Candidate(
-            name="megatron-energon, 2 workers, window 500", program="restoring", environment="energon",
+            name="megatron-energon, 2 workers, window 500",
+            program="restoring",
+            environment="energon",
             options={"library": ENERGON, "workers": 2, "shuffle_window": 500, "leaves": 100},
         ),
     ),
@@ -253,6 +260,6 @@ BLEND_RESTORE = Workload(
         Limit(of="energon_dali DALI, 2 workers", metric="restored_over_fresh", at_most=1.2),
         Limit(of="energon_dali DALI, 2 workers", metric="state_bytes", at_most=65_536),
     ),
-)  # fmt: skip
+)
 
 WORKLOADS = (UINT8, FUSED, TRAINER, RESTORE, PREPARE, IMPORT, BLEND, BLEND_CPU, BLEND_RESTORE)

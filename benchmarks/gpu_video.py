@@ -10,9 +10,17 @@ from benchmarks.workload import Device, Workload
 
 SHORT = Recipe(name="short-clips", samples=256, shards=16, style="video", seconds=10, distinct=16, seed=20)
 LONG = Recipe(
-    name="long-hd", samples=16, shards=8, style="video", seconds=120, rounds=30, width=1920, height=1080, distinct=8,
+    name="long-hd",
+    samples=16,
+    shards=8,
+    style="video",
+    seconds=120,
+    rounds=30,
+    width=1920,
+    height=1080,
+    distinct=8,
     seed=21,
-)  # fmt: skip
+)
 VP9 = replace(SHORT, name="short-clips-vp9", codec="vp9", distinct=8, samples=64)
 
 _KINDS = {
@@ -20,9 +28,7 @@ _KINDS = {
     "long": (LONG, 2, "H.264 files of 2 minutes, 1920 x 1080"),
     "short-vp9": (VP9, 8, "VP9 files of 10 s, 640 x 360"),
 }
-_OUTPUTS = {
-    "frames": "uint8 at their size", "frames224": "uint8 at 224 x 224", "frame-patches": "packed patch tokens",
-}  # fmt: skip
+_OUTPUTS = {"frames": "uint8 at their size", "frames224": "uint8 at 224 x 224", "frame-patches": "packed patch tokens"}
 _DEFAULT: dict[Device, tuple[str, ...]] = {
     "gpu": ("short-frames224", "short-frames", "long-frames224"),
     "cpu": ("short-frames224", "short-vp9-frames224", "long-frames224"),
@@ -41,9 +47,20 @@ def _workload(device: Device, kind: str, output: str) -> Workload:
     recipe, batch_size, title = _KINDS[kind]
     name = f"{kind}-{output}"
     return Workload(
-        name=name, title=f"2 clips of 16 frames from {title}, to {_OUTPUTS[output]}, on the {device.upper()}",
-        metric="samples_per_second", unit="videos/s", recipe=recipe, output=output, device=device, seconds=3.0,
-        trains=True, samples=100_000, batch_size=batch_size, repetitions=3, extra=name not in _DEFAULT[device],
-        candidates=contestants(device, native=False), bars=bars(device, native=False, share=0.85),
+        name=name,
+        title=f"2 clips of 16 frames from {title}, to {_OUTPUTS[output]}, on the {device.upper()}",
+        metric="samples_per_second",
+        unit="videos/s",
+        recipe=recipe,
+        output=output,
+        device=device,
+        seconds=3.0,
+        trains=True,
+        samples=100_000,
+        batch_size=batch_size,
+        repetitions=3,
+        extra=name not in _DEFAULT[device],
+        candidates=contestants(device, native=False),
+        bars=bars(device, native=False, share=0.85),
         limits=limits(device, native=False),
-    )  # fmt: skip
+    )

@@ -14,23 +14,42 @@ DALI, SAMPLE, BARE = "energon_dali DALI", "energon_dali SampleDecoder", "DALI al
 
 THUMBNAILS = {
     shards: Recipe(
-        name=f"shards-{shards}", samples=20_000, shards=shards, style="photo", width=128, height=96, distinct=200,
+        name=f"shards-{shards}",
+        samples=20_000,
+        shards=shards,
+        style="photo",
+        width=128,
+        height=96,
+        distinct=200,
         seed=30,
     )
     for shards in (10, 100, 1000, 10_000)
-}  # fmt: skip
+}
 """The same small pictures, 2000 to 2 in a shard: what a shard costs is seen best beside samples that cost little."""
 LEAVES = Recipe(
-    name="growth-leaves", samples=4000, shards=200, style="jpeg", width=500, height=375, target_bytes=110_000,
-    distinct=400, seed=31,
-)  # fmt: skip
+    name="growth-leaves",
+    samples=4000,
+    shards=200,
+    style="jpeg",
+    width=500,
+    height=375,
+    target_bytes=110_000,
+    distinct=400,
+    seed=31,
+)
 SIDES = {
     side: Recipe(
-        name=f"side-{side}", samples=max(64, min(4000, 2**28 // side**2)), shards=8, style="photo", width=side,
-        height=side, distinct=64, seed=32,
+        name=f"side-{side}",
+        samples=max(64, min(4000, 2**28 // side**2)),
+        shards=8,
+        style="photo",
+        width=side,
+        height=side,
+        distinct=64,
+        seed=32,
     )
     for side in (128, 256, 512, 1024, 2048)
-}  # fmt: skip
+}
 _WORKERS = tuple(count for count in (1, 2, 4, 8, 16) if count <= max(2, CORES))
 
 
@@ -45,18 +64,42 @@ def workloads(device: Device) -> tuple[Workload, ...]:
         (tuple(THUMBNAILS), {"recipe": lambda x: THUMBNAILS[x]}),
     )
     return (
-        _workload(device, "batch-size", "samples in a batch", IMAGENET, [
-            *_line(DALI, dali, *batch), *_line(BARE, None, *batch)]),
-        _workload(device, "image-size", "pixels of a side", IMAGENET, [
-            *_line(DALI, dali, *image), *_line(BARE, None, *image)], batch_size=32),
-        _workload(device, "datasets", "datasets in the blend", LEAVES, [
-            *_line(DALI, dali, *leaf), *_line(SAMPLE, sample, *leaf)]),
-        _workload(device, "shards", "shards", THUMBNAILS[10], [
-            *_line(DALI, dali, *shard), *_line(SAMPLE, sample, *shard)]),
-        _workload(device, "workers", "workers", IMAGENET, [
-            *_line(DALI, dali, (0, *_WORKERS), {"workers": lambda x: x}),
-            *_line(SAMPLE, sample, _WORKERS, {"workers": lambda x: x})]),
-    )  # fmt: skip
+        _workload(
+            device,
+            "batch-size",
+            "samples in a batch",
+            IMAGENET,
+            [*_line(DALI, dali, *batch), *_line(BARE, None, *batch)],
+        ),
+        _workload(
+            device,
+            "image-size",
+            "pixels of a side",
+            IMAGENET,
+            [*_line(DALI, dali, *image), *_line(BARE, None, *image)],
+            batch_size=32,
+        ),
+        _workload(
+            device,
+            "datasets",
+            "datasets in the blend",
+            LEAVES,
+            [*_line(DALI, dali, *leaf), *_line(SAMPLE, sample, *leaf)],
+        ),
+        _workload(
+            device, "shards", "shards", THUMBNAILS[10], [*_line(DALI, dali, *shard), *_line(SAMPLE, sample, *shard)]
+        ),
+        _workload(
+            device,
+            "workers",
+            "workers",
+            IMAGENET,
+            [
+                *_line(DALI, dali, (0, *_WORKERS), {"workers": lambda x: x}),
+                *_line(SAMPLE, sample, _WORKERS, {"workers": lambda x: x}),
+            ],
+        ),
+    )
 
 
 def _line(series: str, options: dict[str, Plain] | None, places: Sequence[int], change: Any) -> list[Candidate]:
@@ -75,10 +118,14 @@ def _line(series: str, options: dict[str, Plain] | None, places: Sequence[int], 
         told = {"library": "energon_dali", **options, **({} if fields else {name: at(place)})} if options else {}
         found.append(
             Candidate(
-                name=f"{series}, {place:,}", program="energon_style" if options else "ceiling", options=told,
-                series=series, at=place, **fields,
+                name=f"{series}, {place:,}",
+                program="energon_style" if options else "ceiling",
+                options=told,
+                series=series,
+                at=place,
+                **fields,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -89,8 +136,18 @@ def _workload(
     for candidate in candidates:
         lines.setdefault(candidate.series, []).append(candidate.name)
     return Workload(
-        name=name, title=f"Throughput against {x_label}, uint8 at their size, on the {device.upper()}", x_label=x_label,
-        metric="samples_per_second", unit="samples/s", recipe=recipe, output="uint8", device=device, seconds=2.0,
-        samples=100_000, batch_size=batch_size, repetitions=3, candidates=tuple(candidates),
+        name=name,
+        title=f"Throughput against {x_label}, uint8 at their size, on the {device.upper()}",
+        x_label=x_label,
+        metric="samples_per_second",
+        unit="samples/s",
+        recipe=recipe,
+        output="uint8",
+        device=device,
+        seconds=2.0,
+        samples=100_000,
+        batch_size=batch_size,
+        repetitions=3,
+        candidates=tuple(candidates),
         bars=tuple(Bar(of=names[-1], to=names[0]) for names in lines.values()),
-    )  # fmt: skip
+    )

@@ -31,12 +31,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     report: dict[str, Any] = {
-        "suite": "kernels", "device": options.device, "dry_run": options.device == "cpu" or options.quick,
+        "suite": "kernels",
+        "device": options.device,
+        "dry_run": options.device == "cpu" or options.quick,
         "command": shlex.join(["python", "-m", "benchmarks.kernels", *words]),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(ROOT), "machine": describe_machine(),
-        "versions": describe_versions(), "cases": [],
-    }  # fmt: skip
+        "commit": commit(ROOT),
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "cases": [],
+    }
     device = "cuda" if options.device == "gpu" else "cpu"
     sizes: Sequence[Size] = ("small",) if report["dry_run"] else ("large", "small")
     repetitions = 3 if report["dry_run"] else 20
@@ -77,10 +81,18 @@ def measure(case: KernelCase, device: str, repetitions: int, copied: float, *, d
         dry_run: Whether nothing is to be judged.
     """
     result: dict[str, Any] = {
-        "operation": case.operation, "size": case.size, "variant": case.variant, "shapes": case.shapes,
-        "bytes_moved": case.bytes_moved, "copy_gigabytes_per_second": copied / 1e9, "error": "", "met": None,
-        "bound_by_arithmetic": case.bound_by_arithmetic, "ways": {}, "left_out": {},
-    }  # fmt: skip
+        "operation": case.operation,
+        "size": case.size,
+        "variant": case.variant,
+        "shapes": case.shapes,
+        "bytes_moved": case.bytes_moved,
+        "copy_gigabytes_per_second": copied / 1e9,
+        "error": "",
+        "met": None,
+        "bound_by_arithmetic": case.bound_by_arithmetic,
+        "ways": {},
+        "left_out": {},
+    }
     wanted = case.reference()
     others = {f"PyTorch: {name}": run for name, run in case.pytorch.items()}
     runs: dict[str, Run] = {"energon_dali": case.ours, **others}
@@ -97,9 +109,10 @@ def measure(case: KernelCase, device: str, repetitions: int, copied: float, *, d
     for name, run in runs.items():
         device_seconds, call_seconds = seconds_of(run, device, repetitions)
         result["ways"][name] = {
-            "device_microseconds": 1e6 * device_seconds, "call_microseconds": 1e6 * call_seconds,
+            "device_microseconds": 1e6 * device_seconds,
+            "call_microseconds": 1e6 * call_seconds,
             "gigabytes_per_second": case.bytes_moved / device_seconds / 1e9,
-        }  # fmt: skip
+        }
     judge(case, result, dry_run=dry_run)
     return result
 

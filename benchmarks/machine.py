@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "torch", "torchvision", "numpy", "pillow", "av", "webdataset", "nvidia-dali-cuda120", "nvidia-dali-cuda130",
-    "triton", "megatron-energon", "nvidia-ml-py",
-)  # fmt: skip
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "av",
+    "webdataset",
+    "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
+    "triton",
+    "megatron-energon",
+    "nvidia-ml-py",
+)
 """Whose versions matter; that of energon_dali is the commit."""
 
 

@@ -75,9 +75,14 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
     axis.barh(names, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8, "capsize": 2, "ecolor": INK})
     for position, (_, row) in enumerate(rows):
         axis.annotate(
-            f"{row['median']:.3g}" if row["median"] < 100 else f"{row['median']:.0f}", (row["high"], position),
-            xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color=INK,
-        )  # fmt: skip
+            f"{row['median']:.3g}" if row["median"] < 100 else f"{row['median']:.0f}",
+            (row["high"], position),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK,
+        )
     unit = f"{panel['unit']}, " if panel["unit"] else ""
     title = textwrap.fill(f"{panel['title']} ({unit}{panel['better']} is better)", 110)
     axis.set_title(title, fontsize=9, loc="left", color=INK)

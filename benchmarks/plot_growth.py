@@ -69,8 +69,9 @@ def plot(report: dict[str, Any], path: Path) -> None:
     figure.supxlabel(
         f"{caution(report)}on the {report['device'].upper()}: {place}, {machine['cores']} cores; "
         f"{report['started'][:10]}, commit {report['commit']}. Points: median; bars: lowest to highest repetition.",
-        fontsize=7, color=INK,
-    )  # fmt: skip
+        fontsize=7,
+        color=INK,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -80,14 +81,18 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
     places = sorted({at for points in lines_of(panel).values() for at, _ in points})
     for name, points in lines_of(panel).items():
         medians = [row["median"] for _, row in points]
-        spread = [
-            [row["median"] - row["low"] for _, row in points], [row["high"] - row["median"] for _, row in points]
-        ]  # fmt: skip
+        spread = [[row["median"] - row["low"] for _, row in points], [row["high"] - row["median"] for _, row in points]]
         # By rank, not by value: places go from 0 to 10,000.
         axis.errorbar(
-            [places.index(at) for at, _ in points], medians, yerr=spread, label=name, marker="o", markersize=4,
-            capsize=2, color=_COLOURS.get(name, OTHERS),
-        )  # fmt: skip
+            [places.index(at) for at, _ in points],
+            medians,
+            yerr=spread,
+            label=name,
+            marker="o",
+            markersize=4,
+            capsize=2,
+            color=_COLOURS.get(name, OTHERS),
+        )
     axis.set_xticks(range(len(places)), [f"{place:,.0f}" for place in places])
     axis.set_xlabel(panel["x_label"], fontsize=8)
     axis.set_ylabel(panel["unit"], fontsize=8)

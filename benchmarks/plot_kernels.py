@@ -49,9 +49,13 @@ def plot(report: dict[str, Any], path: Path) -> None:
         raise ValueError("The report holds no numbers to draw: no case was right.")
     heights = [len(cases) + 1.6 for cases in panels.values()]
     figure, axes = pyplot.subplots(
-        len(panels), 1, figsize=(10, 0.33 * sum(heights) + 0.9), height_ratios=heights, squeeze=False,
+        len(panels),
+        1,
+        figsize=(10, 0.33 * sum(heights) + 0.9),
+        height_ratios=heights,
+        squeeze=False,
         layout="constrained",
-    )  # fmt: skip
+    )
     for axis, (size, cases) in zip(axes[:, 0], panels.items(), strict=True):
         _draw(axis, cases[::-1], *_PANELS[size])
     machine = report["machine"]
@@ -72,9 +76,14 @@ def _draw(axis: Any, cases: list[dict[str, Any]], metric: str, title: str, bar: 
     axis.axvline(bar, color=INK, linewidth=0.8, linestyle=":")
     for position, case in enumerate(cases):
         axis.annotate(
-            f"{case[metric]:.2f}", (case[metric], position), xytext=(5, 0), textcoords="offset points", va="center",
-            fontsize=8, color=INK,
-        )  # fmt: skip
+            f"{case[metric]:.2f}",
+            (case[metric], position),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK,
+        )
     axis.set_title(title, fontsize=9, loc="left", color=INK)
     axis.margins(x=0.12)
     axis.tick_params(labelsize=8)

@@ -37,9 +37,15 @@ def main() -> None:
 
 def _task(program: str, dataset: str, output: str, **options: Any) -> Task:
     return Task(
-        program=program, action="time", dataset=dataset, output=output, batch_size=BATCH, warmup_samples=0, samples=0,
+        program=program,
+        action="time",
+        dataset=dataset,
+        output=output,
+        batch_size=BATCH,
+        warmup_samples=0,
+        samples=0,
         options=options,
-    )  # fmt: skip
+    )
 
 
 def _profile_ours(dataset: str, output: str, workers: int, batches: int) -> None:

@@ -32,9 +32,15 @@ def judge_bar(bar: Bar, workload: Workload, runs: Mapping[str, Runs]) -> dict[st
     ratios = [of[metric] / to[metric] for of, to in pairs]
     ratio = statistics.median(ratios) if ratios else None
     return {
-        "of": bar.of, "to": bar.to, "metric": metric, "ratio": ratio, "ratios": ratios,
-        "at_least": bar.at_least, "at_most": bar.at_most, "met": _met(ratio, bar.at_least, bar.at_most),
-    }  # fmt: skip
+        "of": bar.of,
+        "to": bar.to,
+        "metric": metric,
+        "ratio": ratio,
+        "ratios": ratios,
+        "at_least": bar.at_least,
+        "at_most": bar.at_most,
+        "met": _met(ratio, bar.at_least, bar.at_most),
+    }
 
 
 def judge_limit(limit: Limit, runs: Mapping[str, Runs]) -> dict[str, Any]:
@@ -42,9 +48,13 @@ def judge_limit(limit: Limit, runs: Mapping[str, Runs]) -> dict[str, Any]:
     values = [run[limit.metric] for run in runs.get(limit.of, ())]
     value = statistics.median(values) if values else None
     return {
-        "of": limit.of, "metric": limit.metric, "value": value, "at_least": limit.at_least, "at_most": limit.at_most,
+        "of": limit.of,
+        "metric": limit.metric,
+        "value": value,
+        "at_least": limit.at_least,
+        "at_most": limit.at_most,
         "met": _met(value, limit.at_least, limit.at_most),
-    }  # fmt: skip
+    }
 
 
 def _met(value: float | None, at_least: float | None, at_most: float | None) -> bool | None:
@@ -74,9 +84,11 @@ def _one(candidate: dict[str, Any], result: dict[str, Any]) -> str:
     if candidate["left_out"]:
         return f"left out: {candidate['left_out'].splitlines()[0]}"
     found = candidate["summary"].get(result["metric"])
-    return "" if found is None else (
-        f"{found['median']:10.4g} {result['unit']}  ({found['low']:.4g} to {found['high']:.4g})"
-    )  # fmt: skip
+    return (
+        ""
+        if found is None
+        else (f"{found['median']:10.4g} {result['unit']}  ({found['low']:.4g} to {found['high']:.4g})")
+    )
 
 
 def _verdict(judged: dict[str, Any]) -> str:

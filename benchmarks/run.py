@@ -25,12 +25,12 @@ from benchmarks.results import as_text
 from benchmarks.workload import Device, Workload
 from benchmarks.workload_run import WorkloadRun
 
-SUITES: dict[str, tuple[Workload, ...]] = {
-    "cpu": cpu.WORKLOADS, "trainer": trainer.WORKLOADS, "video": video.WORKLOADS,
-}  # fmt: skip
+SUITES: dict[str, tuple[Workload, ...]] = {"cpu": cpu.WORKLOADS, "trainer": trainer.WORKLOADS, "video": video.WORKLOADS}
 DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
-    "gpu-images": gpu_images.workloads, "gpu-video": gpu_video.workloads, "growth": growth.workloads,
-}  # fmt: skip
+    "gpu-images": gpu_images.workloads,
+    "gpu-video": gpu_video.workloads,
+    "growth": growth.workloads,
+}
 """Suites for both devices, whose runs end in time."""
 MINUTES = 7.0
 """What they take at most unless told otherwise."""
@@ -127,9 +127,15 @@ def quick_recipe(whole: Recipe) -> Recipe:
     small = dataclasses.replace(whole, name=f"{whole.name}-quick", shards=min(whole.shards, 32))
     if whole.style == "video":
         return dataclasses.replace(
-            small, samples=min(whole.samples, 4), distinct=min(whole.distinct, 1), seconds=4,
-            rounds=min(whole.rounds, 2), shards=min(whole.shards, 4), width=192, height=128,
-        )  # fmt: skip
+            small,
+            samples=min(whole.samples, 4),
+            distinct=min(whole.distinct, 1),
+            seconds=4,
+            rounds=min(whole.rounds, 2),
+            shards=min(whole.shards, 4),
+            width=192,
+            height=128,
+        )
     return dataclasses.replace(
         small, samples=64, distinct=min(whole.distinct, 8), width=min(whole.width, 640), height=min(whole.height, 480)
     )

@@ -15,12 +15,13 @@ FORMS = {"in process": False, "decode process": True}
 def _contest() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
     candidates = [
         Candidate(
-            name=f"{form}, {beside}", program="torch_hooks",
+            name=f"{form}, {beside}",
+            program="torch_hooks",
             options={"decode_process": process, "workers": 1, "trainer": trainer},
         )
         for trainer, beside in (("none", "idle"), ("thread", "beside a thread"), ("process", "beside a process"))
         for form, process in FORMS.items()
-    ]  # fmt: skip
+    ]
     bars = [Bar(of="decode process, idle", to="in process, idle")]
     for form, process in FORMS.items():
         wanted = 0.9 if process else None

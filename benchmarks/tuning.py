@@ -74,15 +74,19 @@ def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dic
     if kind == "gpu":
         changes: dict[str, list[tuple[str, dict[str, Any]]]] = {
             "hw_decoder_load": [
-                (str(load), {"hw_decoder_load": load}) for load in (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 1.0)],
-            "preallocate hints": [("none", {}), (f"{size[0]} x {size[1]}", {
-                "preallocate_width_hint": size[0], "preallocate_height_hint": size[1]})],
+                (str(load), {"hw_decoder_load": load}) for load in (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 1.0)
+            ],
+            "preallocate hints": [
+                ("none", {}),
+                (f"{size[0]} x {size[1]}", {"preallocate_width_hint": size[0], "preallocate_height_hint": size[1]}),
+            ],
             "device_memory_padding": [(f"{n} MiB", {"device_memory_padding": n * MIB}) for n in (0, 16, 64)],
             "host_memory_padding": [(f"{n} MiB", {"host_memory_padding": n * MIB}) for n in (0, 8, 32)],
             "hybrid_huffman_threshold": [
-                (str(n), {"hybrid_huffman_threshold": n}) for n in (100_000, 1_000_000, 1_000_000_000)],
+                (str(n), {"hybrid_huffman_threshold": n}) for n in (100_000, 1_000_000, 1_000_000_000)
+            ],
             "jpeg_fancy_upsampling": [(str(on), {"jpeg_fancy_upsampling": on}) for on in (True, False)],
-        }  # fmt: skip
+        }
         for factor, points in changes.items():
             found[factor] = {label: replace(default, tuning=replace(tuning, **change)) for label, change in points}
     if quick:
@@ -93,9 +97,12 @@ def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dic
 def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) -> dict[str, float]:
     """Returns images/s and processor time per image of a decoder that always has two blocks to work on."""
     decoder = DaliDecoder(
-        image_decode="torchrgb8", image_decode_device=kind, num_threads=setting.num_threads,
-        max_batch_size=setting.block, tuning=setting.tuning,
-    )  # fmt: skip
+        image_decode="torchrgb8",
+        image_decode_device=kind,
+        num_threads=setting.num_threads,
+        max_batch_size=setting.block,
+        tuning=setting.tuning,
+    )
     handles = [decoder.stage("jpg", data) for data in pictures.files]
     block: list[MediaHandle] = [handles[i % len(handles)] for i in range(setting.block)]
     waiting = deque(decoder.submit_block(block) for _ in range(2))
@@ -136,10 +143,13 @@ def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> Iterator[dict[
                 after = measure(kind, Setting(), pictures, seconds)
                 beside = statistics.mean((before["images_per_s"], after["images_per_s"]))
                 yield {
-                    "pictures": pictures.name, "factor": factor, "value": label, "default": setting == Setting(),
+                    "pictures": pictures.name,
+                    "factor": factor,
+                    "value": label,
+                    "default": setting == Setting(),
                     **{name: round(value, 1) for name, value in found.items()},
                     "ratio": round(found["images_per_s"] / beside, 3),
-                }  # fmt: skip
+                }
                 before = after
 
 
@@ -180,11 +190,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     given = sys.argv[1:] if arguments is None else arguments
     report: dict[str, Any] = {
-        "device": options.device, "command": shlex.join(["python", "-m", "benchmarks.tuning", *given]),
+        "device": options.device,
+        "command": shlex.join(["python", "-m", "benchmarks.tuning", *given]),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(ROOT), "machine": describe_machine(), "versions": describe_versions(),
-        "quick": options.quick, "settings": [], "crossover": [],
-    }  # fmt: skip
+        "commit": commit(ROOT),
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "quick": options.quick,
+        "settings": [],
+        "crossover": [],
+    }
     for part in options.only or PARTS:
         if part == "settings":
             rows = sweep_settings(options.device, quick=options.quick, seconds=options.seconds)

@@ -27,13 +27,17 @@ from energon_dali.decode.pyav import decode_clips, stage_clips
 Kind = Literal["cpu", "gpu"]
 IMAGE_SIZES = ((32, 32), (128, 128), (256, 256), (500, 375), (1280, 720), (1920, 1080), (3840, 2160))
 CLIP_SIZES: dict[Kind, tuple[tuple[int, int], ...]] = {
-    "cpu": ((320, 240), (640, 360), (1280, 720)), "gpu": ((320, 240), (640, 360), (1280, 720), (1920, 1080)),
-}  # fmt: skip
+    "cpu": ((320, 240), (640, 360), (1280, 720)),
+    "gpu": ((320, 240), (640, 360), (1280, 720), (1920, 1080)),
+}
 CLIP_FRAMES = (1, 8, 32, 64)
 CLIP_CODECS: dict[Kind, tuple[str, ...]] = {"cpu": ("vp9", "vp8", "mjpeg"), "gpu": ("h264", "hevc", "vp9", "mpeg4")}
 LIMITS: dict[tuple[Kind, str], float] = {
-    ("cpu", "image"): 1.25, ("cpu", "clips"): 1.0, ("gpu", "image"): 1.0, ("gpu", "clips"): 1.0
-}  # fmt: skip
+    ("cpu", "image"): 1.25,
+    ("cpu", "clips"): 1.0,
+    ("gpu", "image"): 1.0,
+    ("gpu", "clips"): 1.0,
+}
 """Largest ratio for which DALI is taken. Of images on the CPU it may cost more than PIL: it decodes whole blocks,
 without the interpreter lock and ahead of the trainer."""
 
@@ -62,10 +66,14 @@ def sweep_images(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                 return len([pil.decode("image.jpg", data) for data in files])
 
             yield {
-                "what": "image", "format": label, "width": size[0], "height": size[1],
-                "pixels": size[0] * size[1], "bytes": round(statistics.mean(map(len, files))),
+                "what": "image",
+                "format": label,
+                "width": size[0],
+                "height": size[1],
+                "pixels": size[0] * size[1],
+                "bytes": round(statistics.mean(map(len, files))),
                 **_compare(kind, by_dali, by_pil, files.copy, count, cores, repetitions=repetitions),
-            }  # fmt: skip
+            }
     close_engines()
 
 
@@ -101,10 +109,15 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                     return len([decode_clips(handle, file) for handle, file in videos])
 
                 yield {
-                    "what": "clips", "format": codec, "width": size[0], "height": size[1], "frames": number,
-                    "pixels": handles[0].frames_to_decode * size[0] * size[1], "bytes": len(data),
+                    "what": "clips",
+                    "format": codec,
+                    "width": size[0],
+                    "height": size[1],
+                    "frames": number,
+                    "pixels": handles[0].frames_to_decode * size[0] * size[1],
+                    "bytes": len(data),
                     **_compare(kind, by_dali, by_pyav, opened, count, cores, repetitions=1 if quick else 3),
-                }  # fmt: skip
+                }
         close_engines()
 
 
@@ -147,8 +160,12 @@ def _compare(
         theirs.append((time.process_time() - cpu_start) / count * 1e6)
     dali, cpu = min(ours), min(theirs)
     ratio = dali / cpu if kind == "cpu" else min(wall) / (cpu / cores)
-    return {"dali_us": round(min(wall), 1), "dali_processor_us": round(dali, 1), "cpu_processor_us": round(cpu, 1),
-            "ratio": round(ratio, 3)}  # fmt: skip
+    return {
+        "dali_us": round(min(wall), 1),
+        "dali_processor_us": round(dali, 1),
+        "cpu_processor_us": round(cpu, 1),
+        "ratio": round(ratio, 3),
+    }
 
 
 def _finish_gpu() -> None:
@@ -222,10 +239,15 @@ def as_markdown(reports: dict[str, Any]) -> str:
         images = [row for row in report["crossover"] if row["what"] == "image"]
         clips = [row for row in report["crossover"] if row["what"] == "clips"]
         parts.append(_table("image", images, _format, _size, lambda row: row["pixels"]))
-        parts.append(_table(
-            "clips", clips, lambda row: f"{_format(row)} {_size(row)}", lambda row: f"{row['frames']} to decode",
-            lambda row: row["frames"],
-        ))  # fmt: skip
+        parts.append(
+            _table(
+                "clips",
+                clips,
+                lambda row: f"{_format(row)} {_size(row)}",
+                lambda row: f"{row['frames']} to decode",
+                lambda row: row["frames"],
+            )
+        )
     return "\n\n".join(parts)
 
 

@@ -98,12 +98,16 @@ def compare_colours(data: bytes, matrix: str) -> str:
     (outcome,) = submit_clips(DaliDecoder(av_decode=spec), Device("cpu"), [stage(data, spec)]).result()
     ours: torch.Tensor = outcome.value.frames[0]  # type: ignore[union-attr]
     with av.open(io.BytesIO(data)) as container:
-        exact = np.stack([
-            frame.reformat(
-                format="rgb24", interpolation=EXACT_FLAGS, src_colorspace={6: 5}.get(MATRICES[matrix], MATRICES[matrix])
-            ).to_ndarray()
-            for frame in container.decode(video=0)
-        ])
+        exact = np.stack(
+            [
+                frame.reformat(
+                    format="rgb24",
+                    interpolation=EXACT_FLAGS,
+                    src_colorspace={6: 5}.get(MATRICES[matrix], MATRICES[matrix]),
+                ).to_ndarray()
+                for frame in container.decode(video=0)
+            ]
+        )
     error = np.abs(ours.numpy().astype(np.int16) - exact)
     ratio = float(np.mean(error.astype(np.float64) ** 2))
     decibels = "infinite" if ratio == 0 else f"{10 * np.log10(255**2 / ratio):.0f} dB"

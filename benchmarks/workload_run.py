@@ -123,31 +123,54 @@ class WorkloadRun:
         return Task(
             program="energon_style" if action == "check" and candidate.program == "restoring" else candidate.program,
             action=action if work.output != "none" else "time",
-            dataset=str(self._folders[candidate.recipe or work.recipe]), output=work.output,
-            batch_size=candidate.batch_size or work.batch_size, warmup_samples=work.warmup_samples,
-            samples=work.samples, device=work.device, seconds=work.seconds, trains=work.trains, options=options,
-        )  # fmt: skip
+            dataset=str(self._folders[candidate.recipe or work.recipe]),
+            output=work.output,
+            batch_size=candidate.batch_size or work.batch_size,
+            warmup_samples=work.warmup_samples,
+            samples=work.samples,
+            device=work.device,
+            seconds=work.seconds,
+            trains=work.trains,
+            options=options,
+        )
 
     def _result(self) -> dict[str, Any]:
         work = self.workload
         return {
-            "name": work.name, "title": work.title, "metric": work.metric, "unit": work.unit, "better": work.better,
-            "recipe": dataclasses.asdict(work.recipe), "bytes_per_sample": self._bytes_per_sample(work.recipe),
-            "batch_size": work.batch_size, "samples": work.samples, "warmup_samples": work.warmup_samples,
-            "repetitions": self._repetitions, "output": work.output, "device": work.device, "seconds": work.seconds,
-            "trains": work.trains, "x_label": work.x_label,
+            "name": work.name,
+            "title": work.title,
+            "metric": work.metric,
+            "unit": work.unit,
+            "better": work.better,
+            "recipe": dataclasses.asdict(work.recipe),
+            "bytes_per_sample": self._bytes_per_sample(work.recipe),
+            "batch_size": work.batch_size,
+            "samples": work.samples,
+            "warmup_samples": work.warmup_samples,
+            "repetitions": self._repetitions,
+            "output": work.output,
+            "device": work.device,
+            "seconds": work.seconds,
+            "trains": work.trains,
+            "x_label": work.x_label,
             "candidates": [
                 {
-                    "name": one.name, "program": one.program, "options": dict(one.options),
-                    "environment": one.environment, "series": one.series, "at": one.at,
-                    "samples_checked": self._checked.get(one.name, 0), "left_out": self._left_out.get(one.name, ""),
-                    "runs": self._runs[one.name], "summary": summarise(self._runs[one.name]),
+                    "name": one.name,
+                    "program": one.program,
+                    "options": dict(one.options),
+                    "environment": one.environment,
+                    "series": one.series,
+                    "at": one.at,
+                    "samples_checked": self._checked.get(one.name, 0),
+                    "left_out": self._left_out.get(one.name, ""),
+                    "runs": self._runs[one.name],
+                    "summary": summarise(self._runs[one.name]),
                 }
                 for one in self._candidates
             ],
             "bars": [judge_bar(bar, work, self._runs) for bar in work.bars],
             "limits": [judge_limit(limit, self._runs) for limit in work.limits],
-        }  # fmt: skip
+        }
 
     def _bytes_per_sample(self, recipe: Recipe) -> float | None:
         folder = self._folders.get(recipe)

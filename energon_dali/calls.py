@@ -74,9 +74,13 @@ def _explained(function: Callable[..., Any], options: Mapping[str, Any] | None) 
 
 
 def _explanation(
-    function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any],
-    reason: str, options: Mapping[str, Any] | None,
-) -> str:  # fmt: skip
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    reason: str,
+    options: Mapping[str, Any] | None,
+) -> str:
     """Returns what is wrong with a call, and how to call."""
     is_method = function.__name__ == "__init__" and bool(args)
     name = type(args[0]).__name__ if is_method else function.__name__

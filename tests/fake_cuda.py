@@ -192,9 +192,20 @@ class FakeCuda:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         """Puts it in the place of torch.cuda, of page-locked memory, and of what is asked of a GPU by other ways."""
         for name in (
-            "Event", "Stream", "current_device", "current_stream", "device", "device_count", "get_allocator_backend",
-            "is_available", "is_initialized", "mem_get_info", "set_device", "set_stream", "stream",
-        ):  # fmt: skip
+            "Event",
+            "Stream",
+            "current_device",
+            "current_stream",
+            "device",
+            "device_count",
+            "get_allocator_backend",
+            "is_available",
+            "is_initialized",
+            "mem_get_info",
+            "set_device",
+            "set_stream",
+            "stream",
+        ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: getattr(tensor, "is_pinned_here", False))
@@ -219,10 +230,14 @@ class FakeCuda:
                 return original(tensor, *args, **options)
             gpu = torch.device(args[0]).index or 0
             self.contexts.add(gpu)
-            self.note("to", {
-                "pinned": tensor.is_pinned(), "stream": self.current_stream(gpu),
-                "waits": not options.get("non_blocking", False),
-            })  # fmt: skip
+            self.note(
+                "to",
+                {
+                    "pinned": tensor.is_pinned(),
+                    "stream": self.current_stream(gpu),
+                    "waits": not options.get("non_blocking", False),
+                },
+            )
             self.current_stream(gpu).work.append("copy")
             return GpuTensor.on(gpu, tensor)
 
@@ -296,7 +311,6 @@ def install_dali(
     from energon_dali.decode.dali.images.graph import define_pipeline
 
     monkeypatch.setattr(
-        images, "define_pipeline",
-        lambda graph, options: define_pipeline(graph, replace(options, device=Device("cpu"))),
-    )  # fmt: skip
+        images, "define_pipeline", lambda graph, options: define_pipeline(graph, replace(options, device=Device("cpu")))
+    )
     return built

@@ -29,10 +29,26 @@ from tests.loader.numbers_dataset import tree
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
 # Made per sample, or by the package alone; or without a constructor of their own.
 NOT_CALLED = {
-    "AVData", "AVWebdatasetDecoder", "Batch", "CachePool", "Clips", "DatasetLoaderInterface", "Decoder", "DirectLazy",
-    "FileCacheLazy", "FileStore", "FileStoreDecoder", "Lazy", "MediaHandle", "MockLazy", "NoCachePool",
-    "PrimaryFileStore", "SavableDataset", "SourceInfo", "TaskEncoder",
-}  # fmt: skip
+    "AVData",
+    "AVWebdatasetDecoder",
+    "Batch",
+    "CachePool",
+    "Clips",
+    "DatasetLoaderInterface",
+    "Decoder",
+    "DirectLazy",
+    "FileCacheLazy",
+    "FileStore",
+    "FileStoreDecoder",
+    "Lazy",
+    "MediaHandle",
+    "MockLazy",
+    "NoCachePool",
+    "PrimaryFileStore",
+    "SavableDataset",
+    "SourceInfo",
+    "TaskEncoder",
+}
 
 
 def constructors() -> list[Any]:
@@ -65,7 +81,7 @@ def test_every_constructor_names_itself_and_the_nearest_argument(kind: Any) -> N
         (lambda: WorkerConfig(0, 1, 2), r"WorkerConfig\(\) takes no arguments without a name, and was given 3"),
         (lambda: WorkerConfig(rank=0, wrong_thing=3), "has no argument 'wrong_thing'. It takes data_parallel_group"),
     ],
-)  # fmt: skip
+)
 def test_the_message_says_what_to_do(call: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message) as raised:
         call()

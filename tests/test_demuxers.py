@@ -105,7 +105,27 @@ def test_what_datasets_hold_is_allowed() -> None:
 
 def test_no_demuxer_of_the_list_refers_to_anything() -> None:
     referring = {
-        "concat", "dash", "hls", "sdp", "rtsp", "rtp", "sap", "imf", "image2", "vobsub", "mlv", "lavfi", "svg_pipe",
-        "webm_dash_manifest", "avisynth", "vapoursynth", "alsa", "fbdev", "kmsgrab", "oss", "v4l2", "x11grab",
-    }  # fmt: skip
+        "concat",
+        "dash",
+        "hls",
+        "sdp",
+        "rtsp",
+        "rtp",
+        "sap",
+        "imf",
+        "image2",
+        "vobsub",
+        "mlv",
+        "lavfi",
+        "svg_pipe",
+        "webm_dash_manifest",
+        "avisynth",
+        "vapoursynth",
+        "alsa",
+        "fbdev",
+        "kmsgrab",
+        "oss",
+        "v4l2",
+        "x11grab",
+    }
     assert not referring & DEMUXERS

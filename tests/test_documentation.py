@@ -51,8 +51,11 @@ def test_blocks_run_and_print_what_they_say(page: Path, folder: Path) -> None:
         script.write_text(block)
         done = subprocess.run(
             [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)],
-            capture_output=True, text=True, cwd=folder, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         expected = [text.strip() for text in PRINTED.findall(block)]
         printed = done.stdout.splitlines()

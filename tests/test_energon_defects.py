@@ -113,9 +113,13 @@ class Packing(TaskEncoder[Any, Any, Any, Any]):
 def test_2_joined_samples_restore_out_of_buffers_and_by_their_keys(joined: Path) -> None:
     def make() -> Any:
         return get_train_dataset(
-            joined, worker_config=job(), shuffle_buffer_size=5, packing_buffer_size=4, task_encoder=Packing(),
+            joined,
+            worker_config=job(),
+            shuffle_buffer_size=5,
+            packing_buffer_size=4,
+            task_encoder=Packing(),
             trust_dataset_code=True,
-        )  # fmt: skip
+        )
 
     check_resume(make, count=14, view=lambda sample: sample.text)
     tree = make()

@@ -17,9 +17,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "energon_dali"
 
 ORDER = (
-    "kernels", "plan", "shards", "cache", "av", "decode", "task_encoder", "datasets", "metadataset", "loader",
-    "integrations", "tasks", "diagnosis", "cli",
-)  # fmt: skip
+    "kernels",
+    "plan",
+    "shards",
+    "cache",
+    "av",
+    "decode",
+    "task_encoder",
+    "datasets",
+    "metadataset",
+    "loader",
+    "integrations",
+    "tasks",
+    "diagnosis",
+    "cli",
+)
 """A folder imports only from those before it, and from the modules at the top of the package."""
 
 
@@ -96,8 +108,12 @@ def test_plan_needs_only_numpy_and_the_standard_library() -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("nvidia", "energon_dali/decode/dali"), ("triton", "kernels"), ("multistorageclient", "energon_dali/shards"),
-     ("yaml", "energon_dali/shards/documents")],
+    [
+        ("nvidia", "energon_dali/decode/dali"),
+        ("triton", "kernels"),
+        ("multistorageclient", "energon_dali/shards"),
+        ("yaml", "energon_dali/shards/documents"),
+    ],
 )
 def test_library_stays_in_its_room(library: str, home: str) -> None:
     wrong = [

@@ -31,9 +31,12 @@ def make_pipeline(define: Callable[[Any], Any], task: Task, *, default_threads: 
     on_gpu = task.decodes_on == "gpu"
     threads = int(task.options.get("threads", 0)) or (min(cores, _GPU_THREADS) if on_gpu else default_threads or cores)
     settings = {
-        "batch_size": task.batch_size, "num_threads": threads, "device_id": 0 if on_gpu else None,
-        "prefetch_queue_depth": 2, **options,
-    }  # fmt: skip
+        "batch_size": task.batch_size,
+        "num_threads": threads,
+        "device_id": 0 if on_gpu else None,
+        "prefetch_queue_depth": 2,
+        **options,
+    }
     return dali.pipeline_def(lambda: define(dali.fn))(**settings)
 
 
@@ -47,9 +50,13 @@ def decode_images(encoded: Any, task: Task) -> Any:
         pixels = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], seed=_SEED, **device)
         pixels = fn.resize(pixels, size=[CROP_PIXELS, CROP_PIXELS])
         return fn.crop_mirror_normalize(
-            pixels, mirror=fn.random.coin_flip(seed=_SEED), dtype=types.FLOAT, output_layout="CHW",
-            mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
-        )  # fmt: skip
+            pixels,
+            mirror=fn.random.coin_flip(seed=_SEED),
+            dtype=types.FLOAT,
+            output_layout="CHW",
+            mean=[255 * value for value in MEAN],
+            std=[255 * value for value in STD],
+        )
     pixels = fn.decoders.image(encoded, adjust_orientation=False, **device)
     if task.layout == "CHW" and not task.options.get("permute", False):
         pixels = fn.transpose(pixels, perm=[2, 0, 1])

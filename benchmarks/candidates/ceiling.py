@@ -33,9 +33,12 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     def define(fn: Any) -> Any:
         types: Any = importlib.import_module("nvidia.dali.types")
         encoded = fn.external_source(
-            source=lambda: backend.TensorListCPU(next(turns), contiguous=False), batch=True, no_copy=True,
-            dtype=types.UINT8, ndim=1,
-        )  # fmt: skip
+            source=lambda: backend.TensorListCPU(next(turns), contiguous=False),
+            batch=True,
+            no_copy=True,
+            dtype=types.UINT8,
+            ndim=1,
+        )
         if task.output in VIDEO_OUTPUTS:
             return decode_videos(encoded, frame_numbers(next(iter(frames_in(task).values()))), task)
         return decode_images(encoded, task)

@@ -48,9 +48,13 @@ def check(batches: Iterator[Delivered], task: Task) -> int:
     """
     facts = json.loads((Path(task.dataset) / "facts.json").read_text())
     by_output: dict[str, Callable[[Task, str, Any, list[int]], float]] = {
-        "uint8": _check_uint8, "float224": _check_float224, "patches": _check_patches,
-        "frames": _check_frames, "frames224": _check_frames, "frame-patches": _check_frame_patches,
-    }  # fmt: skip
+        "uint8": _check_uint8,
+        "float224": _check_float224,
+        "patches": _check_patches,
+        "frames": _check_frames,
+        "frames224": _check_frames,
+        "frame-patches": _check_frame_patches,
+    }
     one = by_output[task.output]
     checked = 0
     brightness = expected_brightness = 0.0

@@ -184,9 +184,12 @@ def _torchcodec(threads: int) -> Decode:
 
     def decode(data: bytes, ranges: Ranges) -> list[Any]:
         decoder = decoders.VideoDecoder(
-            data, dimension_order="NHWC", num_ffmpeg_threads=threads, seek_mode="approximate",
+            data,
+            dimension_order="NHWC",
+            num_ffmpeg_threads=threads,
+            seek_mode="approximate",
             transforms=[transforms.Resize((SIZE, SIZE))],
-        )  # fmt: skip
+        )
         return [decoder.get_frames_in_range(first, last + 1).data.numpy() for first, last in ranges]
 
     return decode

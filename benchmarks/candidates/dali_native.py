@@ -62,9 +62,12 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
     def native(fn: Any) -> Any:
         # The captions too: what is compared with it delivers both.
         encoded, caption = fn.readers.webdataset(
-            paths=task.shards, index_paths=indexes, ext=[";".join(MEDIA), "txt"], name="reader",
+            paths=task.shards,
+            index_paths=indexes,
+            ext=[";".join(MEDIA), "txt"],
+            name="reader",
             missing_component_behavior="error",
-        )  # fmt: skip
+        )
         if task.output in VIDEO_OUTPUTS:
             frames = frame_numbers(next(iter(frames_in(task).values())))  # all videos of a dataset are as long
             return decode_videos(encoded, frames, task), caption

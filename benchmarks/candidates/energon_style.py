@@ -90,9 +90,11 @@ def make_decoder(library: Any, task: Task) -> Any:
         options = {
             "image_decode": "torchrgb",
             "operations": (
-                library.RandomResizedCrop(CROP_PIXELS), library.HorizontalFlip(), library.Normalize(MEAN, STD),
+                library.RandomResizedCrop(CROP_PIXELS),
+                library.HorizontalFlip(),
+                library.Normalize(MEAN, STD),
             ),
-        }  # fmt: skip
+        }
     elif task.output in VIDEO_OUTPUTS:
         size = (CROP_PIXELS, CROP_PIXELS) if task.output == "frames224" else None
         options["av_decode"] = library.VideoClips(num_clips=CLIPS, frames_per_clip=FRAMES_PER_CLIP, size=size)
@@ -104,9 +106,11 @@ def make_decoder(library: Any, task: Task) -> Any:
     if device == "gpu" and task.output in VIDEO_OUTPUTS:
         device = "auto"  # as a user runs it: videos that PyAV decodes faster are its own
     return library.DaliDecoder(
-        image_decode_device=task.decodes_on, video_decode_device=device, feed=task.options.get("feed", "block"),
+        image_decode_device=task.decodes_on,
+        video_decode_device=device,
+        feed=task.options.get("feed", "block"),
         **options,
-    )  # fmt: skip
+    )
 
 
 def foreign_operation(task: Task) -> Any:

@@ -25,9 +25,7 @@ def dataset_path(task: Task) -> str:
         shutil.rmtree(root, ignore_errors=True)
         folders = [_make_leaf(task, root, leaf, leaves) for leaf in range(leaves)]
         blend = [{"path": str(folder), "split_part": "train", "weight": 1.0} for folder in folders]
-        whole = {
-            "__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}},
-        }  # fmt: skip
+        whole = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": {"train": {"blend": blend}}}
         finished.write_text(json.dumps(whole))  # JSON is YAML
     return str(finished)
 

@@ -49,9 +49,13 @@ def make_patches(images: Sequence[torch.Tensor], layout: str = "CHW") -> dict[st
     views = [clip for clips in images for clip in clips] if video else list(images)
     patchify, normalization = _kernel()
     made = patchify(
-        views, PATCH_PIXELS, frames_per_patch=FRAMES_PER_PATCH if video else 1, dtype="bfloat16",
-        normalization=normalization, input_layout=layout,
-    )  # fmt: skip
+        views,
+        PATCH_PIXELS,
+        frames_per_patch=FRAMES_PER_PATCH if video else 1,
+        dtype="bfloat16",
+        normalization=normalization,
+        input_layout=layout,
+    )
     return {"tokens": made.tokens, "positions": made.positions, "cu_seqlens": made.cu_seqlens}
 
 

@@ -14,9 +14,11 @@ from benchmarks.candidates.files import MEDIA
 from benchmarks.candidates.task import Task
 
 CAPTIONING = (
-    "--sample-type", "CaptioningSample",
-    "--field-map", json.dumps({"image": ",".join(MEDIA), "caption": "txt"}),
-)  # fmt: skip
+    "--sample-type",
+    "CaptioningSample",
+    "--field-map",
+    json.dumps({"image": ",".join(MEDIA), "caption": "txt"}),
+)
 
 
 def measure(task: Task) -> dict[str, float]:

@@ -22,9 +22,11 @@ class Encoder(energon_dali.DefaultTaskEncoder[Any, Any, Any, Any]):
     """Normalises pictures in torch."""
 
     decoder = energon_dali.DaliDecoder(
-        image_decode="torchrgb8", image_decode_device="cpu", image_layout="HWC",
+        image_decode="torchrgb8",
+        image_decode_device="cpu",
+        image_layout="HWC",
         operations=(energon_dali.RandomResizedCrop(CROP_PIXELS), energon_dali.HorizontalFlip()),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -82,9 +82,14 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
     files = Files(task)
     workers = int(task.options.get("workers", 2))
     loader: DataLoader[Any] = DataLoader(
-        files, batch_size=task.batch_size, sampler=Endless(len(files)), num_workers=workers,
-        collate_fn=Collate(task.output), pin_memory=task.device == "gpu", worker_init_fn=_one_thread,
-    )  # fmt: skip
+        files,
+        batch_size=task.batch_size,
+        sampler=Endless(len(files)),
+        num_workers=workers,
+        collate_fn=Collate(task.output),
+        pin_memory=task.device == "gpu",
+        worker_init_fn=_one_thread,
+    )
     for keys, images in loader:
         yield Delivered(images, keys if with_keys else None)
 

@@ -158,8 +158,13 @@ def _make_one(recipe: Recipe, index: int) -> Made:
         return _video(recipe, rng)
     suffix, crop, data = picture(recipe.style, rng, recipe.size, recipe.target_bytes)
     pixels = _decoded(data)
-    facts = {"photograph": crop.photograph, "box": list(crop.box), "mirrored": crop.mirrored,
-             "width": crop.image.width, "height": crop.image.height}  # fmt: skip
+    facts = {
+        "photograph": crop.photograph,
+        "box": list(crop.box),
+        "mirrored": crop.mirrored,
+        "width": crop.image.width,
+        "height": crop.image.height,
+    }
     height, width = pixels.shape[:2]
     return Made(suffix, data, facts, crop.caption, (height, width, int(pixels.sum(dtype=np.int64))))
 
@@ -172,9 +177,15 @@ def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
     codec, container = kinds[recipe.codec]
     fast = recipe.rounds > 1
     data, caption = film(
-        rng, width=width, height=height, frames=frames // recipe.rounds, fps=FRAMES_PER_SECOND, codec=codec,
-        container=container, fast=fast or recipe.codec == "vp9",
-    )  # fmt: skip
+        rng,
+        width=width,
+        height=height,
+        frames=frames // recipe.rounds,
+        fps=FRAMES_PER_SECOND,
+        codec=codec,
+        container=container,
+        fast=fast or recipe.codec == "vp9",
+    )
     if fast:
         data = repeat_film(data, container, recipe.rounds, fps=FRAMES_PER_SECOND)
     return Made(container, data, {"frames": frames, "fps": FRAMES_PER_SECOND}, caption, (height, width, frames))

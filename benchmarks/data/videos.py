@@ -89,8 +89,11 @@ def repeat_film(data: bytes, container: str, rounds: int, *, fps: int) -> bytes:
         if stream.time_base is None:
             raise ValueError("The video has no time base, so that its packets cannot be moved in time.")
         per_frame = 1 / (fps * stream.time_base)
-        packets = [(bytes(packet), packet.pts, packet.dts, packet.is_keyframe)
-                   for packet in source.demux(stream) if packet.pts is not None and packet.dts is not None]  # fmt: skip
+        packets = [
+            (bytes(packet), packet.pts, packet.dts, packet.is_keyframe)
+            for packet in source.demux(stream)
+            if packet.pts is not None and packet.dts is not None
+        ]
         for number in range(rounds):
             shift = round(number * len(packets) * per_frame)
             for content, pts, dts, is_keyframe in packets:

@@ -69,9 +69,7 @@ def _run(
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Runs one decoder in a process of its own, so that none warms up another."""
     pictures = options.out / "batch.pt"
-    told = {
-        "media": media, "decoder": name, "dataset": dataset, "batches": options.batches, "workers": options.workers
-    }  # fmt: skip
+    told = {"media": media, "decoder": name, "dataset": dataset, "batches": options.batches, "workers": options.workers}
     command = [sys.executable, "-m", "benchmarks.demo.one_decoder", json.dumps({**told, "sheet": str(pictures)})]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
@@ -94,9 +92,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         routes = ", ".join(f"{route} {count}" for route, count in sorted(row["routes"].items()))
         failed = f", {row['failed']} failed" if row["failed"] else ""
         cells.append(
-            (row["decoder"], f"{row['samples_per_second']:.0f}", f"{row['first_batch_seconds']:.2f} s",
-             f"{row['blocked_share']:.1%}", routes + failed)
-        )  # fmt: skip
+            (
+                row["decoder"],
+                f"{row['samples_per_second']:.0f}",
+                f"{row['first_batch_seconds']:.2f} s",
+                f"{row['blocked_share']:.1%}",
+                routes + failed,
+            )
+        )
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))

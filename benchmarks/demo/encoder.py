@@ -29,11 +29,7 @@ OPERATIONS = (RandomResizedCrop(PICTURE_PIXELS, scale=(0.4, 1.0)), HorizontalFli
 CLIPS = VideoClips(num_clips=2, frames_per_clip=6, clip_duration_seconds=1.0, size=(224, 126))
 CAPTION_PARTS = ("txt", "caption", "text", "json")
 
-DECODERS = {
-    "DaliDecoder on gpu": "gpu",
-    "DaliDecoder on cpu": "cpu",
-    "SampleDecoder": "",
-}
+DECODERS = {"DaliDecoder on gpu": "gpu", "DaliDecoder on cpu": "cpu", "SampleDecoder": ""}
 """Every decoder, and the device of DALI."""
 
 
@@ -54,9 +50,12 @@ def make_decoder(name: str) -> Decoder:
         return SampleDecoder(image_decode="torchrgb8", operations=OPERATIONS, av_decode=CLIPS)
     where: Literal["gpu", "cpu"] = "gpu" if device == "gpu" else "cpu"
     return DaliDecoder(
-        image_decode="torchrgb8", operations=OPERATIONS, image_decode_device=where, av_decode=CLIPS,
+        image_decode="torchrgb8",
+        operations=OPERATIONS,
+        image_decode_device=where,
+        av_decode=CLIPS,
         video_decode_device="auto" if where == "gpu" else "cpu",
-    )  # fmt: skip
+    )
 
 
 @stateless

@@ -48,8 +48,9 @@ def run(media: str, decoder: str, dataset: str, batches: int, workers: int, shee
         stream = iter(loader)
         first = next(stream)
         first_batch_seconds = time.perf_counter() - began
-        torch.save({name: value.cpu() if isinstance(value, torch.Tensor) else value
-                    for name, value in first.items()}, sheet)  # fmt: skip
+        torch.save(
+            {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in first.items()}, sheet
+        )
         started = time.perf_counter()
         samples = sum(len(batch["caption"]) for batch in _counted(stream, batches, decoder))
         seconds = time.perf_counter() - started

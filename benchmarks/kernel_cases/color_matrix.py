@@ -51,10 +51,12 @@ def _case(size: Size, device: str, dtype: str, layout: str) -> KernelCase:
         compiled: Any = torch.compile(convert_colors_reference)
         runs["compiled"] = lambda: [compiled(frames, rows, kind, channels_first)]
     return KernelCase(
-        operation="color_matrix", size=size, variant=f"uint8 FHWC to {dtype} {layout}",
+        operation="color_matrix",
+        size=size,
+        variant=f"uint8 FHWC to {dtype} {layout}",
         shapes=f"{shape[0]} clips of {shape[1]} frames, {shape[3]} x {shape[2]}",
         bytes_moved=total_bytes(frames) * (1 + kind.itemsize),
         ours=lambda: [convert_colors(frames, matrices, dtype=dtype, layout=layout)],
         reference=lambda: [convert_colors_reference(frames, rows, kind, channels_first)],
         pytorch=runs,
-    )  # fmt: skip
+    )

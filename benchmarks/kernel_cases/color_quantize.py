@@ -61,8 +61,13 @@ def _case(size: Size, device: str, colors: int) -> KernelCase:
     if device == "cuda":
         runs["compiled distances, argmin"] = torch.compile(distances_of_all)
     return KernelCase(
-        operation="color_quantize", size=size, variant=f"uint8 to int32, {colors} colours",
-        shapes=f"{shape[0]} images of {shape[1]} x {shape[2]}", bytes_moved=total_bytes(images) + 4 * len(pixels),
-        ours=lambda: [color_quantize(images, palette)], reference=reference,
-        pytorch=runs, bound_by_arithmetic=colors > 16,
-    )  # fmt: skip
+        operation="color_quantize",
+        size=size,
+        variant=f"uint8 to int32, {colors} colours",
+        shapes=f"{shape[0]} images of {shape[1]} x {shape[2]}",
+        bytes_moved=total_bytes(images) + 4 * len(pixels),
+        ours=lambda: [color_quantize(images, palette)],
+        reference=reference,
+        pytorch=runs,
+        bound_by_arithmetic=colors > 16,
+    )

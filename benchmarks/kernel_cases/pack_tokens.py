@@ -76,8 +76,12 @@ def _case(size: Size, device: str) -> KernelCase:
         return [tokens, positions, torch.tensor(starts, dtype=torch.int32, device=device)]
 
     return KernelCase(
-        operation="pack_tokens", size=size, variant="int64",
+        operation="pack_tokens",
+        size=size,
+        variant="int64",
         shapes=f"{count} sequences into {rows} rows of {row_length}",
-        bytes_moved=total_bytes(*sequences) + rows * row_length * 12, ours=ours, reference=reference,
+        bytes_moved=total_bytes(*sequences) + rows * row_length * 12,
+        ours=ours,
+        reference=reference,
         pytorch={"cat": concatenated, "cat, scatter": scattered},
-    )  # fmt: skip
+    )

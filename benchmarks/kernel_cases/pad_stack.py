@@ -55,12 +55,15 @@ def _bytes_case(size: Size, images: list[Any], planes: bool) -> KernelCase:
         return [torch.stack(padded)]
 
     return KernelCase(
-        operation="pad_stack", size=size, variant=f"uint8 {layout} to uint8 {layout}",
+        operation="pad_stack",
+        size=size,
+        variant=f"uint8 {layout} to uint8 {layout}",
         shapes=f"{len(images)} images up to {height} x {width}",
         bytes_moved=total_bytes(*images) + len(images) * CHANNELS * height * width,
-        ours=lambda: [pad_stack(images, layout=layout, input_layout=layout)], reference=reference,
+        ours=lambda: [pad_stack(images, layout=layout, input_layout=layout)],
+        reference=reference,
         pytorch={"zeros, copies": zeros_and_copies, "pad, stack": pad_and_stack},
-    )  # fmt: skip
+    )
 
 
 def _floats_case(size: Size, images: list[Any]) -> KernelCase:
@@ -100,9 +103,12 @@ def _floats_case(size: Size, images: list[Any]) -> KernelCase:
 
     runs: dict[str, Run] = {"each normalised and copied": one_by_one, "copied, then all normalised": all_at_once}
     return KernelCase(
-        operation="pad_stack", size=size, variant="uint8 HWC to bfloat16 CHW, normalised, half of them mirrored",
+        operation="pad_stack",
+        size=size,
+        variant="uint8 HWC to bfloat16 CHW, normalised, half of them mirrored",
         shapes=f"{len(images)} images up to {height} x {width}",
         bytes_moved=total_bytes(*images) + 2 * len(images) * CHANNELS * height * width,
         ours=lambda: [pad_stack(images, dtype="bfloat16", normalization=normalization, flips=flips)],
-        reference=reference, pytorch=runs,
-    )  # fmt: skip
+        reference=reference,
+        pytorch=runs,
+    )

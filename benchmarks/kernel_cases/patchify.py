@@ -38,8 +38,10 @@ def _case(size: Size, images: list[Any], dtype: str) -> KernelCase:
         return [made.tokens, made.positions]
 
     def reference() -> list[Any]:
-        result = [torch.empty((tokens, length), dtype=kind, device=device),
-                  torch.empty((tokens, 3), dtype=torch.int32, device=device)]  # fmt: skip
+        result = [
+            torch.empty((tokens, length), dtype=kind, device=device),
+            torch.empty((tokens, 3), dtype=torch.int32, device=device),
+        ]
         patchify_reference([image[None] for image in images], PATCH, 1, coefficients, *result)
         return result
 
@@ -72,8 +74,12 @@ def _case(size: Size, images: list[Any], dtype: str) -> KernelCase:
         return [torch.cat([part.flatten(0, 1) for part in parts]), positions()]
 
     return KernelCase(
-        operation="patchify", size=size, variant=f"uint8 HWC to {dtype}{', normalised' if normalization else ''}",
+        operation="patchify",
+        size=size,
+        variant=f"uint8 HWC to {dtype}{', normalised' if normalization else ''}",
         shapes=f"{len(images)} images, {tokens} patches of {PATCH} x {PATCH}",
         bytes_moved=total_bytes(*images) + tokens * (length * kind.itemsize + 12),
-        ours=ours, reference=reference, pytorch={"views, cat": views, "unfold, cat": unfolds},
-    )  # fmt: skip
+        ours=ours,
+        reference=reference,
+        pytorch={"views, cat": views, "unfold, cat": unfolds},
+    )

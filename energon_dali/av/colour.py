@@ -22,15 +22,25 @@ if TYPE_CHECKING:
 Matrix = Literal["rgb", "bt601", "bt709", "bt2020", "fcc", "smpte240m"]
 
 _MATRICES: dict[int, Matrix] = {
-    0: "rgb", 1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020",
-}  # fmt: skip
+    0: "rgb",
+    1: "bt709",
+    4: "fcc",
+    5: "bt601",
+    6: "bt601",
+    7: "smpte240m",
+    9: "bt2020",
+    10: "bt2020",
+}
 """AVColorSpace (ITU-T H.273, MatrixCoefficients) to matrix."""
 _SWS_MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
 """SWS_CS_* of swscale."""
 _LUMA_WEIGHTS = {
-    "bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722), "bt2020": (0.2627, 0.0593), "fcc": (0.30, 0.11),
+    "bt601": (0.299, 0.114),
+    "bt709": (0.2126, 0.0722),
+    "bt2020": (0.2627, 0.0593),
+    "fcc": (0.30, 0.11),
     "smpte240m": (0.212, 0.087),
-}  # fmt: skip
+}
 """(Kr, Kb) of ITU-T H.273, table 4."""
 
 

@@ -225,8 +225,14 @@ class AVDecoder:
         """
         metadata = AVMetadata()
         if get_video and self.has_video_stream():
-            describe_video(metadata, self.video, duration=get_video_duration, frame_count=get_video_frame_count,
-                           frame_size=get_video_frame_size, upright=self.apply_rotation)  # fmt: skip
+            describe_video(
+                metadata,
+                self.video,
+                duration=get_video_duration,
+                frame_count=get_video_frame_count,
+                frame_size=get_video_frame_size,
+                upright=self.apply_rotation,
+            )
         if get_audio and self.has_audio_stream():
             describe_audio(metadata, self.audio, duration=get_audio_duration, num_samples=get_audio_num_samples)
         return metadata

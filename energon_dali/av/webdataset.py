@@ -15,8 +15,23 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 SUFFIXES = (
-    "aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm",
-)  # fmt: skip
+    "aac",
+    "avi",
+    "flac",
+    "flv",
+    "m4a",
+    "m4v",
+    "mkv",
+    "mov",
+    "mp3",
+    "mp4",
+    "mpeg",
+    "mpg",
+    "ogg",
+    "opus",
+    "wav",
+    "webm",
+)
 """What this handler takes, in lower case."""
 
 

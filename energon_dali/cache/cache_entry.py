@@ -46,9 +46,22 @@ class CacheEntry:
     """
 
     __slots__ = (
-        "content", "context", "decoded", "digest", "error", "key", "name", "path", "pickled", "progress", "references",
-        "size", "source", "store", "wanted",
-    )  # fmt: skip
+        "content",
+        "context",
+        "decoded",
+        "digest",
+        "error",
+        "key",
+        "name",
+        "path",
+        "pickled",
+        "progress",
+        "references",
+        "size",
+        "source",
+        "store",
+        "wanted",
+    )
 
     def __init__(self, key: Hashable, store: FileStore[Any] | None, name: str, *, decoded: bool) -> None:
         self.key = key

@@ -199,8 +199,9 @@ class Fetcher:
                 _LOG.warning(
                     "A file fetched ahead could not be kept on disk (%s): such files are read a second time when they "
                     "are wanted. Give FileStoreCachePool a parent_cache_dir that can be written to and has room for "
-                    "max_cache_size_gbytes.", error,
-                )  # fmt: skip
+                    "max_cache_size_gbytes.",
+                    error,
+                )
             return False
         return True
 

@@ -42,11 +42,7 @@ def checkpoint_info(input_files: tuple[Path, ...]) -> None:
 @click.option("--global", "as_global", is_flag=True, help="Write one state for all ranks, which fits every layout.")
 @click.option("--force-overwrite", is_flag=True, help="Replace files that are there.")
 def checkpoint_redist(
-    input_files: tuple[Path, ...],
-    output_path: Path,
-    new_world_size: int | None,
-    as_global: bool,
-    force_overwrite: bool,
+    input_files: tuple[Path, ...], output_path: Path, new_world_size: int | None, as_global: bool, force_overwrite: bool
 ) -> None:
     """Divide the states in INPUT_FILES, which are those of all ranks or a global one, among another number of ranks.
 

@@ -15,9 +15,13 @@ from energon_dali.shards.storage.atomic_file import write_atomically
 
 @click.command()
 @click.option(
-    "--device", "wanted", type=click.Choice(["auto", "cpu", "gpu"]), default="auto", show_default=True,
+    "--device",
+    "wanted",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
     help="What has to work: the CPU path (auto, cpu) or the GPU path; cpu does not look at the GPU.",
-)  # fmt: skip
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it to a file too.")
 def doctor(wanted: WantedDevice, json_file: Path | None) -> None:
     """Say what this machine has and lacks for decoding, and what to do about it.

@@ -87,9 +87,11 @@ def prepare(path: str, **given: object) -> None:
     with told_to_user():
         if is_jsonl(path):
             index_jsonl(
-                path, progress=options.progress, overwrite=options.force_overwrite,
+                path,
+                progress=options.progress,
+                overwrite=options.force_overwrite,
                 non_interactive=options.non_interactive,
-            )  # fmt: skip
+            )
             return
         if is_metadataset(path):
             prepare_file(path)

@@ -8,9 +8,7 @@ import click
 
 
 @click.command(
-    "train",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    "train", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def train(arguments: tuple[str, ...]) -> None:

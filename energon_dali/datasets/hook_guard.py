@@ -16,17 +16,24 @@ DEFAULT_FAILURE_TOLERANCE = 100
 """Consecutive failures of one stage after which the run ends; 0 is unlimited."""
 
 NEVER_HEALS = (
-    SystemError, SyntaxError, ImportError, StopIteration, StopAsyncIteration, MemoryError, RecursionError,
-    ReferenceError, NameError, FatalSampleError, WorkerError,
-)  # fmt: skip
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+    WorkerError,
+)
 """Errors that the next sample would meet as well: programming errors and a process at its end."""
 
 _TOLD_AGAIN = frozenset(10**power for power in range(3, 12))
 """At which numbers of failures of one kind the log says so again."""
 
-_DEVICE_ERRORS = (
-    "CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error"
-)  # fmt: skip
+_DEVICE_ERRORS = ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error")
 
 
 def is_device_error(error: BaseException) -> bool:

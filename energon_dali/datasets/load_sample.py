@@ -185,9 +185,15 @@ class SampleLoader:
         parts = self._decode(raw, source, seed) if self.fields is None else self._decode_fields(raw, source, seed)
         if self.sample_type is CrudeSample:
             crude = CrudeSample(
-                {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": self.subflavors,
-                 "__sources__": (source,), **parts}
-            )  # fmt: skip
+                {
+                    "__key__": raw.key,
+                    "__shard__": raw.shard,
+                    "__restore_key__": (),
+                    "__subflavors__": self.subflavors,
+                    "__sources__": (source,),
+                    **parts,
+                }
+            )
             crude.seed = seed
             return crude
         if self.sample_loader is not None:

@@ -75,10 +75,16 @@ class RowPlanner:
             places[self._numbers.setdefault(name, len(self._numbers)) + 1] = self._place(part)
         image_name = self._name(image)
         self.names.append((extents.key(sample), image_name))
-        self._rows.append(NativeRow(
-            shard, tuple(places[: len(self._numbers) + 1]), header.width, header.height, header.orientation,
-            part_seed(seed, image_name),
-        ))  # fmt: skip
+        self._rows.append(
+            NativeRow(
+                shard,
+                tuple(places[: len(self._numbers) + 1]),
+                header.width,
+                header.height,
+                header.orientation,
+                part_seed(seed, image_name),
+            )
+        )
         return names
 
     def _parts(self, sample: int) -> tuple[int, list[int]]:

@@ -275,10 +275,17 @@ class _NativeIterator(StreamIterator[Any]):
                     f"route.{'failed' if isinstance(outcome, DecodeFailure) else outcome.route}"
                 )
                 found: dict[str, Any] = {image_name: outcome, **{name: parts[name] for name in planned.parts}}
-                yield planned, RawSample(
-                    key, folder.shard_names[planned.shard], reader.index_of(planned.shard, planned.sample),
-                    planned.shard, planned.sample, found,
-                )  # fmt: skip
+                yield (
+                    planned,
+                    RawSample(
+                        key,
+                        folder.shard_names[planned.shard],
+                        reader.index_of(planned.shard, planned.sample),
+                        planned.shard,
+                        planned.sample,
+                        found,
+                    ),
+                )
         finally:
             if rows:
                 batches.close()

@@ -19,9 +19,11 @@ def in_todays_form(state: Any, first: Any) -> Any:
         first: The state of the iterator before its first element, or the part of it at the same place: it shows which
             levels there are.
     """
-    while isinstance(state, dict) and state.keys() == {"inner"} and not (
-        isinstance(first, dict) and first.keys() == {"inner"}
-    ):  # fmt: skip
+    while (
+        isinstance(state, dict)
+        and state.keys() == {"inner"}
+        and not (isinstance(first, dict) and first.keys() == {"inner"})
+    ):
         state = state["inner"]
     if state is None:
         return first

@@ -108,9 +108,7 @@ class StateReceiver:
     def take(self, sent: SentStates) -> Any:
         """Returns the states."""
         data, new, live = sent
-        self._known = {
-            number: Snapshot(data=new[number]) if number in new else self._known[number] for number in live
-        }
+        self._known = {number: Snapshot(data=new[number]) if number in new else self._known[number] for number in live}
         return _StateUnpickler(io.BytesIO(data), self._known).load()
 
 

@@ -125,9 +125,15 @@ def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: 
     if not view.flip and (view.height, view.width) == (view.box_height, view.box_width) == (height, width):
         return None
     return Geometry(
-        view.box_top, view.box_left, view.box_height, view.box_width, view.height, view.width, view.flip,
+        view.box_top,
+        view.box_left,
+        view.box_height,
+        view.box_width,
+        view.height,
+        view.width,
+        view.flip,
         _window(view, _SUPPORT[interpolation], antialias),
-    )  # fmt: skip
+    )
 
 
 def handle_geometry(handle: MediaHandle) -> Geometry | None:

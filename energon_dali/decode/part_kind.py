@@ -8,17 +8,76 @@ from energon_dali.errors import ConfigError
 
 PartKind = Literal["image", "av", "basic"]
 
-IMAGE_SUFFIXES = frozenset({
-    "apng", "avif", "avifs", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc",
-    "fli", "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc", "jpe",
-    "jpeg", "jpf", "jpg", "jpx", "mpo", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps", "psd", "pxr",
-    "qoi", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "vda", "vst", "webp", "wmf", "xbm", "xpm",
-})  # fmt: skip
+IMAGE_SUFFIXES = frozenset(
+    {
+        "apng",
+        "avif",
+        "avifs",
+        "blp",
+        "bmp",
+        "bw",
+        "cur",
+        "dcx",
+        "dds",
+        "dib",
+        "emf",
+        "eps",
+        "fit",
+        "fits",
+        "flc",
+        "fli",
+        "ftc",
+        "ftu",
+        "gbr",
+        "gif",
+        "icb",
+        "icns",
+        "ico",
+        "iim",
+        "im",
+        "j2c",
+        "j2k",
+        "jfif",
+        "jp2",
+        "jpc",
+        "jpe",
+        "jpeg",
+        "jpf",
+        "jpg",
+        "jpx",
+        "mpo",
+        "msp",
+        "pbm",
+        "pcd",
+        "pcx",
+        "pgm",
+        "png",
+        "pnm",
+        "ppm",
+        "ps",
+        "psd",
+        "pxr",
+        "qoi",
+        "ras",
+        "rgb",
+        "rgba",
+        "sgi",
+        "tga",
+        "tif",
+        "tiff",
+        "vda",
+        "vst",
+        "webp",
+        "wmf",
+        "xbm",
+        "xpm",
+    }
+)
 """Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video
 here, and bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
-AV_SUFFIXES = frozenset({
-    "aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm",
-})  # fmt: skip
+AV_SUFFIXES = frozenset(
+    {"aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm"}
+)
 """Suffixes (in lower case) of video and audio. Against Energon: aac, m4a, m4v, mpeg, mpg, ogg and opus came in."""
 _GUESS_BYTES = 8192
 """What `filetype` looks at."""

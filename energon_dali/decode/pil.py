@@ -18,9 +18,16 @@ if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageSpec
 
 _PLUGINS = {
-    "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tiff": "TIFF", "pnm": "PPM", "jpeg2000": "JPEG2000",
-    "gif": "GIF", "avif": "AVIF",
-}  # fmt: skip
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "tiff": "TIFF",
+    "pnm": "PPM",
+    "jpeg2000": "JPEG2000",
+    "gif": "GIF",
+    "avif": "AVIF",
+}
 _REFUSED_PLUGINS = frozenset({"EPS", "WMF", "MPEG", "BUFR", "GRIB", "HDF5"})
 """EPS starts Ghostscript, that is: it runs a program out of a dataset. The others PIL can only name, not decode."""
 _FILTERS = {

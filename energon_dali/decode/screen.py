@@ -35,19 +35,19 @@ _HARMLESS_PIXELS = 1 << 24
 _PIXELS_PER_BYTE = {"JPEG": 2048, "MPO": 2048, "PNG": 8 * 1033, "PPM": 8}
 """By PIL's format, at the fewest bits per pixel; `headers` has closer bounds for usual files."""
 _TIFF_PIXELS_PER_BYTE = {
-    "raw": 8, "packbits": 8 * 64, "tiff_lzw": 8 * 2731, "tiff_adobe_deflate": 8 * 1033, "tiff_deflate": 8 * 1033,
+    "raw": 8,
+    "packbits": 8 * 64,
+    "tiff_lzw": 8 * 2731,
+    "tiff_adobe_deflate": 8 * 1033,
+    "tiff_deflate": 8 * 1033,
     "jpeg": 2048,
-}  # fmt: skip
+}
 _ORIENTATION = 0x0112
 _NOT_AN_IMAGE = (IrregularHeaderError, struct_error, IndexError)
 
 
 def screen_image(
-    data: Buffer,
-    *,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-    for_dali: bool = True,
+    data: Buffer, *, max_pixels: int = DEFAULT_MAX_PIXELS, max_bytes: int = DEFAULT_MAX_BYTES, for_dali: bool = True
 ) -> ImageHeader:
     """Returns what the header of an image says; the format is recognised by content, never by name.
 
@@ -114,16 +114,21 @@ def _open_with_pil(data: Buffer, signature: bytes) -> ImageHeader:
     if width * height > max(len(data) * _most_pixels_per_byte(image), _HARMLESS_PIXELS):
         raise DecodeError(
             f"{len(data):,} bytes cannot hold {width} x {height} pixels: its header is broken",
-            _PIL_NAMES.get(name, name.lower()), "screen",
-        )  # fmt: skip
+            _PIL_NAMES.get(name, name.lower()),
+            "screen",
+        )
     bands = len(image.getbands())
     # A palette image without its palette is black to PIL, which cannot say whether it is transparent.
     has_alpha = image.has_transparency_data if image.mode != "P" or image.palette is not None else False
     return ImageHeader(
-        _PIL_NAMES.get(name, name.lower()), width, height, bands, _BITS.get(image.mode, 8),
+        _PIL_NAMES.get(name, name.lower()),
+        width,
+        height,
+        bands,
+        _BITS.get(image.mode, 8),
         has_alpha,
         color={"P": "palette", "CMYK": "cmyk"}.get(image.mode, "rgb" if bands > 2 else "gray"),
-    )  # fmt: skip
+    )
 
 
 def _turns_by_xmp(image: Image.Image) -> bool:

@@ -18,9 +18,24 @@ from energon_dali.decode.operations import (
 from energon_dali.errors import ConfigError
 
 ImageDecode = Literal[
-    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8",
-    "torchl", "torchrgb", "torch", "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
-]  # fmt: skip
+    "l8",
+    "rgb8",
+    "rgba8",
+    "l",
+    "rgb",
+    "rgba",
+    "torchl8",
+    "torchrgb8",
+    "torchrgba8",
+    "torchl",
+    "torchrgb",
+    "torch",
+    "torchrgba",
+    "pill",
+    "pil",
+    "pilrgb",
+    "pilrgba",
+]
 Container = Literal["torch", "numpy", "pil"]
 ImageMode = Literal["L", "RGB", "RGBA"]
 ImageDtype = Literal["uint8", "float32", "float16", "bfloat16"]

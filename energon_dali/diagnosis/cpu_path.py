@@ -51,13 +51,17 @@ def check_cpu_path(host: Host) -> Iterator[Check]:
         host: Where the facts come from.
     """
     yield Check(
-        name="energon_dali", state="ok", found=f"{__version__}, Python {platform.python_version()}",
-        needed_for="everything", need="always",
-    )  # fmt: skip
+        name="energon_dali",
+        state="ok",
+        found=f"{__version__}, Python {platform.python_version()}",
+        needed_for="everything",
+        need="always",
+    )
     yield from _packages(host)
     yield _trial(host, "JPEG, Pillow", ("image", "pil"), "images on the CPU", "pip install --force-reinstall pillow")
-    yield _trial(host, "H.264, PyAV", ("video", "pyav"), "videos on the CPU",
-                 f"pip install --force-reinstall {_WANTED['av']}")  # fmt: skip
+    yield _trial(
+        host, "H.264, PyAV", ("video", "pyav"), "videos on the CPU", f"pip install --force-reinstall {_WANTED['av']}"
+    )
     yield from _dali(host)
 
 
@@ -71,14 +75,17 @@ def _packages(host: Host) -> Iterator[Check]:
         need: Need = "optional" if package == _FOR_URLS else "always"
         if version is None and error:  # a module on PYTHONPATH has no version, and works
             yield Check(
-                name=package, state="missing", found="not installed", needed_for=needed_for, need=need,
-                remedy=remedy,
-            )  # fmt: skip
+                name=package, state="missing", found="not installed", needed_for=needed_for, need=need, remedy=remedy
+            )
         elif error:
             yield Check(
-                name=package, state="broken", found=f"{version}: {error}", needed_for=needed_for, need=need,
+                name=package,
+                state="broken",
+                found=f"{version}: {error}",
+                needed_for=needed_for,
+                need=need,
                 remedy=f"pip install --force-reinstall {wanted}",
-            )  # fmt: skip
+            )
         else:
             yield Check(
                 name=package, state="ok", found=version or "of unknown version", needed_for=needed_for, need=need
@@ -91,29 +98,42 @@ def _dali(host: Host) -> Iterator[Check]:
     finding = host.probe("dali")
     if not package and finding.error:
         yield Check(
-            name="NVIDIA DALI", state="missing", found="not installed", needed_for=needed_for, need="gpu",
+            name="NVIDIA DALI",
+            state="missing",
+            found="not installed",
+            needed_for=needed_for,
+            need="gpu",
             remedy=INSTALL_HINT,
-        )  # fmt: skip
+        )
         return
     if finding.error:
         # Installed but broken: every DaliDecoder would try it.
         yield Check(
-            name="NVIDIA DALI", state="broken", found=f"{version}: {finding.error}", needed_for=needed_for,
-            need="always", remedy=f"pip install --force-reinstall {package}, or pip uninstall {package}",
-        )  # fmt: skip
+            name="NVIDIA DALI",
+            state="broken",
+            found=f"{version}: {finding.error}",
+            needed_for=needed_for,
+            need="always",
+            remedy=f"pip install --force-reinstall {package}, or pip uninstall {package}",
+        )
         return
     cuda = f"built for CUDA {cuda_major_of(host)}" if package else "of an unknown package"
-    yield Check(name="NVIDIA DALI", state="ok", found=f"{finding.facts['version']}, {cuda}", needed_for=needed_for,
-                need="gpu")  # fmt: skip
+    yield Check(
+        name="NVIDIA DALI", state="ok", found=f"{finding.facts['version']}, {cuda}", needed_for=needed_for, need="gpu"
+    )
     yield _trial(
-        host, "JPEG, DALI on the CPU", ("image", "cpu"), "DaliDecoder without a GPU",
+        host,
+        "JPEG, DALI on the CPU",
+        ("image", "cpu"),
+        "DaliDecoder without a GPU",
         f"pip install --force-reinstall {package or DALI_PACKAGES[1]}",
-    )  # fmt: skip
+    )
 
 
 def _trial(host: Host, name: str, words: tuple[str, str], needed_for: str, remedy: str) -> Check:
     finding = host.probe(*words)
     if finding.error:
-        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for, need="always",
-                     remedy=remedy)  # fmt: skip
+        return Check(
+            name=name, state="broken", found=finding.error, needed_for=needed_for, need="always", remedy=remedy
+        )
     return Check(name=name, state="ok", found="decoded", needed_for=needed_for, need="always")

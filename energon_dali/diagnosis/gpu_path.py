@@ -23,10 +23,14 @@ def check_gpu_path(host: Host) -> Iterator[Check]:
     in_sight = host.has_gpu_in_sight()
     if not in_sight:
         yield Check(
-            name="GPU", state="missing", found="none in sight", needed_for="the GPU path", need="gpu",
+            name="GPU",
+            state="missing",
+            found="none in sight",
+            needed_for="the GPU path",
+            need="gpu",
             remedy="On a machine with an NVIDIA GPU: install the driver, start containers with --gpus all, and let "
             "CUDA_VISIBLE_DEVICES name the GPU or be unset. Without one nothing is to be done.",
-        )  # fmt: skip
+        )
     else:
         yield from _driver(host)
     yield _torch(host, in_sight)
@@ -47,53 +51,77 @@ def _driver(host: Host) -> Iterator[Check]:
     found = version.error or f"{version.facts['version']} (from {version.facts['from']})"
     too_old = not version.error and _numbers(version.facts["version"]) < _numbers(wanted)
     yield Check(
-        name="driver", state="broken" if version.error or too_old else "ok",
-        found=f"{found}, older than {wanted}" if too_old else found, needed_for="the GPU path",
-        need="gpu", remedy=remedy,
-    )  # fmt: skip
+        name="driver",
+        state="broken" if version.error or too_old else "ok",
+        found=f"{found}, older than {wanted}" if too_old else found,
+        needed_for="the GPU path",
+        need="gpu",
+        remedy=remedy,
+    )
     if cuda.error:
         yield Check(
             name="libcuda.so.1", state="broken", found=cuda.error, needed_for="the GPU path", need="gpu", remedy=remedy
         )
         return
     yield Check(
-        name="libcuda.so.1", state="ok", found=f"runs CUDA up to {cuda.facts['cuda']}", needed_for="the GPU path",
+        name="libcuda.so.1",
+        state="ok",
+        found=f"runs CUDA up to {cuda.facts['cuda']}",
+        needed_for="the GPU path",
         need="gpu",
-    )  # fmt: skip
+    )
     for ordinal, device in enumerate(cuda.facts["devices"]):
         major, minor = device["capability"]
         yield Check(
-            name=f"GPU {ordinal}", state="ok",
+            name=f"GPU {ordinal}",
+            state="ok",
             found=f"{device['name']}, compute capability {major}.{minor}, {device['memory_bytes'] / 2**30:.0f} GiB",
-            needed_for="the GPU path", need="gpu",
-        )  # fmt: skip
+            needed_for="the GPU path",
+            need="gpu",
+        )
     if not cuda.facts["devices"]:
         yield Check(
-            name="GPU", state="missing", found="the driver lists none", needed_for="the GPU path", need="gpu",
+            name="GPU",
+            state="missing",
+            found="the driver lists none",
+            needed_for="the GPU path",
+            need="gpu",
             remedy="Let CUDA_VISIBLE_DEVICES name a GPU of this machine, or unset it.",
-        )  # fmt: skip
+        )
 
 
 def _torch(host: Host, in_sight: bool) -> Check:
     name, needed_for = "CUDA in torch", "tensors on the GPU"
     finding = host.probe("torch")
     if finding.error:
-        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for, need="gpu",
-                     remedy="pip install --force-reinstall torch")  # fmt: skip
+        return Check(
+            name=name,
+            state="broken",
+            found=finding.error,
+            needed_for=needed_for,
+            need="gpu",
+            remedy="pip install --force-reinstall torch",
+        )
     cuda = finding.facts["cuda"]
     if cuda is None:
         return Check(
-            name=name, state="missing", found=f"{finding.facts['version']} is built for the CPU alone",
-            needed_for=needed_for, need="gpu",
+            name=name,
+            state="missing",
+            found=f"{finding.facts['version']} is built for the CPU alone",
+            needed_for=needed_for,
+            need="gpu",
             remedy="pip uninstall torch, then pip install torch without a constraint or index of CPU builds; "
             "https://pytorch.org names the index of each CUDA",
-        )  # fmt: skip
+        )
     if in_sight and not finding.facts["available"]:
         return Check(
-            name=name, state="broken", found=f"built for CUDA {cuda}, and finds no usable GPU",
-            needed_for=needed_for, need="gpu",
+            name=name,
+            state="broken",
+            found=f"built for CUDA {cuda}, and finds no usable GPU",
+            needed_for=needed_for,
+            need="gpu",
             remedy=f"Install a driver that runs CUDA {cuda}, or a torch built for the CUDA of this driver.",
-        )  # fmt: skip
+        )
     return Check(name=name, state="ok", found=f"runtime {cuda}", needed_for=needed_for, need="gpu")
 
 
@@ -108,11 +136,21 @@ def _triton(host: Host) -> Check:
     error = host.probe("imports", "triton")
     said = error.error or str(error.facts.get("triton", ""))
     if said:
-        return Check(name=name, state="broken", found=f"{version}: {said}", needed_for=needed_for,
-                     remedy=f"{wanted} --force-reinstall")  # fmt: skip
+        return Check(
+            name=name,
+            state="broken",
+            found=f"{version}: {said}",
+            needed_for=needed_for,
+            remedy=f"{wanted} --force-reinstall",
+        )
     if pinned and version.split("+")[0] != pinned:
-        return Check(name=name, state="broken", found=f"{version}, and torch wants {pinned}", needed_for=needed_for,
-                     remedy=wanted)  # fmt: skip
+        return Check(
+            name=name,
+            state="broken",
+            found=f"{version}, and torch wants {pinned}",
+            needed_for=needed_for,
+            remedy=wanted,
+        )
     return Check(
         name=name, state="ok", found=f"{version}, as torch wants it" if pinned else version, needed_for=needed_for
     )
@@ -120,14 +158,21 @@ def _triton(host: Host) -> Check:
 
 def _trials(host: Host) -> Iterator[Check]:
     above = "See to the lines above first"
-    yield _trial(host.probe("image", "gpu"), "JPEG, GPU", "images on the GPU",
-                 f"{above}; then report this line as it is.")  # fmt: skip
     yield _trial(
-        host.probe("video", "gpu"), "H.264, NVDEC", "videos on the GPU",
+        host.probe("image", "gpu"), "JPEG, GPU", "images on the GPU", f"{above}; then report this line as it is."
+    )
+    yield _trial(
+        host.probe("video", "gpu"),
+        "H.264, NVDEC",
+        "videos on the GPU",
         f"{above} (libnvcuvid.so.1 most of all); some GPUs have no NVDEC. Until then videos are decoded by PyAV.",
-    )  # fmt: skip
-    yield _trial(host.probe("kernel"), "Triton kernel", "padding, patches and colours on the GPU",
-                 f"{above}; Triton needs a C compiler (apt-get install gcc) and the Python headers.")  # fmt: skip
+    )
+    yield _trial(
+        host.probe("kernel"),
+        "Triton kernel",
+        "padding, patches and colours on the GPU",
+        f"{above}; Triton needs a C compiler (apt-get install gcc) and the Python headers.",
+    )
 
 
 def _trial(finding: Finding, name: str, needed_for: str, remedy: str) -> Check:

@@ -35,15 +35,29 @@ class Library:
 LIBRARIES = (
     Library("nvImageCodec", ("libnvimgcodec",), (0, 0), ("nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13"), "images"),
     Library("nvJPEG", ("libnvjpeg",), (12, 13), ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg"), "JPEG on the GPU"),
-    Library("nvJPEG2000", ("libnvjpeg2k",), (0, 0), ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13"),
-            "JPEG 2000 on the GPU", "optional"),
-    Library("nvTIFF", ("libnvtiff",), (0, 0), ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13"), "TIFF on the GPU",
-            "optional"),
-    Library("NPP", ("libnppc", "libnppicc", "libnppig"), (12, 13), ("nvidia-npp-cu12", "nvidia-npp"),
-            "colours and sizes of videos on the GPU", "optional"),
-    Library("cuFFT", ("libcufft",), (11, 12), ("nvidia-cufft-cu12", "nvidia-cufft"), "DALI's operators on sound",
-            "optional"),
-)  # fmt: skip
+    Library(
+        "nvJPEG2000",
+        ("libnvjpeg2k",),
+        (0, 0),
+        ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13"),
+        "JPEG 2000 on the GPU",
+        "optional",
+    ),
+    Library(
+        "nvTIFF", ("libnvtiff",), (0, 0), ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13"), "TIFF on the GPU", "optional"
+    ),
+    Library(
+        "NPP",
+        ("libnppc", "libnppicc", "libnppig"),
+        (12, 13),
+        ("nvidia-npp-cu12", "nvidia-npp"),
+        "colours and sizes of videos on the GPU",
+        "optional",
+    ),
+    Library(
+        "cuFFT", ("libcufft",), (11, 12), ("nvidia-cufft-cu12", "nvidia-cufft"), "DALI's operators on sound", "optional"
+    ),
+)
 """In DALI's packages or those of CUDA. Where NPP is missing, whether videos decode is what the trial says."""
 
 NVJPEG = LIBRARIES[1]
@@ -63,21 +77,26 @@ def check_libraries(host: Host, in_sight: bool) -> Iterator[Check]:
         lacking = [name for name in library.names(cuda) if not finding.facts.get(name)]
         first = library.names(cuda)[0]
         yield Check(
-            name=library.title, state="missing" if lacking else "ok",
+            name=library.title,
+            state="missing" if lacking else "ok",
             found=finding.error or (f"no {', '.join(lacking)}" if lacking else _short(str(finding.facts[first]))),
-            needed_for=library.needed_for, need=library.need,
+            needed_for=library.needed_for,
+            need=library.need,
             remedy=f"pip install {library.packages[cuda == 13]}; or add the folder that holds {first} to "
             "LD_LIBRARY_PATH",
-        )  # fmt: skip
+        )
     if not in_sight:
         return
     place = str(finding.facts.get(NVDEC, ""))
     yield Check(
-        name="NVDEC", state="ok" if place else "missing", found=finding.error or _short(place) or f"no {NVDEC}",
-        needed_for="videos on the GPU", need="gpu",
+        name="NVDEC",
+        state="ok" if place else "missing",
+        found=finding.error or _short(place) or f"no {NVDEC}",
+        needed_for="videos on the GPU",
+        need="gpu",
         remedy="It belongs to the driver. In containers set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on "
         "Debian and Ubuntu: apt-get install libnvidia-decode-NNN, NNN being the driver's first number.",
-    )  # fmt: skip
+    )
     if dali_of(host)[0]:
         yield _jpeg_engine(host, NVJPEG.names(cuda)[0])
 
@@ -86,12 +105,22 @@ def _jpeg_engine(host: Host, library: str) -> Check:
     finding = host.probe("jpeg_engine", library)
     name, needed_for = "hardware JPEG engine", "baseline JPEG without CUDA cores (A100, H100 and newer have it)"
     if finding.error:
-        return Check(name=name, state="broken", found=finding.error, needed_for=needed_for,
-                     remedy="See to nvJPEG above; CUDA cores decode meanwhile.")  # fmt: skip
+        return Check(
+            name=name,
+            state="broken",
+            found=finding.error,
+            needed_for=needed_for,
+            remedy="See to nvJPEG above; CUDA cores decode meanwhile.",
+        )
     engines, cores = finding.facts["engines"], finding.facts["cores"]
     if not engines:
-        return Check(name=name, state="missing", found="this GPU has none", needed_for=needed_for,
-                     remedy="Nothing is to be done: CUDA cores decode instead.")  # fmt: skip
+        return Check(
+            name=name,
+            state="missing",
+            found="this GPU has none",
+            needed_for=needed_for,
+            remedy="Nothing is to be done: CUDA cores decode instead.",
+        )
     return Check(name=name, state="ok", found=f"{engines} with {cores} cores each", needed_for=needed_for)
 
 

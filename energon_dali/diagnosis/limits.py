@@ -22,28 +22,35 @@ def check_limits(host: Host) -> Iterator[Check]:
     quota = _quota(host)
     few = quota is not None and quota < allowed
     yield Check(
-        name="CPU cores", state="ok", needed_for="workers: no more of them than cores",
+        name="CPU cores",
+        state="ok",
+        needed_for="workers: no more of them than cores",
         found=f"{allowed} of {present}" + (f", {quota:g} by the quota of the container" if few else ""),
-    )  # fmt: skip
+    )
     files = host.limit("nofile")
     yield Check(
-        name="open files", state="ok" if files < 0 or files >= FEW_FILES else "broken", found=_shown(files),
+        name="open files",
+        state="ok" if files < 0 or files >= FEW_FILES else "broken",
+        found=_shown(files),
         needed_for="shards, and blocks on their way from workers",
         remedy=f"ulimit -n 65536 (containers: --ulimit nofile=65536); {FEW_FILES} are enough for most jobs",
-    )  # fmt: skip
+    )
     locked = host.limit("memlock")
     yield Check(
-        name="locked memory", state="ok", found="unlimited" if locked < 0 else f"{locked / 2**20:.0f} MiB",
+        name="locked memory",
+        state="ok",
+        found="unlimited" if locked < 0 else f"{locked / 2**20:.0f} MiB",
         needed_for="RDMA; nothing of this package counts against it",
-    )  # fmt: skip
+    )
     shared = host.free_bytes("/dev/shm")
     little = shared is not None and shared < LITTLE_SHARED_BYTES
     yield Check(
-        name="/dev/shm", state="missing" if shared is None else "broken" if little else "ok",
+        name="/dev/shm",
+        state="missing" if shared is None else "broken" if little else "ok",
         found="not there" if shared is None else f"{shared / 2**30:.1f} GiB free",
         needed_for="NCCL, other loaders; blocks of this one do not lie there",
         remedy="Start containers with --shm-size=8g or --ipc=host if NCCL or a torch DataLoader runs beside this",
-    )  # fmt: skip
+    )
 
 
 def _quota(host: Host) -> float | None:

@@ -164,10 +164,17 @@ def main(name: str, *words: str) -> None:
     from energon_dali.diagnosis import trials
 
     known: dict[str, Callable[..., dict[str, Any]]] = {
-        "imports": imports, "torch": torch_build, "dali": dali_build, "cuda": cuda_devices, "driver": driver_version,
-        "libraries": libraries, "jpeg_engine": jpeg_engine, "image": trials.image, "video": trials.video,
+        "imports": imports,
+        "torch": torch_build,
+        "dali": dali_build,
+        "cuda": cuda_devices,
+        "driver": driver_version,
+        "libraries": libraries,
+        "jpeg_engine": jpeg_engine,
+        "image": trials.image,
+        "video": trials.video,
         "kernel": trials.kernel,
-    }  # fmt: skip
+    }
     try:
         found = known[name](*words)
     except Exception as error:  # the finding is that it fails, and why

@@ -116,9 +116,11 @@ class BasicDataLoader(Generic[T]):
         self._pins = wants_pinning(pin_memory, before_fork=forks)
         self._recorder = Recorder()
         self._watchdog = Watchdog(
-            watchdog_timeout_seconds, watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
+            watchdog_timeout_seconds,
+            watchdog_initial_timeout_seconds,
+            fail_on_timeout=fail_on_timeout,
             recorder=self._recorder,
-        )  # fmt: skip
+        )
         self._failures_told = 0
         self._clock = TrainerClock()
         self._ranges = _Ranges()
@@ -202,10 +204,17 @@ class BasicDataLoader(Generic[T]):
             # Hooks may run in the rank's process as well.
             self._cache_share = self._cache_pool.shared_by(self.worker_config.num_workers + 1)
         setup = DeliverySetup(
-            dataset=self._tree, recorder=self._recorder, watchdog=self._watchdog, state=self._state,
-            prefetch_factor=self._prefetch, start_method=self._start_method, cache_pool=self._cache_share,
-            pins=self._pins, retry_policy=self._retry_policy, decode_process=self._decode_process,
-        )  # fmt: skip
+            dataset=self._tree,
+            recorder=self._recorder,
+            watchdog=self._watchdog,
+            state=self._state,
+            prefetch_factor=self._prefetch,
+            start_method=self._start_method,
+            cache_pool=self._cache_share,
+            pins=self._pins,
+            retry_policy=self._retry_policy,
+            decode_process=self._decode_process,
+        )
         with interrupts_deferred():  # what runs already and is not known here would never be ended
             self._delivery = delivery = open_delivery(setup)
             self._end = close_when_collected(self, delivery)
@@ -379,8 +388,14 @@ def get_loader(
     """
     return BasicDataLoader(
         dataset,
-        worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
+        worker_config=worker_config,
+        prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
-        start_method=start_method, pin_memory=pin_memory, retry_policy=retry_policy, decode_process=decode_process,
-    )  # fmt: skip
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        start_method=start_method,
+        pin_memory=pin_memory,
+        retry_policy=retry_policy,
+        decode_process=decode_process,
+    )

@@ -79,22 +79,34 @@ def get_train_dataset(
         DatasetError: The dataset cannot be read.
     """
     check_numbers(
-        batch_size=batch_size, packing_buffer_size=packing_buffer_size,
-        packing_first_buffer_size=packing_first_buffer_size, shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence, virtual_epoch_length=virtual_epoch_length,
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+        packing_first_buffer_size=packing_first_buffer_size,
+        shuffle_buffer_size=shuffle_buffer_size,
+        max_samples_per_sequence=max_samples_per_sequence,
+        virtual_epoch_length=virtual_epoch_length,
         shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-    )  # fmt: skip
+    )
     config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
     encoder, options = take_options(task_encoder, kwargs)
     stages = Stages(
-        batch_size, batch_drop_last, packing_buffer_size, packing_first_buffer_size,
-        virtual_epoch_length=virtual_epoch_length, blend_by=blend_by,
-    )  # fmt: skip
+        batch_size,
+        batch_drop_last,
+        packing_buffer_size,
+        packing_first_buffer_size,
+        virtual_epoch_length=virtual_epoch_length,
+        blend_by=blend_by,
+    )
     blend = resolve_path(path, split_part, options, shuffle_over_epochs_multiplier)
     setting = LeafSetting(
-        encoder, options, config, training=True, repeat=repeat and not is_epochized(blend),
-        max_samples_per_sequence=max_samples_per_sequence, shuffle_buffer_size=shuffle_buffer_size,
-    )  # fmt: skip
+        encoder,
+        options,
+        config,
+        training=True,
+        repeat=repeat and not is_epochized(blend),
+        max_samples_per_sequence=max_samples_per_sequence,
+        shuffle_buffer_size=shuffle_buffer_size,
+    )
     feeds = [feed for feed, _ in _open_leaves(blend, setting, stages)]
     return build_stages(blend_leaves(blend, feeds, repeat=repeat), encoder, stages)
 
@@ -194,9 +206,13 @@ def _val_stages(batch_size: int | None, drop_last: bool, packing_buffer_size: in
 
 
 def _open_val(
-    path: AnyPath, split_part: str, worker_config: WorkerConfig | None, stages: Stages,
-    task_encoder: AnyEncoder | None, kwargs: dict[str, Any],
-) -> tuple[list[tuple[SavableDataset[Any], SourceDataset]], LeafSetting]:  # fmt: skip
+    path: AnyPath,
+    split_part: str,
+    worker_config: WorkerConfig | None,
+    stages: Stages,
+    task_encoder: AnyEncoder | None,
+    kwargs: dict[str, Any],
+) -> tuple[list[tuple[SavableDataset[Any], SourceDataset]], LeafSetting]:
     """Returns (what is fed to the stages and its source, of each leaf; what they share)."""
     config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
     encoder, options = take_options(task_encoder, kwargs, stacklevel=5)
@@ -253,6 +269,4 @@ def _feed(
     if not crude:
         return source
     stores = {name: open_store(reference.form) for name, reference in leaf.aux.items()}
-    return cook(
-        source, encoder, load.subflavors, source.name, stores, samples_per_batch=stages.batch_size or 1
-    )
+    return cook(source, encoder, load.subflavors, source.name, stores, samples_per_batch=stages.batch_size or 1)

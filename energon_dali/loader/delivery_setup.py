@@ -81,9 +81,14 @@ def open_delivery(setup: DeliverySetup) -> Delivery:
 def _open_here(setup: DeliverySetup) -> Delivery:
     watchdog = setup.watchdog
     part = RankPart(
-        setup.dataset, setup.recorder, state=setup.state, prefetch_factor=setup.prefetch_factor,
-        start_method=setup.start_method, cache_pool=setup.cache_pool, retry_policy=setup.retry_policy,
-    )  # fmt: skip
+        setup.dataset,
+        setup.recorder,
+        state=setup.state,
+        prefetch_factor=setup.prefetch_factor,
+        start_method=setup.start_method,
+        cache_pool=setup.cache_pool,
+        retry_policy=setup.retry_policy,
+    )
     rank, pool = part.iterator, part.pool
     if pool is not None:
         watchdog.show_workers = pool.show_stacks
@@ -106,10 +111,14 @@ def _open_process(setup: DeliverySetup) -> Delivery:
 
     cuda: Any = torch.cuda
     task = DecodeTask(
-        dataset=setup.dataset, state=setup.state, prefetch=setup.prefetch_factor, start_method=setup.start_method,
-        cache_pool=setup.cache_pool, retry_policy=setup.retry_policy,
+        dataset=setup.dataset,
+        state=setup.state,
+        prefetch=setup.prefetch_factor,
+        start_method=setup.start_method,
+        cache_pool=setup.cache_pool,
+        retry_policy=setup.retry_policy,
         device=cuda.current_device() if cuda.is_initialized() else None,
-    )  # fmt: skip
+    )
     process = DecodeProcess(task, setup.recorder)
     setup.watchdog.show_workers = process.show_stacks
 

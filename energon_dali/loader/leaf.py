@@ -61,11 +61,13 @@ class LeafSetting:
             return {"shuffle": False, "parallel_shard_iters": self.options.parallel_shard_iters or 1}
         epochs = leaf.shuffle_over_epochs_multiplier
         return {
-            "shuffle": True, "max_samples_per_sequence": self.max_samples_per_sequence,
+            "shuffle": True,
+            "max_samples_per_sequence": self.max_samples_per_sequence,
             "parallel_shard_iters": self.options.parallel_shard_iters or (1 if epochs is None else DEFAULT_LANES),
-            "shuffle_buffer_size": self.shuffle_buffer_size or 1, "shuffle_over_epochs": epochs,
+            "shuffle_buffer_size": self.shuffle_buffer_size or 1,
+            "shuffle_over_epochs": epochs,
             "window_in_slice": self.options.window_in_slice,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,18 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
         failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=leaf.path,
         source_config={
-            "uuid": opened.uuid, "split_part": leaf.split_part, "ranges": _fingerprint(opened.ranges),
+            "uuid": opened.uuid,
+            "split_part": leaf.split_part,
+            "ranges": _fingerprint(opened.ranges),
             "training": setting.training,
-            "seed": config.seed_offset, "order": order, "sample_type": opened.sample_type,
+            "seed": config.seed_offset,
+            "order": order,
+            "sample_type": opened.sample_type,
             **({} if leaf.subset is None else {"subset": [leaf.subset.share, leaf.subset.numbers]}),
             **({"leaf": number} if number else {}),
         },
         worker_config=config,
-    )  # fmt: skip
+    )
 
 
 def _fingerprint(ranges: Slices) -> str:
@@ -189,9 +195,12 @@ def _open_jsonl(leaf: LeafReference, number: int, setting: LeafSetting) -> _Open
     file = JsonlFile(leaf.path)
     load = SampleLoader(
         decoder=setting.encoder.decoder or SampleDecoder(),  # lines are parsed also where media stay bytes
-        sample_type=CrudeSample, subflavors=dict(leaf.subflavors),
-        dataset_path=file.path, seed=setting.worker_config.seed_offset, leaf=number,
-    )  # fmt: skip
+        sample_type=CrudeSample,
+        subflavors=dict(leaf.subflavors),
+        dataset_path=file.path,
+        seed=setting.worker_config.seed_offset,
+        leaf=number,
+    )
     ranges = take_subset(file.split_ranges(leaf.split_part), [file.num_samples], leaf.subset)
     return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
 
@@ -229,9 +238,13 @@ def _open_join(leaf: LeafReference, number: int, setting: LeafSetting) -> _Opene
     ]
     reader = JoinedReader(find_join_index(leaf, columns), readers, [column.shards for column in columns])
     load = JoinedSampleLoader(
-        loaders, joiner, names or None, subflavors=dict(leaf.subflavors), seed=setting.worker_config.seed_offset,
+        loaders,
+        joiner,
+        names or None,
+        subflavors=dict(leaf.subflavors),
+        seed=setting.worker_config.seed_offset,
         leaf=number,
-    )  # fmt: skip
+    )
     return _Opened(reader.ranges(leaf.subset), reader, load, _join_uuid(columns), join.joiner.name)
 
 

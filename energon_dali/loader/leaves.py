@@ -32,9 +32,12 @@ def resolve_path(path: object, split_part: str, options: LeafOptions, multiplier
     """
     checked = check_path(path)
     blend = resolve(
-        checked, split_part, subflavors=options.subflavors, shuffle_over_epochs_multiplier=multiplier,
+        checked,
+        split_part,
+        subflavors=options.subflavors,
+        shuffle_over_epochs_multiplier=multiplier,
         subset=options.subset,
-    )  # fmt: skip
+    )
     given = {"dataset_config": options.dataset_config, "split_config": options.split_config}
     given = {name: value for name, value in given.items() if value is not None}
     if not given:

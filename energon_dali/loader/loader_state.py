@@ -213,9 +213,11 @@ def _is_count(value: Any, least: int = 0, most: int = MAX_COUNT) -> bool:
 
 def _is_stream(value: Any) -> bool:
     kinds: dict[str, Any] = {"count": int, "ended": bool, "state": (Mapping, type(None))}
-    return isinstance(value, Mapping) and all(
-        name in value and isinstance(value[name], kind) for name, kind in kinds.items()
-    ) and _is_count(value["count"])  # fmt: skip
+    return (
+        isinstance(value, Mapping)
+        and all(name in value and isinstance(value[name], kind) for name, kind in kinds.items())
+        and _is_count(value["count"])
+    )
 
 
 def _check_streams(state: State, config: WorkerConfig) -> None:
@@ -272,9 +274,11 @@ def _fitted(state: State, dataset: SavableDataset[Any]) -> State:
     differences = _differences(saved, now, "")
     if differences:  # else only the compression differs, by the version of its library
         raise StateError(
-            "The state is of another dataset. What differs: " + "; ".join(differences[:5])
-            + ("; ..." if len(differences) > 5 else "") + ". Build the loader as it was built when the state was saved."
-        )  # fmt: skip
+            "The state is of another dataset. What differs: "
+            + "; ".join(differences[:5])
+            + ("; ..." if len(differences) > 5 else "")
+            + ". Build the loader as it was built when the state was saved."
+        )
     return state
 
 
@@ -293,8 +297,11 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
             found += _differences(saved.get(name), now.get(name), where)
         return found
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        return [text for i, (old, new) in enumerate(zip(saved, now, strict=True))
-                for text in _differences(old, new, f"{place}[{i}]")]  # fmt: skip
+        return [
+            text
+            for i, (old, new) in enumerate(zip(saved, now, strict=True))
+            for text in _differences(old, new, f"{place}[{i}]")
+        ]
     if saved == now:
         return []
     hints = {

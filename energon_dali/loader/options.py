@@ -21,15 +21,25 @@ AnyEncoder = TaskEncoder[Any, Any, Any, Any]
 _DECODER_OPTIONS = ("auto_decode", "image_decode", "av_decode", "video_decode_audio", "guess_content")
 
 _BUILD_HOOKS = (
-    "build_train_datasets", "build_val_datasets", "build_batch", "build_encode_sample", "build_cook_crude_sample",
-)  # fmt: skip
+    "build_train_datasets",
+    "build_val_datasets",
+    "build_batch",
+    "build_encode_sample",
+    "build_cook_crude_sample",
+)
 """Methods by which Energon's task encoders plug datasets together themselves."""
 
 _LEAST = {
-    "batch_size": 1, "packing_buffer_size": 1, "packing_first_buffer_size": 1, "shuffle_buffer_size": 0,
-    "max_samples_per_sequence": 1, "limit": 1, "virtual_epoch_length": 0, "shuffle_over_epochs_multiplier": -1,
+    "batch_size": 1,
+    "packing_buffer_size": 1,
+    "packing_first_buffer_size": 1,
+    "shuffle_buffer_size": 0,
+    "max_samples_per_sequence": 1,
+    "limit": 1,
+    "virtual_epoch_length": 0,
+    "shuffle_over_epochs_multiplier": -1,
     "parallel_shard_iters": 1,
-}  # fmt: skip
+}
 _NEVER_NONE = ("virtual_epoch_length",)
 
 

@@ -215,12 +215,23 @@ def _batch(
     config = _hook_config(encoder, "batch")
     if overridden(encoder, "batch_group_criterion"):
         return GroupBatchDataset(
-            tree, stages.batch_size, encoder.batch_group_criterion, batcher, batcher_stateless=is_stateless(batcher),
-            batcher_config=config, drop_last=stages.batch_drop_last, failure_tolerance=tolerance,
-        ), True  # fmt: skip
+            tree,
+            stages.batch_size,
+            encoder.batch_group_criterion,
+            batcher,
+            batcher_stateless=is_stateless(batcher),
+            batcher_config=config,
+            drop_last=stages.batch_drop_last,
+            failure_tolerance=tolerance,
+        ), True
     if stages.batch_size is None:
         return tree, False
     return BatchDataset(
-        tree, stages.batch_size, batcher, batcher_stateless=is_stateless(batcher), batcher_config=config,
-        drop_last=stages.batch_drop_last, failure_tolerance=tolerance,
-    ), True  # fmt: skip
+        tree,
+        stages.batch_size,
+        batcher,
+        batcher_stateless=is_stateless(batcher),
+        batcher_config=config,
+        drop_last=stages.batch_drop_last,
+        failure_tolerance=tolerance,
+    ), True

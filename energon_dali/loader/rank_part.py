@@ -55,9 +55,13 @@ class RankPart:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
             self.pool = WorkerPool(
-                find_hand_overs(dataset), recorder, prefetch_factor=prefetch_factor, start_method=start_method,
-                cache_pool=cache_pool, retry_policy=retry_policy,
-            )  # fmt: skip
+                find_hand_overs(dataset),
+                recorder,
+                prefetch_factor=prefetch_factor,
+                start_method=start_method,
+                cache_pool=cache_pool,
+                retry_policy=retry_policy,
+            )
             if on_pool is not None:
                 on_pool(self.pool)
         try:

@@ -90,11 +90,13 @@ class RankStream:
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Returns the tensors that hold the memory of one: itself, or the parts of a sparse or a jagged tensor."""
     of_layout: dict[Any, tuple[str, ...]] = {
-        torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_coo: ("_indices", "_values"),
+        torch.sparse_csr: ("crow_indices", "col_indices", "values"),
         torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
         torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"), torch.jagged: ("values", "offsets", "lengths"),
-    }  # fmt: skip
+        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+        torch.jagged: ("values", "offsets", "lengths"),
+    }
     if tensor.layout == torch.strided:
         return [tensor]
     parts = [getattr(tensor, name)() for name in of_layout.get(tensor.layout, ())]

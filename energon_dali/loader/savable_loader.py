@@ -69,11 +69,17 @@ class SavableDataLoader(BasicDataLoader[T]):
     ) -> None:
         super().__init__(
             dataset,
-            worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
+            worker_config=worker_config,
+            prefetch_factor=prefetch_factor,
+            cache_pool=cache_pool,
             watchdog_timeout_seconds=watchdog_timeout_seconds,
-            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
-            start_method=start_method, pin_memory=pin_memory, retry_policy=retry_policy, decode_process=decode_process,
-        )  # fmt: skip
+            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+            fail_on_timeout=fail_on_timeout,
+            start_method=start_method,
+            pin_memory=pin_memory,
+            retry_policy=retry_policy,
+            decode_process=decode_process,
+        )
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_resharding(self.worker_config)
@@ -279,11 +285,19 @@ def get_savable_loader(
     """
     return SavableDataLoader(
         dataset,
-        worker_config=worker_config, prefetch_factor=prefetch_factor, cache_pool=cache_pool,
+        worker_config=worker_config,
+        prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
         watchdog_timeout_seconds=watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds, fail_on_timeout=fail_on_timeout,
-        start_method=start_method, pin_memory=pin_memory, retry_policy=retry_policy, decode_process=decode_process,
-        checkpoint_every_sec=checkpoint_every_sec, checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
-        n_checkpoints=n_checkpoints, gc_collect_every_n_steps=gc_collect_every_n_steps,
+        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
+        fail_on_timeout=fail_on_timeout,
+        start_method=start_method,
+        pin_memory=pin_memory,
+        retry_policy=retry_policy,
+        decode_process=decode_process,
+        checkpoint_every_sec=checkpoint_every_sec,
+        checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
+        n_checkpoints=n_checkpoints,
+        gc_collect_every_n_steps=gc_collect_every_n_steps,
         gc_freeze_at_start=gc_freeze_at_start,
-    )  # fmt: skip
+    )

@@ -96,8 +96,9 @@ class Watchdog:
         with contextlib.suppress(Exception):
             logger.warning(
                 "%s The stacks of all threads of this process follow; workers print theirs to standard error.\n%s",
-                told, stacks(),
-            )  # fmt: skip
+                told,
+                stacks(),
+            )
         with contextlib.suppress(Exception):
             if self.show_workers is not None:
                 self.show_workers()
@@ -176,9 +177,7 @@ class WaitMonitor:
                         break
                     self.error, self._interrupted = error, True
                     # The only way into another thread: it is raised there at the next line of Python.
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                        ctypes.c_ulong(since[1]), ctypes.py_object(WaitExpired)
-                    )
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(since[1]), ctypes.py_object(WaitExpired))
                 if stop.wait(1.0):  # once more where a bare `except:` of a hook took it
                     return
 

@@ -55,9 +55,13 @@ class DatasetLoaderInterface(ABC):
 
     @abstractmethod
     def resolve(
-        self, split_part: str, *, subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1, subset: object = None,
-    ) -> ResolvedBlend:  # fmt: skip
+        self,
+        split_part: str,
+        *,
+        subflavors: Mapping[str, Any] | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
+        subset: object = None,
+    ) -> ResolvedBlend:
         """Returns the datasets that are read for a split part.
 
         Args:
@@ -85,10 +89,15 @@ class DatasetLoaderInterface(ABC):
         return []
 
     def get_datasets(
-        self, *, split_part: str, training: bool = True, worker_config: object = None,
-        subflavors: Mapping[str, Any] | None = None, shuffle_over_epochs_multiplier: int | None = 1,
+        self,
+        *,
+        split_part: str,
+        training: bool = True,
+        worker_config: object = None,
+        subflavors: Mapping[str, Any] | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
         subset: object = None,
-    ) -> LoadedDatasetList:  # fmt: skip
+    ) -> LoadedDatasetList:
         """Returns the datasets of a split part with their weights or repetitions; arguments as in `resolve`.
 
         They are references: `get_train_dataset` and `get_val_dataset` open them.
@@ -99,9 +108,11 @@ class DatasetLoaderInterface(ABC):
             StorageError: A file cannot be read.
         """
         blend = self.resolve(
-            split_part, subflavors=subflavors, shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
+            split_part,
+            subflavors=subflavors,
+            shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
             subset=subset,
-        )  # fmt: skip
+        )
         return LoadedDatasetList(
             tuple(LoadedDataset(leaf, leaf.weight, leaf.repetitions) for leaf in blend.leaves), _MODES[blend.mode]
         )
@@ -146,10 +157,15 @@ class DatasetLoader(DatasetLoaderInterface):
 
     @explain_call
     def __init__(
-        self, *, path: PathLike, split_part: str | None = None, subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1, dataset_config: str | None = None,
+        self,
+        *,
+        path: PathLike,
+        split_part: str | None = None,
+        subflavors: Mapping[str, Any] | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
+        dataset_config: str | None = None,
         split_config: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = StoragePath.of(path)
         self.split_part = split_part
         self.subflavors = dict(subflavors or {})
@@ -158,15 +174,23 @@ class DatasetLoader(DatasetLoaderInterface):
         self.split_config = split_config
 
     def resolve(
-        self, split_part: str, *, subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1, subset: object = None,
-    ) -> ResolvedBlend:  # fmt: skip
+        self,
+        split_part: str,
+        *,
+        subflavors: Mapping[str, Any] | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
+        subset: object = None,
+    ) -> ResolvedBlend:
         multiplier = combine_shuffle_over_epochs(shuffle_over_epochs_multiplier, self.shuffle_over_epochs_multiplier)
         leaf = LeafReference(
-            self.path.url, self.split_part or split_part, {**self.subflavors, **(subflavors or {})},
-            shuffle_over_epochs_multiplier=multiplier, subset=make_context(split_part, subset=subset).subset,
-            dataset_config=self.dataset_config, split_config=self.split_config,
-        )  # fmt: skip
+            self.path.url,
+            self.split_part or split_part,
+            {**self.subflavors, **(subflavors or {})},
+            shuffle_over_epochs_multiplier=multiplier,
+            subset=make_context(split_part, subset=subset).subset,
+            dataset_config=self.dataset_config,
+            split_config=self.split_config,
+        )
         return ResolvedBlend("none", (leaf,))
 
     def __repr__(self) -> str:

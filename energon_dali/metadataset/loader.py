@@ -35,9 +35,13 @@ class _MetadatasetLoader(DatasetLoaderInterface):
         return tuple(read_splits(self.document)[0])
 
     def resolve(
-        self, split_part: str, *, subflavors: Mapping[str, Any] | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1, subset: object = None,
-    ) -> ResolvedBlend:  # fmt: skip
+        self,
+        split_part: str,
+        *,
+        subflavors: Mapping[str, Any] | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
+        subset: object = None,
+    ) -> ResolvedBlend:
         context = make_context(
             split_part, subflavors, shuffle_over_epochs_multiplier, subset, chain=(self.document.file,)
         )

@@ -76,8 +76,10 @@ def open_v2_split(tree: Tree, document: Document, keys: Keys, value: Any, contex
     if kind == "join":
         return open_join(tree, document, keys, parse_record(JoinRecord, value, document, keys), context)
     kinds: dict[str, type[ManyRecord]] = {
-        "blend": BlendRecord, "blend_epochized": EpochizedRecord, "concat": ConcatRecord
-    }  # fmt: skip
+        "blend": BlendRecord,
+        "blend_epochized": EpochizedRecord,
+        "concat": ConcatRecord,
+    }
     record = parse_record(kinds[kind], value, document, keys)
     inner = replace(context, subset=inner_subset(record.subset, context.subset, document, keys))
     parts = [
@@ -125,9 +127,13 @@ def _reference(tree: Tree, document: Document, keys: Keys, record: ReferenceReco
 
 
 def _dataset(
-    tree: Tree, document: Document, keys: Keys, record: V1Record | ReferenceRecord, context: Context,
+    tree: Tree,
+    document: Document,
+    keys: Keys,
+    record: V1Record | ReferenceRecord,
+    context: Context,
     aux: Mapping[str, AuxReference],
-) -> Part:  # fmt: skip
+) -> Part:
     """Returns the leaf, or what the nested metadataset, at a path stands for."""
     path = resolve_path(record.path, document, (*keys, "path"))
     place = document.place((*keys, "path"))

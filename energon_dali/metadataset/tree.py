@@ -17,10 +17,7 @@ from energon_dali.shards import StoragePath
 MAX_LEAVES = 10_000
 """Datasets below one metadataset; files that name each other twice and twice again would never end."""
 YAML_SUFFIXES = (".yaml", ".yml")
-_FORMS = {
-    "Metadataset": ("megatron.energon", "energon_dali"),
-    "MetadatasetV2": ("megatron.energon", "energon_dali"),
-}
+_FORMS = {"Metadataset": ("megatron.energon", "energon_dali"), "MetadatasetV2": ("megatron.energon", "energon_dali")}
 
 Mode = Literal["none", "weights", "repetitions", "concat"]
 
@@ -76,9 +73,13 @@ class Tree:
         here = place or Place(path.url, None, ())
         if not path.url.endswith(YAML_SUFFIXES):
             leaf = LeafReference(
-                path.url, context.split_part, context.subflavors, subset=context.subset, place=place,
+                path.url,
+                context.split_part,
+                context.subflavors,
+                subset=context.subset,
+                place=place,
                 shuffle_over_epochs_multiplier=context.shuffle_over_epochs_multiplier,
-            )  # fmt: skip
+            )
             return Part("none", ((self.counted(leaf, here), 1.0),), here)
         if path.url in context.chain:
             ways = " -> ".join((*context.chain, path.url))
@@ -153,9 +154,10 @@ def read_splits(document: Document) -> tuple[Mapping[str, Any], Literal[1, 2]]:
     known = isinstance(name, str) and isinstance(module, str) and name in _FORMS
     if not known or not (module in _FORMS[name] or module.startswith(tuple(f"{m}." for m in _FORMS[name]))):
         raise document.error(
-            ("__class__",), f"{module}.{name} is no metadataset. Write `__module__: megatron.energon` and `__class__: "
-            "MetadatasetV2` (or Metadataset for the first form)."
-        )  # fmt: skip
+            ("__class__",),
+            f"{module}.{name} is no metadataset. Write `__module__: megatron.energon` and `__class__: "
+            "MetadatasetV2` (or Metadataset for the first form).",
+        )
     splits = value.get("splits")
     if not isinstance(splits, Mapping) or not splits:
         raise document.error(
@@ -185,9 +187,12 @@ def resolve_path(text: str, document: Document, keys: Keys) -> StoragePath:
 
 
 def make_context(
-    split_part: str, subflavors: Mapping[str, Any] | None = None, shuffle_over_epochs_multiplier: int | None = 1,
-    subset: object = None, chain: tuple[str, ...] = (),
-) -> Context:  # fmt: skip
+    split_part: str,
+    subflavors: Mapping[str, Any] | None = None,
+    shuffle_over_epochs_multiplier: int | None = 1,
+    subset: object = None,
+    chain: tuple[str, ...] = (),
+) -> Context:
     """Returns what a call says of all datasets.
 
     Raises:

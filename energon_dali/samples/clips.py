@@ -35,8 +35,12 @@ class Clips:
         Raises:
             ConfigError: A field is None in some samples only, or has different numbers of dimensions.
         """
-        return cls(**{field.name: _stack(field.name, [getattr(clips, field.name) for clips in samples])
-                      for field in fields(cls)})  # fmt: skip
+        return cls(
+            **{
+                field.name: _stack(field.name, [getattr(clips, field.name) for clips in samples])
+                for field in fields(cls)
+            }
+        )
 
     def __repr__(self) -> str:
         shapes = ", ".join(

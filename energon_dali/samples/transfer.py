@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def map_tensors(
-    value: T, function: Callable[[torch.Tensor], torch.Tensor], *, method: str | None = None
-) -> T:
+def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor], *, method: str | None = None) -> T:
     """Returns a value with `function` applied to every tensor inside; what holds no changed tensor is the same object.
 
     What holds one is a shallow copy, of the same class and with all that it had: no constructor is called.

@@ -50,10 +50,11 @@ class Auxiliaries:
         self.cooker = cooker
         self.cook = cook
         self.stores = {
-            name: store if decoder is None or isinstance(store, DecodeFileStore)
+            name: store
+            if decoder is None or isinstance(store, DecodeFileStore)
             else DecodeFileStore(store, decoder=decoder, name=name)
             for name, store in stores.items()
-        }  # fmt: skip
+        }
 
     def check_arguments(self, dataset: str) -> None:
         """Raises an error where the cooker's function cannot be called with what it would be given.

@@ -40,8 +40,10 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
                 known = getattr(target, "__name__", repr(target))
                 raise ConfigError(f"{name}: {known} has no fields. Give a dataclass, a NamedTuple, or dict.")
         self._types: dict[str, type[Any] | None] = {
-            "encode_sample": encoded_sample_type, "batch": raw_batch_type, "encode_batch": batch_type,
-        }  # fmt: skip
+            "encode_sample": encoded_sample_type,
+            "batch": raw_batch_type,
+            "encode_batch": batch_type,
+        }
 
     @stateless
     def encode_sample(self, sample: T_sample) -> T_encoded_sample:

@@ -25,9 +25,16 @@ T_batch = TypeVar("T_batch")
 R = TypeVar("R")
 
 HOOKS = (
-    "cook_crude_sample", "preencode_sample", "encode_sample", "select_samples_to_pack", "postencode_sample",
-    "pack_selected_samples", "batch_group_criterion", "batch", "encode_batch",
-)  # fmt: skip
+    "cook_crude_sample",
+    "preencode_sample",
+    "encode_sample",
+    "select_samples_to_pack",
+    "postencode_sample",
+    "pack_selected_samples",
+    "batch_group_criterion",
+    "batch",
+    "encode_batch",
+)
 """The hooks, in the order in which a sample meets them."""
 
 

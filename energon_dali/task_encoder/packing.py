@@ -153,10 +153,12 @@ class SequencePacker:
         wanted = (1 - self.max_padding) * self.max_length
         filled = [sum(lengths[place] for place in group) for group in groups]
         keep = [
-            number for number, group in enumerate(groups)
-            if filled[number] < wanted and len(group) != self.max_samples
+            number
+            for number, group in enumerate(groups)
+            if filled[number] < wanted
+            and len(group) != self.max_samples
             and max(rounds[place] for place in group) < self.max_rounds
-        ]  # fmt: skip
+        ]
         keep.sort(key=lambda number: (filled[number], min(groups[number])))  # the emptiest have most to gain
         room = len(lengths) // 2
         kept: set[int] = set()
@@ -201,5 +203,6 @@ def _first_fit(lengths: list[int], capacity: int, most: int) -> list[list[int]]:
 
 
 _STRATEGIES: dict[str, Callable[[list[int], int, int], list[list[int]]]] = {
-    "best_fit": _best_fit, "first_fit_decreasing": _first_fit,
-}  # fmt: skip
+    "best_fit": _best_fit,
+    "first_fit_decreasing": _first_fit,
+}

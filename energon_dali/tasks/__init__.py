@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from energon_dali.tasks.train import TrainResult, run
 
 __all__ = [
-    "HydraInstantiator", "Instantiator", "OptimizerConfig", "SchedulerConfig", "TaskTransformer", "TrainResult",
-    "TransformerDataConfig", "TransformerDataModule", "compose", "load_task", "make_decoder", "run",
-]  # fmt: skip
+    "HydraInstantiator",
+    "Instantiator",
+    "OptimizerConfig",
+    "SchedulerConfig",
+    "TaskTransformer",
+    "TrainResult",
+    "TransformerDataConfig",
+    "TransformerDataModule",
+    "compose",
+    "load_task",
+    "make_decoder",
+    "run",
+]
 
 _HOME_OF = {
     "HydraInstantiator": "core.instantiator",

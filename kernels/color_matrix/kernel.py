@@ -175,14 +175,32 @@ def convert_colors_triton(
         unit = torch.int64 if words == 2 else torch.int32
         blocks = triton.cdiv(pixels // 4, _GROUPS)
         _convert_words[(clips * frames_per_clip * blocks,)](
-            frames.view(-1).view(torch.int32), coefficients, table, result.view(-1).view(unit), frames_per_clip,
-            pixels // 4, blocks, CHANNELS_FIRST=channels_first, WORDS=words, BITS=FRACTION_BITS, BLOCK=_GROUPS,
+            frames.view(-1).view(torch.int32),
+            coefficients,
+            table,
+            result.view(-1).view(unit),
+            frames_per_clip,
+            pixels // 4,
+            blocks,
+            CHANNELS_FIRST=channels_first,
+            WORDS=words,
+            BITS=FRACTION_BITS,
+            BLOCK=_GROUPS,
             enable_fp_fusion=False,
-        )  # fmt: skip
+        )
         return
     blocks = triton.cdiv(pixels, _BLOCK)
     _convert[(clips * frames_per_clip * blocks,)](
-        frames, coefficients, table, as_integers(result), frames_per_clip, pixels, blocks,
-        CHANNELS_FIRST=channels_first, TO_BYTES=values is None, BITS=FRACTION_BITS, BLOCK=_BLOCK,
+        frames,
+        coefficients,
+        table,
+        as_integers(result),
+        frames_per_clip,
+        pixels,
+        blocks,
+        CHANNELS_FIRST=channels_first,
+        TO_BYTES=values is None,
+        BITS=FRACTION_BITS,
+        BLOCK=_BLOCK,
         enable_fp_fusion=False,
-    )  # fmt: skip
+    )

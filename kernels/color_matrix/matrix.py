@@ -47,12 +47,7 @@ class ColorMatrix:
 
     @classmethod
     def between(
-        cls,
-        made_with: Standard,
-        wanted: Standard,
-        *,
-        made_full_range: bool = False,
-        wanted_full_range: bool = False,
+        cls, made_with: Standard, wanted: Standard, *, made_full_range: bool = False, wanted_full_range: bool = False
     ) -> ColorMatrix:
         """Returns the map from RGB that was made with the wrong formula to the RGB that the file asks for.
 
@@ -107,12 +102,14 @@ def _to_rgb(standard: Standard, full_range: bool) -> NDArray[np.float64]:
     red, blue = STANDARDS[standard]
     green = 1 - red - blue
     luma, chroma, black = (1.0, 1.0, 0.0) if full_range else (255 / 219, 255 / 224, 16.0)
-    matrix = np.array([
-        [luma, 0, chroma * 2 * (1 - red), 0],
-        [luma, -chroma * 2 * (1 - blue) * blue / green, -chroma * 2 * (1 - red) * red / green, 0],
-        [luma, chroma * 2 * (1 - blue), 0, 0],
-        [0, 0, 0, 1],
-    ])  # fmt: skip
+    matrix = np.array(
+        [
+            [luma, 0, chroma * 2 * (1 - red), 0],
+            [luma, -chroma * 2 * (1 - blue) * blue / green, -chroma * 2 * (1 - red) * red / green, 0],
+            [luma, chroma * 2 * (1 - blue), 0, 0],
+            [0, 0, 0, 1],
+        ]
+    )
     matrix[:, 3] -= matrix @ np.array([black, 128, 128, 0])
     matrix[3, 3] = 1
     return matrix

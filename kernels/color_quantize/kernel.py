@@ -52,6 +52,11 @@ def color_quantize_triton(pixels: torch.Tensor, coefficients: torch.Tensor, resu
     if not count:
         return
     _color_quantize[(triton.cdiv(count, _BLOCK),)](
-        pixels, coefficients, result, count, coefficients.shape[0], BLOCK=_BLOCK,
+        pixels,
+        coefficients,
+        result,
+        count,
+        coefficients.shape[0],
+        BLOCK=_BLOCK,
         enable_fp_fusion=True,  # exact all the same, and half of the steps
-    )  # fmt: skip
+    )

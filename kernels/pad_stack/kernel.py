@@ -86,10 +86,7 @@ def address_rows(images: Sequence[torch.Tensor], flips: Sequence[bool]) -> list[
 
 
 def pad_stack_triton(
-    images: Sequence[torch.Tensor],
-    flips: Sequence[bool],
-    values: torch.Tensor | None,
-    result: torch.Tensor,
+    images: Sequence[torch.Tensor], flips: Sequence[bool], values: torch.Tensor | None, result: torch.Tensor
 ) -> None:
     """Writes what `reference.pad_stack_reference` writes into `result`; does not synchronise the stream.
 
@@ -108,11 +105,20 @@ def pad_stack_triton(
     table = on_device(torch.tensor(rows, dtype=torch.int64), result.device)
     tiles = triton.cdiv(height, _ROWS), triton.cdiv(width, _COLUMNS)
     _pad_stack[(count * tiles[0] * tiles[1],)](
-        table, table if values is None else as_integers(values), as_integers(result), height, width, *tiles,
-        CHANNELS=channels, CHANNELS_FIRST=not result.is_contiguous(), TO_BYTES=values is None,
+        table,
+        table if values is None else as_integers(values),
+        as_integers(result),
+        height,
+        width,
+        *tiles,
+        CHANNELS=channels,
+        CHANNELS_FIRST=not result.is_contiguous(),
+        TO_BYTES=values is None,
         WIDE=height * width * channels >= WIDE_BYTES or any(spans_far(row[1:3], row[3:5]) for row in rows),
-        ROWS=_ROWS, COLUMNS=_COLUMNS, enable_fp_fusion=False,
-    )  # fmt: skip
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        enable_fp_fusion=False,
+    )
 
 
 def spans_far(lengths: Sequence[int], strides: Sequence[int]) -> bool:

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 def pad_stack_reference(
-    images: Sequence[torch.Tensor],
-    flips: Sequence[bool],
-    coefficients: torch.Tensor | None,
-    result: torch.Tensor,
+    images: Sequence[torch.Tensor], flips: Sequence[bool], coefficients: torch.Tensor | None, result: torch.Tensor
 ) -> None:
     """Writes every image, mirrored and normalised as asked, to the upper left of its place; zeros to the rest.
 

@@ -131,9 +131,18 @@ def patchify_triton(
     ]
     table = on_device(torch.tensor(lines, dtype=torch.int64), tokens.device)
     _patchify[(triton.cdiv(max(grid.tokens for grid in grids), _TOKENS), len(clips))](
-        table, table if values is None else as_integers(values), cu_seqlens, as_integers(tokens), positions,
-        LENGTH=tokens.shape[1], TIMES=frames_per_patch, PATCH=patch_size, TO_BYTES=values is None,
-        WIDE=any(spans_far((*clip.shape,), clip.stride()) for clip in clips), TOKENS=_TOKENS, ELEMENTS=_ELEMENTS,
+        table,
+        table if values is None else as_integers(values),
+        cu_seqlens,
+        as_integers(tokens),
+        positions,
+        LENGTH=tokens.shape[1],
+        TIMES=frames_per_patch,
+        PATCH=patch_size,
+        TO_BYTES=values is None,
+        WIDE=any(spans_far((*clip.shape,), clip.stride()) for clip in clips),
+        TOKENS=_TOKENS,
+        ELEMENTS=_ELEMENTS,
         enable_fp_fusion=False,
-    )  # fmt: skip
+    )
     return cu_seqlens

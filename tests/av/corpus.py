@@ -104,15 +104,32 @@ def _videos() -> dict[str, VideoRecipe]:
         for codec, containers in legal.items()
         for container in containers
     }
-    found |= {f"{codec}-b-{box}": replace(b_frames, codec=codec, container=box)
-              for codec, box in (("h264", "mp4"), ("h264", "mkv"), ("h264", "mov"), ("hevc", "mp4"), ("hevc", "mkv"),
-                                 ("mpeg4", "mp4"), ("mpeg4", "avi"), ("mpeg4", "mkv"), ("h264", "avi"))}  # fmt: skip
-    found |= {f"{codec}-vfr-{box}": replace(base, codec=codec, container=box, variable_rate=True)
-              for codec, box in (("vp8", "webm"), ("vp9", "webm"), ("av1", "mp4"), ("mjpeg", "mov"))}  # fmt: skip
-    found |= {f"{codec}-vfr-b-{box}": replace(b_frames, codec=codec, container=box, variable_rate=True)
-              for codec, box in (("h264", "mp4"), ("h264", "mkv"), ("hevc", "mov"), ("mpeg4", "mkv"))}  # fmt: skip
-    found |= {f"h264-start-{box}": replace(b_frames, container=box, start_seconds=Fraction(7, 5))
-              for box in ("mp4", "mkv", "mov")}  # fmt: skip
+    found |= {
+        f"{codec}-b-{box}": replace(b_frames, codec=codec, container=box)
+        for codec, box in (
+            ("h264", "mp4"),
+            ("h264", "mkv"),
+            ("h264", "mov"),
+            ("hevc", "mp4"),
+            ("hevc", "mkv"),
+            ("mpeg4", "mp4"),
+            ("mpeg4", "avi"),
+            ("mpeg4", "mkv"),
+            ("h264", "avi"),
+        )
+    }
+    found |= {
+        f"{codec}-vfr-{box}": replace(base, codec=codec, container=box, variable_rate=True)
+        for codec, box in (("vp8", "webm"), ("vp9", "webm"), ("av1", "mp4"), ("mjpeg", "mov"))
+    }
+    found |= {
+        f"{codec}-vfr-b-{box}": replace(b_frames, codec=codec, container=box, variable_rate=True)
+        for codec, box in (("h264", "mp4"), ("h264", "mkv"), ("hevc", "mov"), ("mpeg4", "mkv"))
+    }
+    found |= {
+        f"h264-start-{box}": replace(b_frames, container=box, start_seconds=Fraction(7, 5))
+        for box in ("mp4", "mkv", "mov")
+    }
     odd = {"pixel_format": "yuv444p", "size": (97, 63)}
     sound = {"b_frames": 2, "frames": 60}
     open_gop = (("x264-params", "open-gop=1"),)
@@ -147,7 +164,7 @@ def _videos() -> dict[str, VideoRecipe]:
         "mjpeg-pcm-mov": replace(base, codec="mjpeg", audio="pcm_s16le", container="mov", frames=60),
         "h264-flac-start-mkv": replace(base, audio="flac", container="mkv", start_seconds=Fraction(8, 5), **sound),
         **_colour_videos(),
-    }  # fmt: skip
+    }
 
 
 def _colour_videos() -> dict[str, VideoRecipe]:
@@ -272,8 +289,19 @@ def picture(recipe: VideoRecipe, number: int) -> np.ndarray[Any, np.dtype[np.uin
     """Returns a frame before it is encoded, uint8[H, W, 3]; no two frames of a video are the same."""
     width, height = recipe.size
     if recipe.saturated:
-        bars = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255],
-                         [255, 255, 255], [0, 0, 0]], np.uint8)  # fmt: skip
+        bars = np.array(
+            [
+                [255, 0, 0],
+                [0, 255, 0],
+                [0, 0, 255],
+                [255, 255, 0],
+                [0, 255, 255],
+                [255, 0, 255],
+                [255, 255, 255],
+                [0, 0, 0],
+            ],
+            np.uint8,
+        )
         columns = (np.arange(width) * 8 // width + number) % 8
         levels = np.linspace(0.25, 1, height)[:, None, None]
         return (bars[columns][None] * levels).astype(np.uint8)
@@ -310,12 +338,15 @@ def broken_files() -> dict[str, bytes]:
 def _add_video(container: Any, recipe: VideoRecipe) -> Any:
     options = {
         "h264": {"preset": "veryfast", "crf": "18"},
-        "hevc": {"preset": "ultrafast", "x265-params": f"log-level=none:pools=none:bframes={recipe.b_frames}:"
-                 f"keyint={recipe.gop}:min-keyint={recipe.gop}"},
+        "hevc": {
+            "preset": "ultrafast",
+            "x265-params": f"log-level=none:pools=none:bframes={recipe.b_frames}:"
+            f"keyint={recipe.gop}:min-keyint={recipe.gop}",
+        },
         "vp8": {"deadline": "realtime", "cpu-used": "8", "auto-alt-ref": "1"},
         "vp9": {"deadline": "realtime", "cpu-used": "8"},
         "av1": {"preset": "12", "svtav1-params": "lp=1"},
-    }.get(recipe.codec, {}) | dict(recipe.encoder_options)  # fmt: skip
+    }.get(recipe.codec, {}) | dict(recipe.encoder_options)
     stream = container.add_stream(ENCODERS[recipe.codec], rate=recipe.rate, options=options)
     context = stream.codec_context
     context.width, context.height = recipe.size
@@ -339,9 +370,7 @@ def _video_frames(recipe: VideoRecipe, time_base: Fraction) -> Iterator[av.Video
     format = f"yuvj{recipe.pixel_format[3:]}" if recipe.codec == "mjpeg" else recipe.pixel_format
     for number, seconds in enumerate(presentation_times(recipe)):
         frame = av.VideoFrame.from_ndarray(picture(recipe, number), format="rgb24").reformat(
-            format=format,
-            dst_colorspace=matrix,
-            dst_color_range=ColorRange.JPEG if full else ColorRange.MPEG,
+            format=format, dst_colorspace=matrix, dst_color_range=ColorRange.JPEG if full else ColorRange.MPEG
         )
         frame.pts, frame.time_base = round(seconds / time_base), time_base
         yield frame

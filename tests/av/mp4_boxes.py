@@ -10,12 +10,7 @@ import struct
 from collections.abc import Callable
 
 PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
-MATRICES = {
-    0: (1, 0, 0, 1),
-    90: (0, 1, -1, 0),
-    180: (-1, 0, 0, -1),
-    270: (0, -1, 1, 0),
-}
+MATRICES = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 """The upper left of the track's matrix (a, b, c, d) that turns pictures clockwise by an angle."""
 
 

@@ -30,9 +30,14 @@ LONG = {
 }
 LONG_SECONDS = 9
 VIDEOS_WITH_SOUND = (
-    "h264-aac-mp4", "h264-aac-mov", "h264-opus-mkv", "vp9-opus-webm", "mpeg4-mp3-avi", "mjpeg-pcm-mov",
+    "h264-aac-mp4",
+    "h264-aac-mov",
+    "h264-opus-mkv",
+    "vp9-opus-webm",
+    "mpeg4-mp3-avi",
+    "mjpeg-pcm-mov",
     "h264-flac-start-mkv",
-)  # fmt: skip
+)
 
 
 @cache

@@ -22,7 +22,9 @@ ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "webm": ("libvpx-vp9", {"lossless": "1"}),
 }
 CASES: list[tuple[Matrix, bool]] = [
-    (matrix, full) for matrix in ("bt601", "bt709", "bt2020") for full in (False, True)  # type: ignore[misc]
+    (matrix, full)
+    for matrix in ("bt601", "bt709", "bt2020")
+    for full in (False, True)  # type: ignore[misc]
 ]
 
 Values = np.ndarray[Any, Any]
@@ -114,19 +116,22 @@ def test_untagged_sd_is_what_pyav_gives_and_untagged_hd_is_bt709() -> None:
         np.testing.assert_array_equal(VideoReader(file).read([0])[0], plain)
 
 
-@pytest.mark.parametrize(("tags", "found"), [
-    ((2, 0, "yuv420p", 640, 480), ColourFacts("bt601", False)),
-    ((2, 0, "yuv420p", 720, 576), ColourFacts("bt601", False)),
-    ((2, 0, "yuv420p", 720, 577), ColourFacts("bt709", False)),
-    ((2, 0, "yuv420p", 1280, 534), ColourFacts("bt709", False)),
-    ((2, 0, "yuvj420p", 640, 480), ColourFacts("bt601", True)),
-    ((1, 0, "yuv420p10le", 320, 240), ColourFacts("bt709", False)),
-    ((6, 2, "yuv420p", 1920, 1080), ColourFacts("bt601", True)),
-    ((10, 1, "yuv420p10le", 1920, 1080), ColourFacts("bt2020", False)),
-    ((3, 0, "yuv420p", 640, 480), ColourFacts("bt601", False)),
-    ((0, 0, "gbrp", 640, 480), ColourFacts("rgb", True)),
-    ((0, 1, "yuv444p", 640, 480), ColourFacts("bt601", False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [
+        ((2, 0, "yuv420p", 640, 480), ColourFacts("bt601", False)),
+        ((2, 0, "yuv420p", 720, 576), ColourFacts("bt601", False)),
+        ((2, 0, "yuv420p", 720, 577), ColourFacts("bt709", False)),
+        ((2, 0, "yuv420p", 1280, 534), ColourFacts("bt709", False)),
+        ((2, 0, "yuvj420p", 640, 480), ColourFacts("bt601", True)),
+        ((1, 0, "yuv420p10le", 320, 240), ColourFacts("bt709", False)),
+        ((6, 2, "yuv420p", 1920, 1080), ColourFacts("bt601", True)),
+        ((10, 1, "yuv420p10le", 1920, 1080), ColourFacts("bt2020", False)),
+        ((3, 0, "yuv420p", 640, 480), ColourFacts("bt601", False)),
+        ((0, 0, "gbrp", 640, 480), ColourFacts("rgb", True)),
+        ((0, 1, "yuv444p", 640, 480), ColourFacts("bt601", False)),
+    ],
+)
 def test_the_rule(tags: tuple[int, int, str, int, int], found: ColourFacts) -> None:
     assert find_colours(*tags) == found
 

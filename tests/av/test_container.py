@@ -39,20 +39,24 @@ def test_every_source_gives_the_same_frames(kind: str, tmp_path: Path) -> None:
     with open(path, "rb") as stream:
         stream.seek(100)
         source = {
-            "bytes": data, "bytearray": bytearray(data), "memoryview": memoryview(b"xx" + data)[2:],
-            "BytesIO": io.BytesIO(data), "stream": stream, "str": str(path), "Path": path,
-        }[kind]  # fmt: skip
+            "bytes": data,
+            "bytearray": bytearray(data),
+            "memoryview": memoryview(b"xx" + data)[2:],
+            "BytesIO": io.BytesIO(data),
+            "stream": stream,
+            "str": str(path),
+            "Path": path,
+        }[kind]
         with MediaFile(source) as file:
             assert file.format == ""
             np.testing.assert_array_equal(read(file), decoded(NAME).pictures[WANTED])
             assert file.format.startswith("mov")
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    (3, "given as int"),
-    (io.StringIO("text"), "mode 'rb'"),
-    (memoryview(bytes(100))[::2], "memoryview with gaps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [(3, "given as int"), (io.StringIO("text"), "mode 'rb'"), (memoryview(bytes(100))[::2], "memoryview with gaps")],
+)
 def test_other_sources_are_refused(source: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         MediaFile(source)
@@ -162,8 +166,13 @@ def test_facts_are_known_without_decoding() -> None:
     assert video is not None
     assert sound is not None
     assert (video.codec, video.width, video.height, video.pixel_format, video.bit_depth, video.frames) == (
-        "h264", 96, 64, "yuv420p", 8, 60,
-    )  # fmt: skip
+        "h264",
+        96,
+        64,
+        "yuv420p",
+        8,
+        60,
+    )
     assert video.average_rate == 25
     assert video.duration_seconds == pytest.approx(2.4, abs=0.01)
     assert (sound.codec, sound.sample_rate, sound.channels, sound.layout) == ("aac", 44100, 2, "stereo")
@@ -207,9 +216,20 @@ def test_the_memory_reader_is_a_file() -> None:
     data = bytes(range(100))
     reader, file = MemoryReader(memoryview(data)), io.BytesIO(data)
     for action, *arguments in (
-        ("read", 10), ("seek", 5, 1), ("read", 7), ("seek", -3, 2), ("read", 10), ("tell",), ("seek", 200), ("read", 4),
-        ("tell",), ("seek", 90), ("read",), ("readable",), ("seekable",),
-    ):  # fmt: skip
+        ("read", 10),
+        ("seek", 5, 1),
+        ("read", 7),
+        ("seek", -3, 2),
+        ("read", 10),
+        ("tell",),
+        ("seek", 200),
+        ("read", 4),
+        ("tell",),
+        ("seek", 90),
+        ("read",),
+        ("readable",),
+        ("seekable",),
+    ):
         assert getattr(reader, action)(*arguments) == getattr(file, action)(*arguments)
 
 

@@ -23,9 +23,23 @@ from tests.av.test_odd_files import encode_pictures, packed_avi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FUZZED = (
-    "h264-aac-mp4", "h264-opus-mkv", "hevc-b-mkv", "vp9-opus-webm", "av1-mp4", "mpeg4-mp3-avi", "mjpeg-pcm-mov",
-    "vp8-avi", "h264-fragmented-mp4", "flac", "mp3", "aac-m4a", "opus-ogg", "vorbis-ogg", "pcm16-wav", "aac-adts",
-)  # fmt: skip
+    "h264-aac-mp4",
+    "h264-opus-mkv",
+    "hevc-b-mkv",
+    "vp9-opus-webm",
+    "av1-mp4",
+    "mpeg4-mp3-avi",
+    "mjpeg-pcm-mov",
+    "vp8-avi",
+    "h264-fragmented-mp4",
+    "flac",
+    "mp3",
+    "aac-m4a",
+    "opus-ogg",
+    "vorbis-ogg",
+    "pcm16-wav",
+    "aac-adts",
+)
 
 FUZZER = """
 import faulthandler, resource, sys, time
@@ -75,8 +89,12 @@ print(outcomes["data"], outcomes["error"], round(slowest, 1))
 def test_no_mutation_crashes_hangs_or_takes_memory(names: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FUZZER, "13", *names],
-        capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     data, errors, _ = done.stdout.split()
     assert int(data) > 100

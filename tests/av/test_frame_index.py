@@ -118,17 +118,27 @@ def test_a_range_takes_no_array_of_all_times(monkeypatch: pytest.MonkeyPatch) ->
     assert index.range_of_seconds(-math.inf, math.inf) == (0, 699_999)
 
 
-@pytest.mark.parametrize(("asked", "found"), [
-    ((0.0, math.inf), (0, 4)), ((-math.inf, math.inf), (0, 4)), ((-1.0, 0.0), (0, 0)), ((-2.0, -1.0), None),
-    ((0.5, 0.5), (0, 0)), ((4.99, 9.0), (4, 4)), ((5.0, 9.0), None), ((math.inf, math.inf), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ((0.0, math.inf), (0, 4)),
+        ((-math.inf, math.inf), (0, 4)),
+        ((-1.0, 0.0), (0, 0)),
+        ((-2.0, -1.0), None),
+        ((0.5, 0.5), (0, 0)),
+        ((4.99, 9.0), (4, 4)),
+        ((5.0, 9.0), None),
+        ((math.inf, math.inf), None),
+    ],
+)
 def test_edges_of_ranges_in_seconds(asked: tuple[float, float], found: tuple[int, int] | None) -> None:
     assert make_index([0, 1, 2, 3, 4], 1, Fraction(1)).range_of_seconds(*asked) == found
 
 
-@pytest.mark.parametrize(("asked", "found"), [
-    ((0, 2), (0, 2)), ((3, math.inf), (3, 4)), ((-3, 1), (0, 1)), ((4, 4), (4, 4)), ((5, 9), None), ((-3, -1), None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [((0, 2), (0, 2)), ((3, math.inf), (3, 4)), ((-3, 1), (0, 1)), ((4, 4), (4, 4)), ((5, 9), None), ((-3, -1), None)],
+)
 def test_ranges_in_frames(asked: tuple[float, float], found: tuple[int, int] | None) -> None:
     assert make_index([0, 1, 2, 3, 4], 1, Fraction(1)).range_of_frames(*asked) == found
 

@@ -58,8 +58,14 @@ def test_numbers_of_any_library_make_ranges_and_sizes() -> None:
 
 def test_options_that_cannot_work_are_refused_where_they_are_given() -> None:
     data = video_file("h264-aac-mp4")
-    for options in ({"threads": "2"}, {"threads": 1.5}, {"sample_rate": "16000"}, {"sample_rate": 16000.0},
-                    {"audio_channels": 1.5}, {"limits": {"max_frames": 3}}):  # fmt: skip
+    for options in (
+        {"threads": "2"},
+        {"threads": 1.5},
+        {"sample_rate": "16000"},
+        {"sample_rate": 16000.0},
+        {"audio_channels": 1.5},
+        {"limits": {"max_frames": 3}},
+    ):
         with pytest.raises(ConfigError, match="was given"):
             AVDecoder(data, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_frames='3'"):
@@ -78,9 +84,12 @@ def test_options_that_cannot_work_are_refused_where_they_are_given() -> None:
 
 def test_declarations_take_numbers_of_any_library_and_are_limited() -> None:
     spec = VideoClips(
-        frames_per_clip=np.int64(3), clip_duration_seconds=np.float32(0.5), sampling="at",  # type: ignore[arg-type]
-        at=np.array([0.0, 0.5]), size=(np.int32(32), torch.tensor(24)),  # type: ignore[arg-type]
-    )  # fmt: skip
+        frames_per_clip=np.int64(3),
+        clip_duration_seconds=np.float32(0.5),
+        sampling="at",  # type: ignore[arg-type]
+        at=np.array([0.0, 0.5]),
+        size=(np.int32(32), torch.tensor(24)),  # type: ignore[arg-type]
+    )
     assert spec == VideoClips(2, 3, clip_duration_seconds=0.5, sampling="at", at=(0.0, 0.5), size=(32, 24))
     assert type(spec.num_clips) is type(spec.frames_per_clip) is int
     data = video_file("h264-aac-mp4")

@@ -127,21 +127,30 @@ def test_packed_b_frames_are_found_alone_as_in_a_full_decode() -> None:
 @pytest.mark.parametrize(
     ("codec", "container", "pixel_format", "sizes"),
     [
-        ("ffv1", "matroska", "gray", [(64, 48)]), ("ffv1", "matroska", "bgra", [(64, 48)]),
-        ("ffv1", "matroska", "yuv410p", [(64, 48)]), ("png", "mov", "rgba", [(64, 48)]),
+        ("ffv1", "matroska", "gray", [(64, 48)]),
+        ("ffv1", "matroska", "bgra", [(64, 48)]),
+        ("ffv1", "matroska", "yuv410p", [(64, 48)]),
+        ("png", "mov", "rgba", [(64, 48)]),
         ("prores_ks", "mov", "yuva444p10le", [(64, 48)]),
-        ("gif", "gif", "rgb8", [(64, 48)]), ("apng", "apng", "rgb24", [(64, 48)]),
+        ("gif", "gif", "rgb8", [(64, 48)]),
+        ("apng", "apng", "rgb24", [(64, 48)]),
         ("qtrle", "mov", "rgb24", [(64, 48)]),
-        ("huffyuv", "avi", "yuv422p", [(64, 48)]), ("rawvideo", "avi", "bgr24", [(64, 48)]),
-        ("mpeg2video", "mpegts", "yuv420p", [(64, 48)]), ("mpeg4", "3gp", "yuv420p", [(64, 48)]),
-        ("wmv2", "asf", "yuv420p", [(64, 48)]), ("flv", "flv", "yuv420p", [(64, 48)]),
-        ("libx264", "mp4", "yuv420p", [(2, 2)]), ("libvpx-vp9", "webm", "yuv420p", [(1, 1)]),
-        ("mjpeg", "avi", "yuvj420p", [(1, 1)]), ("libvpx", "webm", "yuv420p", [(64, 48), (96, 32)]),
-        ("libvpx", "ivf", "yuv420p", [(64, 48)]), ("h261", "avi", "yuv420p", [(176, 144)]),
+        ("huffyuv", "avi", "yuv422p", [(64, 48)]),
+        ("rawvideo", "avi", "bgr24", [(64, 48)]),
+        ("mpeg2video", "mpegts", "yuv420p", [(64, 48)]),
+        ("mpeg4", "3gp", "yuv420p", [(64, 48)]),
+        ("wmv2", "asf", "yuv420p", [(64, 48)]),
+        ("flv", "flv", "yuv420p", [(64, 48)]),
+        ("libx264", "mp4", "yuv420p", [(2, 2)]),
+        ("libvpx-vp9", "webm", "yuv420p", [(1, 1)]),
+        ("mjpeg", "avi", "yuvj420p", [(1, 1)]),
+        ("libvpx", "webm", "yuv420p", [(64, 48), (96, 32)]),
+        ("libvpx", "ivf", "yuv420p", [(64, 48)]),
+        ("h261", "avi", "yuv420p", [(176, 144)]),
         ("mjpeg", "mov", "yuvj444p", [(64, 48), (32, 80)]),
     ],
     ids=lambda value: value if isinstance(value, str) else str(len(value)),
-)  # fmt: skip
+)
 def test_formats_of_every_sort_are_decoded_as_a_whole_and_in_part(
     codec: str, container: str, pixel_format: str, sizes: list[tuple[int, int]]
 ) -> None:
@@ -199,10 +208,17 @@ def test_the_first_video_stream_counts_and_a_cover_does_not(threads: int) -> Non
 @pytest.mark.parametrize("samples", [1, 480, 3000, 10_000])
 @pytest.mark.parametrize(
     ("codec", "container", "sample_format", "rate"),
-    [("libopus", "ogg", "s16", 48000), ("libmp3lame", "mp3", "s16p", 44100), ("aac", "mp4", "fltp", 44100),
-     ("vorbis", "ogg", "fltp", 44100), ("flac", "flac", "s16", 44100), ("libopus", "webm", "s16", 48000),
-     ("pcm_s16le", "wav", "s16", 8000), ("pcm_s32le", "wav", "s32", 192000)],
-)  # fmt: skip
+    [
+        ("libopus", "ogg", "s16", 48000),
+        ("libmp3lame", "mp3", "s16p", 44100),
+        ("aac", "mp4", "fltp", 44100),
+        ("vorbis", "ogg", "fltp", 44100),
+        ("flac", "flac", "s16", 44100),
+        ("libopus", "webm", "s16", 48000),
+        ("pcm_s16le", "wav", "s16", 8000),
+        ("pcm_s32le", "wav", "s32", 192000),
+    ],
+)
 def test_a_few_samples_are_as_many_as_a_full_decode_gives(
     codec: str, container: str, sample_format: str, rate: int, samples: int
 ) -> None:

@@ -91,12 +91,20 @@ def test_what_one_tensor_cannot_hold_is_named() -> None:
 @pytest.mark.parametrize(
     ("header", "samples"),
     [
-        ("fff81900" + "00" * 9, 192), ("fff82900" + "00" * 9, 576), ("fff85900" + "00" * 9, 4608),
-        ("fff88900" + "00" * 9, 256), ("fff8f900" + "7f" * 9, 32768),
-        ("fff86900" + "00" + "63" + "00" * 7, 100), ("fff87900" + "7f" + "0ccb" + "00" * 6, 3276),
-        ("fff97900" + "c280" + "0ccb" + "00" * 5, 3276), ("fff87900" + "e08080" + "0001" + "00" * 4, 2),
-        ("fff80900" + "00" * 9, _UNKNOWN), ("664c6143" + "00" * 9, _UNKNOWN), ("fff85900", _UNKNOWN), ("", _UNKNOWN),
+        ("fff81900" + "00" * 9, 192),
+        ("fff82900" + "00" * 9, 576),
+        ("fff85900" + "00" * 9, 4608),
+        ("fff88900" + "00" * 9, 256),
+        ("fff8f900" + "7f" * 9, 32768),
+        ("fff86900" + "00" + "63" + "00" * 7, 100),
+        ("fff87900" + "7f" + "0ccb" + "00" * 6, 3276),
+        ("fff97900" + "c280" + "0ccb" + "00" * 5, 3276),
+        ("fff87900" + "e08080" + "0001" + "00" * 4, 2),
+        ("fff80900" + "00" * 9, _UNKNOWN),
+        ("664c6143" + "00" * 9, _UNKNOWN),
+        ("fff85900", _UNKNOWN),
+        ("", _UNKNOWN),
     ],
-)  # fmt: skip
+)
 def test_headers_of_flac_say_how_many_samples_follow(header: str, samples: int) -> None:
     assert _count_flac(bytes.fromhex(header)) == samples

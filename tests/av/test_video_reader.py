@@ -14,23 +14,40 @@ from tests.av.full_decode import decode_fully, decoded
 
 LONGER = VideoRecipe(frames=90, gop=30, b_frames=3)
 HARD = {
-    "h264-open-pyramid-mkv": replace(LONGER, container="mkv", encoder_options=(
-        ("x264-params", "open-gop=1:b-pyramid=normal:ref=5:scenecut=0"),)),
-    "h264-open-pyramid-avi": replace(LONGER, container="avi", encoder_options=(
-        ("x264-params", "open-gop=1:b-pyramid=normal:ref=5"),)),
+    "h264-open-pyramid-mkv": replace(
+        LONGER, container="mkv", encoder_options=(("x264-params", "open-gop=1:b-pyramid=normal:ref=5:scenecut=0"),)
+    ),
+    "h264-open-pyramid-avi": replace(
+        LONGER, container="avi", encoder_options=(("x264-params", "open-gop=1:b-pyramid=normal:ref=5"),)
+    ),
     "h264-intra-refresh-mkv": replace(LONGER, container="mkv", encoder_options=(("x264-params", "intra-refresh=1"),)),
     "h264-interlaced-mp4": replace(LONGER, encoder_options=(("x264-params", "interlaced=1"),)),
     "h264-ts": replace(LONGER, container="mpegts"),
     "h264-flv": replace(LONGER, container="flv"),
-    "hevc-open-mp4": replace(LONGER, codec="hevc", encoder_options=(
-        ("x265-params", "log-level=none:pools=none:bframes=4:keyint=30:open-gop=1:scenecut=0"),)),
-    "hevc-temporal-layers-mkv": replace(LONGER, codec="hevc", container="mkv", encoder_options=(
-        ("x265-params", "log-level=none:pools=none:bframes=4:keyint=30:temporal-layers=3"),)),
-    "vp8-hidden-webm": replace(LONGER, codec="vp8", container="webm", encoder_options=(
-        ("lag-in-frames", "16"), ("arnr-maxframes", "7"), ("deadline", "good"), ("cpu-used", "5"))),
-    "vp9-hidden-webm": replace(LONGER, codec="vp9", container="webm", encoder_options=(
-        ("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("deadline", "good"), ("cpu-used", "8"))),
-}  # fmt: skip
+    "hevc-open-mp4": replace(
+        LONGER,
+        codec="hevc",
+        encoder_options=(("x265-params", "log-level=none:pools=none:bframes=4:keyint=30:open-gop=1:scenecut=0"),),
+    ),
+    "hevc-temporal-layers-mkv": replace(
+        LONGER,
+        codec="hevc",
+        container="mkv",
+        encoder_options=(("x265-params", "log-level=none:pools=none:bframes=4:keyint=30:temporal-layers=3"),),
+    ),
+    "vp8-hidden-webm": replace(
+        LONGER,
+        codec="vp8",
+        container="webm",
+        encoder_options=(("lag-in-frames", "16"), ("arnr-maxframes", "7"), ("deadline", "good"), ("cpu-used", "5")),
+    ),
+    "vp9-hidden-webm": replace(
+        LONGER,
+        codec="vp9",
+        container="webm",
+        encoder_options=(("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("deadline", "good"), ("cpu-used", "8")),
+    ),
+}
 """Videos that punish a reader for starting to decode at the wrong place, or for counting packets."""
 
 
@@ -105,11 +122,14 @@ def test_no_frames_are_an_empty_array() -> None:
         assert VideoReader(file).read([]).shape == (0, 64, 96, 3)
 
 
-@pytest.mark.parametrize(("frames", "size", "says"), [
-    ([40], None, "Frames 40 to 40 were asked for. The video shows 40 frames"),
-    ([-1, 3], None, "Give numbers from 0 to 39"),
-    ([0], (0, 5), r"The size \(0, 5\) was given"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("frames", "size", "says"),
+    [
+        ([40], None, "Frames 40 to 40 were asked for. The video shows 40 frames"),
+        ([-1, 3], None, "Give numbers from 0 to 39"),
+        ([0], (0, 5), r"The size \(0, 5\) was given"),
+    ],
+)
 def test_impossible_requests_are_refused(frames: list[int], size: Any, says: str) -> None:
     with MediaFile(video_file("h264-mp4")) as file, pytest.raises(ConfigError, match=says):
         VideoReader(file).read(frames, size)
@@ -137,8 +157,20 @@ def test_files_that_lie_or_are_no_video_raise(name: str, damaged: Any) -> None:
         VideoReader(file, damaged=damaged).read([0])
 
 
-@pytest.mark.parametrize("name", ["h264-b-mp4", "h264-b-mkv", "hevc-b-mp4", "vp8-webm", "vp9-webm", "av1-mp4",
-                                  "mpeg4-b-avi", "mjpeg-avi", "h264-fragmented-mp4"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h264-b-mp4",
+        "h264-b-mkv",
+        "hevc-b-mp4",
+        "vp8-webm",
+        "vp9-webm",
+        "av1-mp4",
+        "mpeg4-b-avi",
+        "mjpeg-avi",
+        "h264-fragmented-mp4",
+    ],
+)
 def test_cuts_and_flipped_bits_raise_or_give_what_is_there(name: str) -> None:
     data, rng = video_file(name), np.random.default_rng(5)
     outcomes = set()

@@ -14,13 +14,20 @@ from benchmarks.environments import ROOT
 def report(cost: float, rate: float, **machine: Any) -> dict[str, Any]:
     summary = {"cpu_milliseconds_per_sample": {"median": cost}, "samples_per_second": {"median": rate}}
     return {
-        "command": "python -m benchmarks.run gpu-images", "started": "2026-01-02T03:04:05", "commit": "abc",
+        "command": "python -m benchmarks.run gpu-images",
+        "started": "2026-01-02T03:04:05",
+        "commit": "abc",
         "machine": {"processor": "P", "cores": 2, "load_average": [0.5, 0, 0], **machine},
-        "workloads": [{
-            "name": "one", "title": "Files, to pixels, batches of 4, on the CPU", "unit": "samples/s",
-            "bytes_per_sample": 100_000.0, "candidates": [{"name": BLOCK, "summary": summary}],
-        }],
-    }  # fmt: skip
+        "workloads": [
+            {
+                "name": "one",
+                "title": "Files, to pixels, batches of 4, on the CPU",
+                "unit": "samples/s",
+                "bytes_per_sample": 100_000.0,
+                "candidates": [{"name": BLOCK, "summary": summary}],
+            }
+        ],
+    }
 
 
 def test_the_page_shows_what_the_results_say() -> None:

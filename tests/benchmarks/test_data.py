@@ -75,9 +75,12 @@ def test_quality_brings_a_picture_near_to_its_size(target_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("style", "size", "suffixes"),
-    [("formats", (80, 60), {"jpg", "png", "webp", "bmp", "tif"}), ("photo", (160, 90), {"jpg"}),
-     ("page", (450, 280), {"png"})],
-)  # fmt: skip
+    [
+        ("formats", (80, 60), {"jpg", "png", "webp", "bmp", "tif"}),
+        ("photo", (160, 90), {"jpg"}),
+        ("page", (450, 280), {"png"}),
+    ],
+)
 def test_every_style_makes_what_it_says(tmp_path: Path, style: str, size: tuple[int, int], suffixes: set[str]) -> None:
     recipe = Recipe(name=style, samples=56, shards=1, style=style, width=size[0], height=size[1], distinct=48)
     folder = make_dataset(recipe, tmp_path, progress=False, processes=1)

@@ -58,9 +58,17 @@ def measure(work: Workload, name: str, cache: Path, action: str = "check") -> di
     candidate = next(one for one in work.candidates if one.name == name)
     options = {**candidate.options, **({"workers": 0} if "workers" in candidate.options else {})}
     task = Task(
-        program=candidate.program, action=action, dataset=str(dataset(work.recipe, cache)), output=work.output,
-        batch_size=work.batch_size, warmup_samples=0, samples=work.samples, seconds=0.05, trains=True, options=options,
-    )  # fmt: skip
+        program=candidate.program,
+        action=action,
+        dataset=str(dataset(work.recipe, cache)),
+        output=work.output,
+        batch_size=work.batch_size,
+        warmup_samples=0,
+        samples=work.samples,
+        seconds=0.05,
+        trains=True,
+        options=options,
+    )
     numbers: dict[str, float] = importlib.import_module(f"benchmarks.candidates.{candidate.program}").measure(task)
     return numbers
 
@@ -88,9 +96,15 @@ def test_time_cpu_and_waiting_are_measured(cache: Path) -> None:
 @pytest.mark.parametrize("candidate", [BLOCK, ITERATOR])
 @pytest.mark.parametrize(
     "name",
-    ["gpu-images/formats-uint8", "gpu-images/formats-float224", "gpu-images/formats-patches",
-     "gpu-video/short-vp9-frames", "gpu-video/short-vp9-frames224", "gpu-video/short-vp9-frame-patches"],
-)  # fmt: skip
+    [
+        "gpu-images/formats-uint8",
+        "gpu-images/formats-float224",
+        "gpu-images/formats-patches",
+        "gpu-video/short-vp9-frames",
+        "gpu-video/short-vp9-frames224",
+        "gpu-video/short-vp9-frame-patches",
+    ],
+)
 def test_every_output_is_the_same_through_our_loader_and_dalis_iterator(name: str, candidate: str, cache: Path) -> None:
     assert measure(SMALL[name], candidate, cache)["samples_checked"] >= 2
 
@@ -103,10 +117,26 @@ def test_a_run_ends_in_a_report_and_a_chart_that_say_what_they_are(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    code = run.main([
-        "gpu-images", "--quick", "--device", "cpu", "--repetitions", "1", "--only", "imagenet-uint8",
-        "--candidates", CEILING, "block feed", "torch", "--json", str(path), "--cache", str(cache),
-    ])  # fmt: skip
+    code = run.main(
+        [
+            "gpu-images",
+            "--quick",
+            "--device",
+            "cpu",
+            "--repetitions",
+            "1",
+            "--only",
+            "imagenet-uint8",
+            "--candidates",
+            CEILING,
+            "block feed",
+            "torch",
+            "--json",
+            str(path),
+            "--cache",
+            str(cache),
+        ]
+    )
     assert code == 0
     report = json.loads(path.read_text())
     assert (report["device"], report["quick"]) == ("cpu", True)
@@ -126,10 +156,21 @@ def test_a_run_ends_in_a_report_and_a_chart_that_say_what_they_are(
 
 def test_growth_is_drawn_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
-    code = run.main([
-        "growth", "--quick", "--only", "shards", "--candidates", "DALI, 100", "DALI, 1,", "--json", str(path),
-        "--cache", str(tmp_path),
-    ])  # fmt: skip
+    code = run.main(
+        [
+            "growth",
+            "--quick",
+            "--only",
+            "shards",
+            "--candidates",
+            "DALI, 100",
+            "DALI, 1,",
+            "--json",
+            str(path),
+            "--cache",
+            str(tmp_path),
+        ]
+    )
     assert code == 0
     report = json.loads(path.read_text())
     ((series, points),) = plot_growth.lines_of(report["workloads"][0]).items()

@@ -19,10 +19,23 @@ pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be 
 def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     path = folder / "cpu.json"
-    code = run.main([
-        "cpu", "--quick", "--only", "uint8", "import", "--json", str(path), "--cache", str(folder),
-        "--candidates", "bare DALI, HWC", "energon_dali PIL", "megatron",
-    ])  # fmt: skip
+    code = run.main(
+        [
+            "cpu",
+            "--quick",
+            "--only",
+            "uint8",
+            "import",
+            "--json",
+            str(path),
+            "--cache",
+            str(folder),
+            "--candidates",
+            "bare DALI, HWC",
+            "energon_dali PIL",
+            "megatron",
+        ]
+    )
     assert code == 0
     return path
 
@@ -63,9 +76,14 @@ def test_a_candidate_that_fails_says_why(tmp_path: Path) -> None:
     python = python_of("own")
     assert python is not None
     task = Task(
-        program="pil_memory", action="check", dataset=str(tmp_path), output="uint8", batch_size=1, warmup_samples=1,
+        program="pil_memory",
+        action="check",
+        dataset=str(tmp_path),
+        output="uint8",
+        batch_size=1,
+        warmup_samples=1,
         samples=1,
-    )  # fmt: skip
+    )
     with pytest.raises(CandidateError, match=r"ended with 1:(.|\n)*facts\.json"):
         run_candidate(task, python)
 

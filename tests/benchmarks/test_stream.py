@@ -25,9 +25,14 @@ def dataset(tmp_path: Path) -> Path:
 
 def task(dataset: Path, **changes: Any) -> Task:
     fields: dict[str, Any] = {
-        "program": "test", "action": "check", "dataset": str(dataset), "output": "uint8", "batch_size": 4,
-        "warmup_samples": 4, "samples": 8,
-    }  # fmt: skip
+        "program": "test",
+        "action": "check",
+        "dataset": str(dataset),
+        "output": "uint8",
+        "batch_size": 4,
+        "warmup_samples": 4,
+        "samples": 8,
+    }
     return Task(**{**fields, **changes})
 
 

@@ -72,8 +72,16 @@ def test_a_gpu_varies_every_setting_around_the_defaults() -> None:
 
 
 def test_a_sweep_that_is_interrupted_leaves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"what": "clips", "format": "h264", "width": 4, "height": 3, "dali_us": 1, "dali_processor_us": 1,
-           "cpu_processor_us": 1, "ratio": 1.0}  # fmt: skip
+    row = {
+        "what": "clips",
+        "format": "h264",
+        "width": 4,
+        "height": 3,
+        "dali_us": 1,
+        "dali_processor_us": 1,
+        "cpu_processor_us": 1,
+        "ratio": 1.0,
+    }
 
     def sweep(kind: str, *, quick: bool) -> Iterator[dict[str, Any]]:
         yield row

@@ -17,9 +17,13 @@ RECIPE = Recipe(name="r", samples=1)
 
 def workload(**changes: object) -> Workload:
     fields: dict[str, object] = {
-        "name": "w", "title": "t", "metric": "speed", "unit": "1/s", "recipe": RECIPE,
+        "name": "w",
+        "title": "t",
+        "metric": "speed",
+        "unit": "1/s",
+        "recipe": RECIPE,
         "candidates": (Candidate(name="a", program="pil_memory"), Candidate(name="b", program="pil_memory")),
-    }  # fmt: skip
+    }
     return Workload(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -63,9 +67,15 @@ def test_a_program_must_be_a_module_name() -> None:
 
 def test_a_task_survives_the_command_line() -> None:
     task = Task(
-        program="p", action="time", dataset="/d", output="uint8", batch_size=2, warmup_samples=1, samples=3,
+        program="p",
+        action="time",
+        dataset="/d",
+        output="uint8",
+        batch_size=2,
+        warmup_samples=1,
+        samples=3,
         options={"layout": "HWC"},
-    )  # fmt: skip
+    )
     assert Task.from_json(task.to_json()) == task
     assert task.layout == "HWC"
 

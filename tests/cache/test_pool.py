@@ -125,17 +125,22 @@ def test_files_are_fetched_ahead_once_and_leave_the_disk_when_they_were_used(met
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    names=st.lists(st.integers(0, 12), min_size=1, max_size=40), max_files=st.integers(0, 4),
-    max_bytes=st.integers(0, 450), workers=st.integers(1, 4), data=st.data(),
-)  # fmt: skip
+    names=st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    max_files=st.integers(0, 4),
+    max_bytes=st.integers(0, 450),
+    workers=st.integers(1, 4),
+    data=st.data(),
+)
 def test_the_disk_never_holds_more_than_the_limits(
     names: list[int], max_files: int, max_bytes: int, workers: int, data: st.DataObject, tmp_path: Path
 ) -> None:
     store = Numbers()
     pool = FileStoreCachePool(
-        parent_cache_dir=tmp_path, num_workers=workers, max_cache_size_gbytes=max_bytes / GIGABYTE,
+        parent_cache_dir=tmp_path,
+        num_workers=workers,
+        max_cache_size_gbytes=max_bytes / GIGABYTE,
         max_cache_count=max_files,
-    )  # fmt: skip
+    )
     fetcher = pool._open()
     seen: list[tuple[int, int]] = []
     write = fetcher._write
@@ -288,9 +293,12 @@ def test_references_arrive_with_their_data_or_their_failure(folder: Path) -> Non
     store = Numbers()
     pool = FileStoreCachePool(parent_cache_dir=folder)
     sent = [
-        pool.get_lazy(store, "3"), DirectLazy(store, "4"), pool.to_cache([5], "v"), pool.get_lazy(store, "x"),
+        pool.get_lazy(store, "3"),
+        DirectLazy(store, "4"),
+        pool.to_cache([5], "v"),
+        pool.get_lazy(store, "x"),
         MockLazy("m", fail_oddly),
-    ]  # fmt: skip
+    ]
     three, four, five, missing, odd = pickle.loads(pickle.dumps(sent))
     target: dict[str, Any] = {}
     assert three.get(target) == b"3" * 100

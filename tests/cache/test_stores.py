@@ -106,8 +106,17 @@ def test_a_folder_gives_its_files_and_no_others(tmp_path: Path) -> None:
         SourceInfo(dataset_path=str(inside), index="sub/a.txt", shard_name=str(inside), file_names=("sub/a.txt",)),
     )
     assert store["near"][0] == store["sub/../sub/./a.txt"][0] == b"inside"
-    for name in ("../base2/secret", "sub/../../base2/secret", str(tmp_path / "base2" / "secret"), "far",
-                 "folder/secret", "", "..", "/etc/passwd", "a\0b"):  # fmt: skip
+    for name in (
+        "../base2/secret",
+        "sub/../../base2/secret",
+        str(tmp_path / "base2" / "secret"),
+        "far",
+        "folder/secret",
+        "",
+        "..",
+        "/etc/passwd",
+        "a\0b",
+    ):
         with pytest.raises(DatasetError, match="leads out of"):
             store[name]
     for name in ("pipe", "sub"):
@@ -219,9 +228,11 @@ def test_open_store_gives_the_kind_of_the_place(tmp_path: Path) -> None:
     prepare_jsonl(str(path))
     base = StoragePath.of(tmp_path)
     kinds: list[tuple[Any, type[FileStore[Any]]]] = [
-        ("shards", WebdatasetFileStore), ("x.jsonl", JsonlFileStore), ("filesystem://shards", SystemFileStore),
+        ("shards", WebdatasetFileStore),
+        ("x.jsonl", JsonlFileStore),
+        ("filesystem://shards", SystemFileStore),
         (folder, WebdatasetFileStore),
-    ]  # fmt: skip
+    ]
     for reference, kind in kinds:
         assert type(open_store(reference, base)) is kind
     assert isinstance(open_store("shards", base, decoder=SampleDecoder()), DecodeFileStore)

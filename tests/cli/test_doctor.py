@@ -20,10 +20,16 @@ class MadeUpHost:
 
     def __init__(self, cuda: int = 13) -> None:
         self.versions: dict[str, str] = {
-            "torch": "2.11.0", "numpy": "2.4.6", "pillow": "13.0.0", "av": "18.1.0", "webdataset": "1.0.2",
-            "multi-storage-client": "1.3.1", "pydantic": "2.14.3", "triton": "3.7.0",
+            "torch": "2.11.0",
+            "numpy": "2.4.6",
+            "pillow": "13.0.0",
+            "av": "18.1.0",
+            "webdataset": "1.0.2",
+            "multi-storage-client": "1.3.1",
+            "pydantic": "2.14.3",
+            "triton": "3.7.0",
             f"nvidia-dali-cuda{cuda}0": "2.4.0",
-        }  # fmt: skip
+        }
         self.required = ["filelock", 'triton==3.7.0; platform_system == "Linux"']
         self.gpu_in_sight = True
         self.texts: dict[str, str] = {}
@@ -93,8 +99,13 @@ def has(**fields: Any) -> Callable[[MadeUpHost], Any]:
 
 
 CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
-    "torch crashes": (fails("torch", error="the process was ended by SIGSEGV"), "CUDA in torch", "broken",
-                      "--force-reinstall torch", "gpu"),
+    "torch crashes": (
+        fails("torch", error="the process was ended by SIGSEGV"),
+        "CUDA in torch",
+        "broken",
+        "--force-reinstall torch",
+        "gpu",
+    ),
     "torch for CPUs": (finds("torch", cuda=None), "CUDA in torch", "missing", "without a constraint", "gpu"),
     "torch is too new": (finds("torch", available=False), "CUDA in torch", "broken", "runs CUDA 13.0", "gpu"),
     "no numpy": (lacks("numpy", "ModuleNotFoundError: no"), "numpy", "missing", "pip install numpy", "cpu gpu"),
@@ -122,7 +133,7 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "few open files": (has(limits={"nofile": 1024, "memlock": 1 << 23}), "open files", "broken", "ulimit -n", ""),
     "little shared memory": (has(shared=64 << 20), "/dev/shm", "broken", "--shm-size", ""),
     "no shared memory": (has(shared=None), "/dev/shm", "missing", "--shm-size", ""),
-}  # fmt: skip
+}
 """What is taken away; the check that says so, its state, a piece of the advice, and the paths that no longer work."""
 
 
@@ -171,11 +182,13 @@ def test_without_dali_and_gpu_the_cpu_path_works_and_little_is_advised() -> None
     [
         ({"/sys/fs/cgroup/cpu.max": "350000 100000\n"}, "16 of 32, 3.5 by the quota of the container"),
         ({"/sys/fs/cgroup/cpu.max": "max 100000\n"}, "16 of 32"),
-        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
-         "16 of 32, 2 by the quota of the container"),
+        (
+            {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"},
+            "16 of 32, 2 by the quota of the container",
+        ),
         ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "16 of 32"),
     ],
-)  # fmt: skip
+)
 def test_quotas_of_containers_are_seen(texts: dict[str, str], shown: str) -> None:
     host = MadeUpHost()
     host.texts = texts
@@ -186,8 +199,9 @@ def test_quotas_of_containers_are_seen(texts: dict[str, str], shown: str) -> Non
 def test_a_probe_that_fails_hangs_or_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     host = ThisHost()
     assert host.probe("imports", "json", "no_such_module").facts == {
-        "json": "", "no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
-    }  # fmt: skip
+        "json": "",
+        "no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+    }
     assert host.probe("jpeg_engine", "libnothing.so.1").error == "DeviceError: libnothing.so.1 is not found."
     assert host.probe("no_such_probe").error == "KeyError: 'no_such_probe'"
     assert host.probe("imports", "tests.cli.ending").error == "the process was ended by SIGSEGV"

@@ -28,9 +28,14 @@ def run(tmp_path: Path, *words: str) -> tuple[int, str, list[list[str]]]:
     python.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(python), "NOTES": str(notes)}
     done = subprocess.run(
-        ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *words], env=environment, cwd=tmp_path, text=True,
-        capture_output=True, check=False, timeout=60,
-    )  # fmt: skip
+        ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *words],
+        env=environment,
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
     started = [line.split(" ") for line in notes.read_text().splitlines()] if notes.exists() else []
     return done.returncode, done.stdout + done.stderr, started
 
@@ -41,9 +46,14 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
     tree = str(tmp_path / "out" / "work" / "tree")
     assert {(words[0], words[1], words[2]) for words in started} == {(tree, tree, ""), (tree, tree, "1")}
     assert [words[4] for words in started] == [
-        "energon_dali", "pytest", "benchmarks.kernels", "benchmarks.run", "benchmarks.run", "benchmarks.tuning",
+        "energon_dali",
+        "pytest",
+        "benchmarks.kernels",
         "benchmarks.run",
-    ]  # fmt: skip
+        "benchmarks.run",
+        "benchmarks.tuning",
+        "benchmarks.run",
+    ]
     assert [words[2] for words in started if words[4] == "pytest"] == ["1"]  # a missing GPU is a failure
     assert started[1][-2:] == ["-W", "default"]  # other versions than CI's warn of other things
     files = {word for words in started for word in words if word.endswith((".json", ".xml"))}
@@ -72,10 +82,13 @@ def test_chosen_stages_of_a_dry_run_keep_their_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Give the folder"), (["out", "--stage", "none"], "there are: doctor tests"), (["a", "b"], "too much"),
-        (["out", "--device", "tpu"], "neither gpu nor cpu"), (["out", "--fast"], "no option"),
+        ([], "Give the folder"),
+        (["out", "--stage", "none"], "there are: doctor tests"),
+        (["a", "b"], "too much"),
+        (["out", "--device", "tpu"], "neither gpu nor cpu"),
+        (["out", "--fast"], "no option"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(tmp_path: Path, words: list[str], message: str) -> None:
     status, said, started = run(tmp_path, *words)
     assert (status, started) == (2, [])

@@ -22,16 +22,23 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     for name in ("Makefile", "pyproject.toml", "setup.py", "constraints-ci.txt"):
         shutil.copy(ROOT / name, folder / name)
     return subprocess.run(
-        ["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60,
+        ["make", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
     ("driver", "torch", "extra"),
-    [("echo 570.86.15", "torch==2.10.0", "cuda12"), ("echo 580.95.05; echo 580.95.05", "torch==2.13.0", "cuda13"),
-     ("exit 9", "torch==2.13.0", "cuda12")],
-)  # fmt: skip
+    [
+        ("echo 570.86.15", "torch==2.10.0", "cuda12"),
+        ("echo 580.95.05; echo 580.95.05", "torch==2.13.0", "cuda13"),
+        ("exit 9", "torch==2.13.0", "cuda12"),
+    ],
+)
 def test_torch_and_dali_follow_the_driver(driver: str, torch: str, extra: str, tmp_path: Path) -> None:
     program(tmp_path / "bin/nvidia-smi", driver)
     said = make(tmp_path, "-n", "setup").stdout
@@ -67,7 +74,10 @@ def test_the_gpu_script_passes_over_an_environment_without_torch(tmp_path: Path)
     shutil.copy(ROOT / "benchmarks/gpu.sh", tmp_path / "benchmarks")
     program(tmp_path / ".venv/bin/python", "exit 1")
     done = subprocess.run(
-        [str(tmp_path / "benchmarks/gpu.sh"), str(tmp_path / "out")], capture_output=True, text=True, timeout=60,
+        [str(tmp_path / "benchmarks/gpu.sh"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={name: value for name, value in os.environ.items() if name != "PYTHON"},
-    )  # fmt: skip
+    )
     assert ".venv is not complete" in done.stderr

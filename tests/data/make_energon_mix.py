@@ -122,7 +122,7 @@ METADATASETS = {
     - path: texts
       split_part: train
 """,
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -141,9 +141,15 @@ def main() -> None:
 
 
 def write(
-    name: str, count: int, shards: int, parts: dict[str, str], kind: str | None, field_map: dict[str, str],
-    without: tuple[int, ...] = (), prefix: str = "k",
-) -> None:  # fmt: skip
+    name: str,
+    count: int,
+    shards: int,
+    parts: dict[str, str],
+    kind: str | None,
+    field_map: dict[str, str],
+    without: tuple[int, ...] = (),
+    prefix: str = "k",
+) -> None:
     folder = FOLDER / name
     folder.mkdir(parents=True)
     numbers = [number for number in range(count) if number not in without]
@@ -155,9 +161,18 @@ def write(
     kinds = ["--sample-type", kind or "CrudeWebdataset"]
     kinds += ["--field-map", json.dumps(field_map)] if kind else []
     energon(
-        "prepare", str(folder), "--non-interactive", "--split-parts", "train:.*", "--split-parts", "val:.*",
-        "--num-workers", "1", "--no-progress", *kinds,
-    )  # fmt: skip
+        "prepare",
+        str(folder),
+        "--non-interactive",
+        "--split-parts",
+        "train:.*",
+        "--split-parts",
+        "val:.*",
+        "--num-workers",
+        "1",
+        "--no-progress",
+        *kinds,
+    )
     if kind is None:
         (folder / ".nv-meta" / "dataset.yaml").write_text(
             ENERGON.format("CrudeWebdataset") + "subflavors: {kind: from dataset.yaml, crude: true}\n"
@@ -201,10 +216,16 @@ def look_at(name: str) -> dict[str, Any]:
         if name in ("epochs.yaml", "join.yaml"):
             entry["epoch"] = samples_of(
                 get_train_dataset(
-                    path, split_part=split, worker_config=config, batch_size=None, task_encoder=Encoder(),
-                    shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+                    path,
+                    split_part=split,
+                    worker_config=config,
+                    batch_size=None,
+                    task_encoder=Encoder(),
+                    shuffle_buffer_size=None,
+                    max_samples_per_sequence=None,
+                    repeat=False,
                 )
-            )  # fmt: skip
+            )
         found[split] = entry
     return found
 

@@ -68,14 +68,24 @@ def leaf(
     number: int, size: int, job: WorkerConfig, *, repeat: bool = True, path: str | None = None, **order: Any
 ) -> SourceDataset:
     spec = OrderSpec(
-        base=Slices.whole_shards([size]), num_streams=job.layout.num_streams, seed=3, leaf=number,
+        base=Slices.whole_shards([size]),
+        num_streams=job.layout.num_streams,
+        seed=3,
+        leaf=number,
         **{"max_samples_per_sequence": 4, "parallel_shard_iters": 3, "shuffle_buffer_size": 5, **order},
-    )  # fmt: skip
+    )
     load = SampleLoader(decoder=None, sample_type=TextSample, field_map={"text": "txt"}, seed=3, leaf=number)
     return SourceDataset(
-        spec, Numbers(number, size), load, repeat=repeat, read_size=8, failure_tolerance=0, source_config={},
-        name=path or f"/data/part{number}", worker_config=job,
-    )  # fmt: skip
+        spec,
+        Numbers(number, size),
+        load,
+        repeat=repeat,
+        read_size=8,
+        failure_tolerance=0,
+        source_config={},
+        name=path or f"/data/part{number}",
+        worker_config=job,
+    )
 
 
 def leaves(sizes: Sequence[int], streams: int, **kwargs: Any) -> list[SavableDataset[Any]]:
@@ -177,8 +187,12 @@ def test_shares_hold_in_every_stream_though_some_leaves_are_smaller_than_the_str
         counts = np.bincount([number for number, _ in numbers], minlength=5)
         assert np.all(np.abs(counts - 1000 * shares) < 3 * np.sqrt(1000 * shares * (1 - shares)))
         seen.update(numbers)
-    readable = {(number, index) for number, size in enumerate([50, 31, 9, 2, 1]) for index in range(size)
-                if index % 10 != 5 and not (number % 2 and index % 7 == 3)}  # fmt: skip
+    readable = {
+        (number, index)
+        for number, size in enumerate([50, 31, 9, 2, 1])
+        for index in range(size)
+        if index % 10 != 5 and not (number % 2 and index % 7 == 3)
+    }
     assert seen == readable
 
 
@@ -219,8 +233,12 @@ def test_epochs_hold_what_was_asked_over_all_streams(repeat: bool) -> None:
                 )
             taken = list(itertools.islice(iterator, count)) if repeat else list(iterator)
             found.update(leaf_and_number(sample) for sample in taken)
-    expected = {(number, index): 2 * times for number, times in enumerate(repetitions) for index in range(sizes[number])
-                if not (number % 2 and index % 7 == 3)}  # fmt: skip
+    expected = {
+        (number, index): 2 * times
+        for number, times in enumerate(repetitions)
+        for index in range(sizes[number])
+        if not (number % 2 and index % 7 == 3)
+    }
     assert found == expected
 
 
@@ -292,7 +310,7 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
         (lambda: MeasuredBlendDataset(leaves([3], 1)[0], "tokens"), ConfigError, "blended by weight"),
         (lambda: MeasuredBlendDataset(COMPOSITIONS["blend"](1), "words"), ConfigError, "'words' is not known"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make()

@@ -41,9 +41,12 @@ def test_a_field_map_that_makes_no_sense_is_named(expression: str) -> None:
 
 def test_fields_are_filled_by_the_first_alternative_that_is_there() -> None:
     load = SampleLoader(
-        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "png,jpg", "caption": "json[c][1]"},
-        subflavors={"lang": "en"}, dataset_path="/data",
-    )  # fmt: skip
+        decoder=SampleDecoder(),
+        sample_type=CaptioningSample,
+        field_map={"image": "png,jpg", "caption": "json[c][1]"},
+        subflavors={"lang": "en"},
+        dataset_path="/data",
+    )
     sample = load(raw(jpg=jpeg(), json=b'{"c": ["one", "two"]}'), 0)
     assert isinstance(sample, CaptioningSample)
     assert (sample.__key__, sample.caption, sample.__subflavors__) == ("a/b", "two", {"lang": "en"})
@@ -130,13 +133,23 @@ JSON = b"""{"a": "text", "captions": [], "0": "zero", "none": null, "list": ["x"
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        ("json[caption],txt", "T"), ("json[caption],json[a]", "text"), ("json[captions][0],txt", "T"),
-        ("json[a][0],txt", "T"), ("json[0]", "zero"), ("json[dict][0]", "first"), ("json[dict][-1]", "minus"),
-        ("json[dict][007]", "bond"), ("json[list][-1]", "y"), ("json[list][01]", "y"), ("json[list][x],txt", "T"),
-        ("json[list][2],txt", "T"), ("json[none][a],txt", "T"), ("json[none],txt", None),
+        ("json[caption],txt", "T"),
+        ("json[caption],json[a]", "text"),
+        ("json[captions][0],txt", "T"),
+        ("json[a][0],txt", "T"),
+        ("json[0]", "zero"),
+        ("json[dict][0]", "first"),
+        ("json[dict][-1]", "minus"),
+        ("json[dict][007]", "bond"),
+        ("json[list][-1]", "y"),
+        ("json[list][01]", "y"),
+        ("json[list][x],txt", "T"),
+        ("json[list][2],txt", "T"),
+        ("json[none][a],txt", "T"),
+        ("json[none],txt", None),
         ("cls,json[b],json[list][0]", "x"),
     ],
-)  # fmt: skip
+)
 def test_the_first_alternative_that_can_be_reached_wins(expression: str, expected: object) -> None:
     """Expected is what megatron-energon 7.4.1 gives for each of these."""
     load = SampleLoader(

@@ -78,7 +78,10 @@ TREES = {
     "groups of a blend": lambda s: GroupBatchDataset(BlendDataset((a(s), 1), (b(s), 1)), 3, by_parity, as_batch),
     "packs of a blend": lambda s: PackingDataset(
         BlendDataset((a(s), 1), (MapDataset(b(s), as_many_as_number_mod_3, stateless_map_fn=True), 1)),
-        6, pairs, as_batch, sample_encoder=double,
+        6,
+        pairs,
+        as_batch,
+        sample_encoder=double,
     ),
     "handed over one by one": lambda s: BlendDataset(
         (handed_over(MapDataset(a(s), square)), 1), (BatchDataset(handed_over(b(s)), 2, as_batch), 1)
@@ -89,11 +92,12 @@ TREES = {
                 (FilterDataset(ConcatDataset(a(s), b(s)), filter_fn=lambda x: x["number"] % 4 != 1), 2),
                 (BlendDataset((handed_over(RepeatDataset(c(s, 5), repeats=2)), 1), (MapDataset(b(s), square), 1)), 3),
             ),
-            5, first=2,
+            5,
+            first=2,
         ),
         30,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -135,9 +139,7 @@ def test_what_was_drawn_is_counted() -> None:
     live = RankIterator(BlendDataset((a(1), 1), (BlendDataset((b(1), 1), (c(1), 1)), 1)))
     assert len(list(live)) == 28
     counts = live.recorder.snapshot()["counts"]
-    assert counts == {
-        "blend.samples.0": 17, "blend.samples.1": 11, "blend.samples.1/0": 9, "blend.samples.1/1": 2,
-    }  # fmt: skip
+    assert counts == {"blend.samples.0": 17, "blend.samples.1": 11, "blend.samples.1/0": 9, "blend.samples.1/1": 2}
 
 
 def test_each_stream_place_and_epoch_draws_otherwise() -> None:
@@ -224,9 +226,13 @@ class Pictures(Batch):
 def pictures(number: int, height: int) -> Pictures:
     source = SourceInfo(dataset_path="d", index=number, shard_name="s", file_names=())
     return Pictures(
-        __key__=[f"k{number}"], __restore_key__=(number,), __sources__=(source,),
-        image=torch.full((1, 3, height, 2), number), caption=[f"picture {number}"], sizes={"h": torch.tensor([height])},
-    )  # fmt: skip
+        __key__=[f"k{number}"],
+        __restore_key__=(number,),
+        __sources__=(source,),
+        image=torch.full((1, 3, height, 2), number),
+        caption=[f"picture {number}"],
+        sizes={"h": torch.tensor([height])},
+    )
 
 
 class Pair(NamedTuple):

@@ -39,10 +39,12 @@ def keep_odd(samples: list[dict[str, Any]]) -> PackSelection[dict[str, Any]]:
     assert isinstance(samples, PackingBuffer)
     odd = [(sample, waited) for sample, waited in zip(samples, samples.rounds, strict=True) if sample["number"] % 2]
     return PackSelection(
-        packs=[[sample for sample in samples if sample["number"] % 2 == 0],
-               *([sample] for sample, waited in odd if waited)],
+        packs=[
+            [sample for sample in samples if sample["number"] % 2 == 0],
+            *([sample] for sample, waited in odd if waited),
+        ],
         keep=[sample for sample, waited in odd if not waited],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("final", [numbers, in_two])

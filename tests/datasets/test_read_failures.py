@@ -35,10 +35,11 @@ def test_what_a_truncated_shard_lost_is_named(tmp_path: Path) -> None:
     folder = prepare(write_shards(tmp_path / "data", samples, shards=2), {"text": "txt"}, "TextSample")
     told: list[tuple[str, Any]] = []
     config = WorkerConfig(
-        rank=0, world_size=1, num_workers=0, global_error_handler=lambda error, sample, sources: told.append(
-            (sample.__key__, sources)
-        ),
-    )  # fmt: skip
+        rank=0,
+        world_size=1,
+        num_workers=0,
+        global_error_handler=lambda error, sample, sources: told.append((sample.__key__, sources)),
+    )
     loader = get_savable_loader(get_val_dataset(folder, batch_size=None, task_encoder=Bytes(), worker_config=config))
     found = iter(loader)
     first = next(found).__key__

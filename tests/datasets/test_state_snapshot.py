@@ -17,8 +17,9 @@ BUFFER = 60
 def test_a_rest_is_the_end_of_the_rows_as_plain_lists() -> None:
     snapshot = Snapshot([(("a", 1), ("b", (2, 3))), (("c", 4),), ()])
     assert plain({"packs": Rest(snapshot, 1), "other": [Rest(snapshot, 3), (5,)]}) == {
-        "packs": [[["c", 4]], []], "other": [[], (5,)],
-    }  # fmt: skip
+        "packs": [[["c", 4]], []],
+        "other": [[], (5,)],
+    }
     assert plain(Rest(snapshot)) == [[["a", 1], ["b", [2, 3]]], [["c", 4]], []]
 
 
@@ -26,14 +27,23 @@ def test_a_snapshot_crosses_once_while_states_refer_to_it() -> None:
     sender, receiver = StateSender(), StateReceiver()
     first, second = (Snapshot([("key", number)] * 5000) for number in (1, 2))
     sizes, found = [], []
-    for states in ([Rest(first, 4999), Rest(first, 4998)], [Rest(first, 4998), Rest(second, 4999)],
-                   [Rest(second, 4999)], [], [Rest(second, 4999)]):  # fmt: skip
+    for states in (
+        [Rest(first, 4999), Rest(first, 4998)],
+        [Rest(first, 4998), Rest(second, 4999)],
+        [Rest(second, 4999)],
+        [],
+        [Rest(second, 4999)],
+    ):
         sent = sender.send(states)
         sizes.append(len(sent[0]) + sum(map(len, sent[1].values())))
         found.append(plain(receiver.take(sent)))
     assert found == [
-        [[["key", 1]], [["key", 1]] * 2], [[["key", 1]] * 2, [["key", 2]]], [[["key", 2]]], [], [[["key", 2]]],
-    ]  # fmt: skip
+        [[["key", 1]], [["key", 1]] * 2],
+        [[["key", 1]] * 2, [["key", 2]]],
+        [[["key", 2]]],
+        [],
+        [[["key", 2]]],
+    ]
     assert min(sizes[0], sizes[1], sizes[4]) > 5000  # the last one: nothing had referred to it in between
     assert max(sizes[2], sizes[3]) < 500
 

@@ -144,7 +144,7 @@ TREES = {
         ),
         40,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -196,8 +196,11 @@ def test_a_filter_leaves_out_silently() -> None:
     counts = live.recorder.snapshot()["counts"]
     skipped = 8
     assert counts == {
-        "samples.failed": 1, "failed.not_by_three": 1, "samples.skipped": skipped, "skipped.not_by_three": skipped
-    }  # fmt: skip
+        "samples.failed": 1,
+        "failed.not_by_three": 1,
+        "samples.skipped": skipped,
+        "skipped.not_by_three": skipped,
+    }
 
 
 def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_what_it_held() -> None:
@@ -208,9 +211,7 @@ def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_what_it_held() 
     assert live.recorder.snapshot()["failures"][0]["key"] == "sample8"
 
 
-@given(
-    size=st.integers(1, 12), share=st.floats(0, 1), total=st.integers(0, 70), seed=st.integers(0, 5)
-)  # fmt: skip
+@given(size=st.integers(1, 12), share=st.floats(0, 1), total=st.integers(0, 70), seed=st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_the_buffer_order_holds_what_it_says(size: int, share: float, total: int, seed: int) -> None:
     first = 1 + int(share * (size - 1))

@@ -105,8 +105,31 @@ def _edit_jpeg(data: bytes, random: Random) -> bytes:
     def change(part: bytes) -> bytes:
         way = random.randrange(4)
         if way == 0:  # another marker
-            return part[:1] + bytes([random.choice((0x01, 0x3F, 0xC0, 0xC4, 0xCC, 0xD0, 0xD3, 0xD8, 0xD9, 0xDC, 0xE5,
-                                                    0xF7, random.randrange(1, 256)))]) + part[2:]  # fmt: skip
+            return (
+                part[:1]
+                + bytes(
+                    [
+                        random.choice(
+                            (
+                                0x01,
+                                0x3F,
+                                0xC0,
+                                0xC4,
+                                0xCC,
+                                0xD0,
+                                0xD3,
+                                0xD8,
+                                0xD9,
+                                0xDC,
+                                0xE5,
+                                0xF7,
+                                random.randrange(1, 256),
+                            )
+                        )
+                    ]
+                )
+                + part[2:]
+            )
         if way == 1:
             return part[: random.randrange(len(part) + 1)]
         if way == 2:  # a marker within
@@ -132,8 +155,9 @@ def _edit_png(data: bytes, random: Random) -> bytes:
         if kind == b"IDAT" and way == 0 and content:  # other pixels, packed rightly
             rows = zlib.decompress(content) if content[:1] == b"\x78" and len(chunks) == 3 else b""
             if rows:
-                return kind + zlib.compress(random.choice((rows[: len(rows) // 2], rows[:-1], rows + rows[:9],
-                                                           _flip(rows, random))))  # fmt: skip
+                return kind + zlib.compress(
+                    random.choice((rows[: len(rows) // 2], rows[:-1], rows + rows[:9], _flip(rows, random)))
+                )
         if way == 1:
             return random.choice((b"tEXt", b"abCD", b"ABCD", b"IDAT", b"iCCP", b"tRNS", b"fcTL", b"zTXt")) + content
         if way == 2:
@@ -142,14 +166,20 @@ def _edit_png(data: bytes, random: Random) -> bytes:
 
     edited = _edit_list(chunks, random, change)
     if random.random() < 0.3:  # pixels in several chunks
-        edited = [piece for chunk in edited for piece in (
-            [chunk[:4] + chunk[i : i + 1000] for i in range(4, len(chunk), 1000)] if chunk[:4] == b"IDAT" else [chunk]
-        )]  # fmt: skip
+        edited = [
+            piece
+            for chunk in edited
+            for piece in (
+                [chunk[:4] + chunk[i : i + 1000] for i in range(4, len(chunk), 1000)]
+                if chunk[:4] == b"IDAT"
+                else [chunk]
+            )
+        ]
     wrong = random.randrange(len(edited)) if edited and random.random() < 0.2 else -1
     return data[:8] + b"".join(
-        struct.pack(">I", max(0, len(chunk) - 4)) + chunk
-        + struct.pack(">I", zlib.crc32(chunk) ^ (number == wrong)) for number, chunk in enumerate(edited)
-    )  # fmt: skip
+        struct.pack(">I", max(0, len(chunk) - 4)) + chunk + struct.pack(">I", zlib.crc32(chunk) ^ (number == wrong))
+        for number, chunk in enumerate(edited)
+    )
 
 
 def _edit_webp(data: bytes, random: Random) -> bytes:

@@ -74,8 +74,9 @@ def test_strides_stay_inside_and_reach_both_ends(
 def test_random_clips_follow_their_seed_and_reach_everywhere() -> None:
     times = np.arange(300) / 30
     for spec in (
-        VideoClips(3, 4, clip_duration_seconds=1.0, sampling="random"), VideoClips(3, 4, stride=8, sampling="random")
-    ):  # fmt: skip
+        VideoClips(3, 4, clip_duration_seconds=1.0, sampling="random"),
+        VideoClips(3, 4, stride=8, sampling="random"),
+    ):
         drawn = [choose_frames(spec, times, 10.0, seed)[0] for seed in range(400)]
         assert all((choose_frames(spec, times, 10.0, seed)[0] == drawn[seed]).all() for seed in (0, 7, 399))
         assert all((np.diff(clips[:, 0]) >= 0).all() for clips in drawn)
@@ -139,9 +140,15 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], words: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [{"sample_rate": 0}, {"channels": 1.5}, {"duration_seconds": 0}, {"missing": "no"},
-                {"missing": "silence", "channels": 1}],
-)  # fmt: skip
+    "options",
+    [
+        {"sample_rate": 0},
+        {"channels": 1.5},
+        {"duration_seconds": 0},
+        {"missing": "no"},
+        {"missing": "silence", "channels": 1},
+    ],
+)
 def test_what_audio_cannot_work_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="ClipAudio"):
         ClipAudio(**options)

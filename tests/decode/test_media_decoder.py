@@ -49,13 +49,25 @@ def test_find_part_kind(name: str, kind: tuple[str, str]) -> None:
 def test_a_whole_sample() -> None:
     decoder = SampleDecoder(image_decode="rgb8")
     sample = decoder(
-        {"__key__": "0001", "jpg": JPEG, "json": b'{"a": 1}', "left.txt": b"hi", "info.json.gz": gzip.compress(b"[2]"),
-         "bin": b"\0", "number": 3}
-    )  # fmt: skip
+        {
+            "__key__": "0001",
+            "jpg": JPEG,
+            "json": b'{"a": 1}',
+            "left.txt": b"hi",
+            "info.json.gz": gzip.compress(b"[2]"),
+            "bin": b"\0",
+            "number": 3,
+        }
+    )
     assert sample.pop("jpg").shape == (118, 157, 3)
     assert sample == {
-        "__key__": "0001", "json": {"a": 1}, "left.txt": "hi", "info.json.gz": [2], "bin": b"\0", "number": 3,
-    }  # fmt: skip
+        "__key__": "0001",
+        "json": {"a": 1},
+        "left.txt": "hi",
+        "info.json.gz": [2],
+        "bin": b"\0",
+        "number": 3,
+    }
 
 
 def test_views_are_taken_in_place_of_bytes() -> None:

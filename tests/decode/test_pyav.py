@@ -23,9 +23,18 @@ from energon_dali.task_encoder import generic_batch
 from tests.av.corpus import audio_file, broken_files, video_file
 
 FILES = (
-    "h264-b-mp4", "hevc-b-mkv", "vp8-webm", "vp9-vfr-webm", "av1-mp4", "mpeg4-b-avi", "mjpeg-odd-avi",
-    "h264-vfr-b-mkv", "h264-start-mov", "hevc-10bit-mkv", "h264-edit-middle-mp4",
-)  # fmt: skip
+    "h264-b-mp4",
+    "hevc-b-mkv",
+    "vp8-webm",
+    "vp9-vfr-webm",
+    "av1-mp4",
+    "mpeg4-b-avi",
+    "mjpeg-odd-avi",
+    "h264-vfr-b-mkv",
+    "h264-start-mov",
+    "hevc-10bit-mkv",
+    "h264-edit-middle-mp4",
+)
 
 
 def full_decode(data: bytes) -> tuple[Any, Any]:
@@ -49,9 +58,10 @@ def test_frames_and_times_are_those_of_a_full_decode(name: str) -> None:
     data = video_file(name)
     times, pictures = full_decode(data)
     for spec in (
-        VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random"), VideoClips(2, 4, stride=3),
+        VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random"),
+        VideoClips(2, 4, stride=3),
         VideoClips(2, 3, clip_duration_seconds=100.0),
-    ):  # fmt: skip
+    ):
         clips = clips_of(data, spec, seed=11)
         assert clips.frames is not None
         assert clips.timestamps is not None
@@ -132,9 +142,11 @@ def test_clips_batch_by_stacking() -> None:
 
 @pytest.mark.parametrize("decoder", [SampleDecoder, DaliDecoder])
 def test_a_damaged_file_fails_alone(decoder: type[Any]) -> None:
-    made = decoder(av_decode=VideoClips(1, 2), video_decode_device="cpu") if decoder is DaliDecoder else decoder(
-        av_decode=VideoClips(1, 2)
-    )  # fmt: skip
+    made = (
+        decoder(av_decode=VideoClips(1, 2), video_decode_device="cpu")
+        if decoder is DaliDecoder
+        else decoder(av_decode=VideoClips(1, 2))
+    )
     for name, data in broken_files().items():
         if name == "mp4-ten-million-frames":
             continue  # what is there can be decoded

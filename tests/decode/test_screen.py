@@ -23,18 +23,42 @@ from tests.decode.pictures import broken_pictures, encode, exif, photograph, pic
 FORMATS = {"jp2": "jpeg2000", "j2k": "jpeg2000"}
 TO_PIL = {
     "jpeg-cmyk": "rounded differently",
-    "png-16bit-gray": "PIL clips what DALI scales", "png-16bit-rgb": "rounded differently", "png-animated": "frames",
+    "png-16bit-gray": "PIL clips what DALI scales",
+    "png-16bit-rgb": "rounded differently",
+    "png-animated": "frames",
     **dict.fromkeys(
-        ("webp-lossy", "webp-lossless", "webp-rgba", "webp-rgba-lossless", "webp-exif-8", "webp-animated", "tiff-lzw",
-         "tiff-deflate"), "only decoding shows damage"),
-    "bmp-1bit": "rare", "tiff-jpeg": "rare", "tiff-rgba": "rare", "tiff-palette": "rare",
-    "tiff-cmyk": "rare", "tiff-16bit": "PIL clips what DALI scales", "tiff-float": "PIL clips what DALI scales",
-    "tiff-exif-6": "PIL turns TIFFs, DALI not", "pnm-bitmap": "rare", "pnm-comment": "rare",
-    "jp2-lossless": "DALI crashes on broken ones", "jp2-lossy": "DALI crashes on broken ones",
-    "jp2-gray": "DALI crashes on broken ones", "j2k": "DALI crashes on broken ones",
-    "gif": "unknown to DALI", "gif-animated": "unknown to DALI", "avif": "unknown to DALI", "ico": "unknown to DALI",
+        (
+            "webp-lossy",
+            "webp-lossless",
+            "webp-rgba",
+            "webp-rgba-lossless",
+            "webp-exif-8",
+            "webp-animated",
+            "tiff-lzw",
+            "tiff-deflate",
+        ),
+        "only decoding shows damage",
+    ),
+    "bmp-1bit": "rare",
+    "tiff-jpeg": "rare",
+    "tiff-rgba": "rare",
+    "tiff-palette": "rare",
+    "tiff-cmyk": "rare",
+    "tiff-16bit": "PIL clips what DALI scales",
+    "tiff-float": "PIL clips what DALI scales",
+    "tiff-exif-6": "PIL turns TIFFs, DALI not",
+    "pnm-bitmap": "rare",
+    "pnm-comment": "rare",
+    "jp2-lossless": "DALI crashes on broken ones",
+    "jp2-lossy": "DALI crashes on broken ones",
+    "jp2-gray": "DALI crashes on broken ones",
+    "j2k": "DALI crashes on broken ones",
+    "gif": "unknown to DALI",
+    "gif-animated": "unknown to DALI",
+    "avif": "unknown to DALI",
+    "ico": "unknown to DALI",
     "tga": "unknown to DALI",
-}  # fmt: skip
+}
 """What is kept from DALI, and why."""
 
 
@@ -194,8 +218,11 @@ def test_exif_that_points_nowhere() -> None:
 
 
 def in_png(width: int, height: int, color_type: int, bits: int) -> bytes:
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)),
-              (b"IDAT", zlib.compress(bytes(9000))), (b"IEND", b""))  # fmt: skip
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes(9000))),
+        (b"IEND", b""),
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
         for kind, content in chunks
@@ -225,7 +252,7 @@ def in_bmp(width: int, height: int, bits: int) -> bytes:
         *(("pnm", b"P%d\n100000 100000\n" % kind + b"1 " * 99) for kind in (1, 4)),
         *(("pnm", b"P%d\n100000 100000\n255 " % kind + b"1 " * 99) for kind in (2, 3, 5, 6)),
     ],
-)  # fmt: skip
+)
 def test_what_a_file_cannot_hold_is_refused_before_memory_is_taken(
     name: str, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,11 +265,19 @@ def test_what_a_file_cannot_hold_is_refused_before_memory_is_taken(
 @pytest.mark.parametrize(
     ("mode", "form", "options"),
     [
-        ("L", "PNG", {"optimize": True}), ("1", "PNG", {"optimize": True}), ("L", "TIFF", {"compression": "tiff_lzw"}),
-        ("1", "TIFF", {"compression": "tiff_lzw"}), ("L", "TIFF", {"compression": "tiff_adobe_deflate"}),
-        ("1", "TIFF", {"compression": "packbits"}), ("1", "TIFF", {"compression": "group4"}), ("L", "GIF", {}),
-        ("L", "WEBP", {"lossless": True}), ("L", "JPEG2000", {}), ("1", "BMP", {}), ("1", "PPM", {}),
+        ("L", "PNG", {"optimize": True}),
+        ("1", "PNG", {"optimize": True}),
+        ("L", "TIFF", {"compression": "tiff_lzw"}),
+        ("1", "TIFF", {"compression": "tiff_lzw"}),
+        ("L", "TIFF", {"compression": "tiff_adobe_deflate"}),
+        ("1", "TIFF", {"compression": "packbits"}),
+        ("1", "TIFF", {"compression": "group4"}),
+        ("L", "GIF", {}),
+        ("L", "WEBP", {"lossless": True}),
+        ("L", "JPEG2000", {}),
+        ("1", "BMP", {}),
+        ("1", "PPM", {}),
     ],
-)  # fmt: skip
+)
 def test_one_colour_packed_as_well_as_can_be_is_understood(mode: str, form: str, options: dict[str, Any]) -> None:
     assert screen_image(encode(Image.new(mode, (5000, 4000)), form, **options)).width == 5000

@@ -24,16 +24,25 @@ def table(tallies: list[Tally]) -> str:
     """Returns the campaigns as a table, one line each."""
     names = ("campaign", "tried", "survived", "refused", "lost", "left behind", "seconds")
     rows = [
-        (t.name, f"{t.tried:,}", f"{t.survived:,}", f"{t.refused:,}", str(len(t.lost)), str(len(t.left_behind)),
-         f"{t.seconds:.0f}")
+        (
+            t.name,
+            f"{t.tried:,}",
+            f"{t.survived:,}",
+            f"{t.refused:,}",
+            str(len(t.lost)),
+            str(len(t.left_behind)),
+            f"{t.seconds:.0f}",
+        )
         for t in tallies
-    ]  # fmt: skip
+    ]
     widths = [max(len(row[column]) for row in (names, *rows)) for column in range(len(names))]
     return "\n".join(
-        "  ".join(text.ljust(width) if not column else text.rjust(width) for column, (text, width) in
-                  enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            text.ljust(width) if not column else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in (names, *rows)
-    )  # fmt: skip
+    )
 
 
 def in_memory() -> str | None:

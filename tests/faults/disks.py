@@ -129,9 +129,13 @@ def _compare(data: Path, whole: Any, what: str) -> None:
 def _loader(folder: Path, **options: Any) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=quiet, **options)
     dataset = get_train_dataset(
-        folder / "train", batch_size=4, worker_config=config, task_encoder=DefaultTaskEncoder(),
-        shuffle_buffer_size=10, max_samples_per_sequence=None,
-    )  # fmt: skip
+        folder / "train",
+        batch_size=4,
+        worker_config=config,
+        task_encoder=DefaultTaskEncoder(),
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=None,
+    )
     return get_savable_loader(dataset)
 
 

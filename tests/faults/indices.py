@@ -61,10 +61,31 @@ ALIASES = "\n".join(
     f"{name}: &{name} [{', '.join([inner] * 8)}]" for name, inner in (("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"))
 )
 POISON = (
-    "[" * 50_000, "{" * 50_000, "- " * 3_000, '{"a":' * 20_000, "1e400", "9" * 6_000, "&a [*a]", ALIASES, "<<: {a: b}",
-    "!!python/name:os.system", "{0..99999999}", "{a,b}" * 40, "../../../etc/passwd", "/dev/zero", "\x00", "\ufeff",
-    "null", "[x]", "{x: y}", "true", "-1", "0", "\u202e", "'",
-)  # fmt: skip
+    "[" * 50_000,
+    "{" * 50_000,
+    "- " * 3_000,
+    '{"a":' * 20_000,
+    "1e400",
+    "9" * 6_000,
+    "&a [*a]",
+    ALIASES,
+    "<<: {a: b}",
+    "!!python/name:os.system",
+    "{0..99999999}",
+    "{a,b}" * 40,
+    "../../../etc/passwd",
+    "/dev/zero",
+    "\x00",
+    "\ufeff",
+    "null",
+    "[x]",
+    "{x: y}",
+    "true",
+    "-1",
+    "0",
+    "\u202e",
+    "'",
+)
 
 
 def mutate_text(data: bytes, random: Random) -> bytes:
@@ -108,8 +129,10 @@ def mutate_sqlite(path: Path, random: Random) -> None:
         else:
             database.execute(f"alter table {table} rename to moved")
             rows = ", ".join(f"randomblob(10) as {name}" for name in columns)
-            database.execute(f"create view {table} as with recursive n(i) as (select 1 union all select i + 1 from n) "
-                             f"select {rows} from n")  # fmt: skip
+            database.execute(
+                f"create view {table} as with recursive n(i) as (select 1 union all select i + 1 from n) "
+                f"select {rows} from n"
+            )
     database.close()
 
 
@@ -191,9 +214,14 @@ def look(base: Path, name: str) -> set[str]:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=quiet)
     encoder = Encoder() if name == "lines.jsonl" else DefaultTaskEncoder()
     dataset = get_train_dataset(
-        base / name, worker_config=config, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
-        repeat=name == "mix.yaml", task_encoder=encoder,
-    )  # fmt: skip
+        base / name,
+        worker_config=config,
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=name == "mix.yaml",
+        task_encoder=encoder,
+    )
     with get_savable_loader(dataset) as loader:
         return {
             f"{sample.__key__}: {getattr(sample, 'text', '')} {getattr(sample, 'image', '')}"

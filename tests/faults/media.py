@@ -20,9 +20,23 @@ from tests.decode.mutations import mutate
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 
 NAMES = (
-    "h264-aac-mp4", "h264-opus-mkv", "hevc-b-mkv", "vp9-opus-webm", "av1-mp4", "mpeg4-mp3-avi", "mjpeg-pcm-mov",
-    "vp8-avi", "h264-fragmented-mp4", "flac", "mp3", "aac-m4a", "opus-ogg", "vorbis-ogg", "pcm16-wav", "aac-adts",
-)  # fmt: skip
+    "h264-aac-mp4",
+    "h264-opus-mkv",
+    "hevc-b-mkv",
+    "vp9-opus-webm",
+    "av1-mp4",
+    "mpeg4-mp3-avi",
+    "mjpeg-pcm-mov",
+    "vp8-avi",
+    "h264-fragmented-mp4",
+    "flac",
+    "mp3",
+    "aac-m4a",
+    "opus-ogg",
+    "vorbis-ogg",
+    "pcm16-wav",
+    "aac-adts",
+)
 CLIPS = VideoClips(2, 3, clip_duration_seconds=0.4, size=(48, 32))
 LIMITS = AVLimits(max_bytes=1 << 26, max_frames=1_000, max_pixels=1 << 20, max_seconds=20)
 
@@ -73,12 +87,15 @@ def prepare(folder: Path) -> Case:
         name = names[number % len(names)]
         raw = mutate_media(files[name], random)
         data = errors = 0
-        with AVDecoder(raw, damaged=random.choice(("error", "partial")), missing="empty", threads=1,
-                       limits=LIMITS) as one:  # fmt: skip
+        with AVDecoder(
+            raw, damaged=random.choice(("error", "partial")), missing="empty", threads=1, limits=LIMITS
+        ) as one:
             for call in (
-                one.get_metadata, lambda: one.get_frames(True), lambda: one.get_clips([(0.5, 0.6)]),
+                one.get_metadata,
+                lambda: one.get_frames(True),
+                lambda: one.get_clips([(0.5, 0.6)]),
                 lambda: get_clips_uniform(one, 0.1, 2, request_audio=True),
-            ):  # fmt: skip
+            ):
                 try:
                     call()
                     data += 1

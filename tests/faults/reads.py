@@ -90,9 +90,13 @@ def batches(folder: Path, encoder: type[Any], seed: int) -> list[Any]:
         rank=0, world_size=1, num_workers=0, num_streams=2, seed_offset=seed, global_error_handler=quiet
     )
     dataset = get_train_dataset(
-        folder, batch_size=4, worker_config=config, task_encoder=encoder(), shuffle_buffer_size=10,
+        folder,
+        batch_size=4,
+        worker_config=config,
+        task_encoder=encoder(),
+        shuffle_buffer_size=10,
         max_samples_per_sequence=5,
-    )  # fmt: skip
+    )
     with get_savable_loader(dataset) as loader:
         return [(batch.__key__, [int(image.sum()) for image in batch.image]) for batch in islice(loader, BATCHES)]
 

@@ -16,9 +16,31 @@ from tests.faults.campaign import Campaign, Case, Lost, Outcome, refused_by_us
 from tests.loader.test_resume_grid import ENDLESS, FINITE, job, write_grid
 
 POISON: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 7, 2**31, 2**40, 2**63, 10**400, 0.5, float("nan"), float("inf"), "", "x", "0", [], {}, [[]],
-    [None], {"a": 1}, "9" * 5_000, [0] * 100, {"0": {}},
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**40,
+    2**63,
+    10**400,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "0",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": 1},
+    "9" * 5_000,
+    [0] * 100,
+    {"0": {}},
+)
 
 
 def places_of(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -18,8 +18,12 @@ def test_a_sample_of_each_campaign_loses_nothing() -> None:
     """In a process of its own: its children are forked, which no process with threads should do."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults", "--share", "0.004", "--jobs", "1"],
-        capture_output=True, text=True, cwd=ROOT, timeout=390, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=390,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "Nothing was lost, nothing was left behind." in done.stdout
     for campaign in CAMPAIGNS:
@@ -51,6 +55,13 @@ print(*tally.lost, *tally.left_behind, sep="\\n")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     first, _, rest = done.stdout.partition("\n")
     assert first == "8 4 4 3 False", done.stdout + done.stderr
-    for text in ("case 1: a sample", "case 2 ended the process with -11", "case 3 hung", "KeyError: 'raw'",
-                 "processes", "1 descriptors", "a.tmp was left behind"):  # fmt: skip
+    for text in (
+        "case 1: a sample",
+        "case 2 ended the process with -11",
+        "case 3 hung",
+        "KeyError: 'raw'",
+        "processes",
+        "1 descriptors",
+        "a.tmp was left behind",
+    ):
         assert text in rest

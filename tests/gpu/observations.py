@@ -50,6 +50,7 @@ def _describe_gpu(device: str) -> dict[str, Any]:
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
-        "gpu": properties.name, "gpu_capability": f"{properties.major}.{properties.minor}",
+        "gpu": properties.name,
+        "gpu_capability": f"{properties.major}.{properties.minor}",
         "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
-    }  # fmt: skip
+    }

@@ -30,7 +30,9 @@ def break_device(kind):
     close_engines()
 """
 
-DECODER = BREAK + """
+DECODER = (
+    BREAK
+    + """
 from energon_dali.decode import DaliDecoder
 from tests.decode.pictures import pictures
 kind = sys.argv[1]
@@ -47,8 +49,11 @@ for _ in range(3):
     except Exception as error:
         print("raised", type(error).__name__, str(error).splitlines()[0][:300], flush=True)
 """
+)
 
-LOADER = BREAK + """
+LOADER = (
+    BREAK
+    + """
 from pathlib import Path
 import energon_dali as ed
 from tests.loader.dataset_folder import captioning_dataset
@@ -77,6 +82,7 @@ if __name__ == "__main__":
         print("raised", type(error).__name__, str(error).splitlines()[0][:300], flush=True)
     print("skipped", len(loader.stats().failures), flush=True)
 """
+)
 
 
 def test_the_decoder_says_that_the_device_failed(where: Where, observe: Observations) -> None:

@@ -36,7 +36,9 @@ def contexts():
         found += [ordinal] * bool(active.value)
     return found
 """
-RANK = CONTEXTS + """
+RANK = (
+    CONTEXTS
+    + """
 import json, os, sys
 from itertools import islice
 from pathlib import Path
@@ -63,6 +65,7 @@ if __name__ == "__main__":
         devices |= {str(outcome.value.device) for outcome in decoder.decode_block(handles)}
     print(json.dumps({"devices": sorted(devices), "contexts": contexts(), "routes": routes}))
 """
+)
 FULL = """
 import sys
 import torch

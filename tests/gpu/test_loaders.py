@@ -25,8 +25,10 @@ class Means(ed.DefaultTaskEncoder):
         return {"mean": sample.image.float().mean(), "caption": sample.caption}
 
     def batch(self, samples: list[Any]) -> Any:
-        return {"mean": torch.stack([sample["mean"] for sample in samples]),
-                "caption": [sample["caption"] for sample in samples]}  # fmt: skip
+        return {
+            "mean": torch.stack([sample["mean"] for sample in samples]),
+            "caption": [sample["caption"] for sample in samples],
+        }
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +40,16 @@ def loader_of(folder: Path, decoder: Any, *, train: bool) -> Any:
     config, encoder = ed.WorkerConfig(rank=0, world_size=1, num_workers=0), Means(decoder)
     if not train:
         return ed.get_loader(ed.get_val_dataset(folder, worker_config=config, batch_size=4, task_encoder=encoder))
-    return ed.get_loader(ed.get_train_dataset(
-        folder, worker_config=config, batch_size=4, task_encoder=encoder, shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-    ))  # fmt: skip
+    return ed.get_loader(
+        ed.get_train_dataset(
+            folder,
+            worker_config=config,
+            batch_size=4,
+            task_encoder=encoder,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+        )
+    )
 
 
 def means_of(folder: Path) -> dict[str, float]:
@@ -66,8 +74,11 @@ def test_training_and_validation_at_once_for_a_trainer_on_its_own_stream(
                 seen.append((batch["caption"], batch["mean"] * 1))
                 del batch
     where.finish()
-    differences = [abs(float(mean) - wanted[caption]) for captions, means in seen
-                   for caption, mean in zip(captions, means, strict=True)]  # fmt: skip
+    differences = [
+        abs(float(mean) - wanted[caption])
+        for captions, means in seen
+        for caption, mean in zip(captions, means, strict=True)
+    ]
     observe(largest_difference_of_means=round(max(differences), 4), pictures=len(differences))
     assert len(differences) == 64
     assert max(differences) <= (1.0 if where.kind == "gpu" else 1e-3)

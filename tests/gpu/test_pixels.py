@@ -44,9 +44,11 @@ def compare(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> dict[str, flo
     difference = np.abs(ours.astype(np.int16) - theirs)
     ratio = psnr_db(ours, theirs)
     return {
-        "equal": round(float((difference == 0).mean()), 4), "within_1": round(float((difference <= 1).mean()), 4),
-        "largest": int(difference.max()), "psnr_db": round(min(ratio, 999.0), 1),
-    }  # fmt: skip
+        "equal": round(float((difference == 0).mean()), 4),
+        "within_1": round(float((difference <= 1).mean()), 4),
+        "largest": int(difference.max()),
+        "psnr_db": round(min(ratio, 999.0), 1),
+    }
 
 
 @pytest.mark.parametrize("load", [0.0, 1.0])

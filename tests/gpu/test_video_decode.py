@@ -83,9 +83,11 @@ def test_floats_are_the_bytes_by_255(where: Where, dtype: Any) -> None:
 def test_what_the_gpu_cannot_decode_comes_from_pyav_and_ends_there_too(where: Where) -> None:
     spec = VideoClips(1, 4, layout="FHWC")
     recipes = [
-        VideoRecipe("vp8", "webm", size=SIZE), VideoRecipe("h264", "avi", size=SIZE),
-        VideoRecipe("hevc", "mkv", size=SIZE, pixel_format="yuv420p10le"), VideoRecipe("av1", "mp4", size=SIZE),
-    ]  # fmt: skip
+        VideoRecipe("vp8", "webm", size=SIZE),
+        VideoRecipe("h264", "avi", size=SIZE),
+        VideoRecipe("hevc", "mkv", size=SIZE, pixel_format="yuv420p10le"),
+        VideoRecipe("av1", "mp4", size=SIZE),
+    ]
     files = [encode_video(recipe) for recipe in recipes]
     outcomes = decode(where.decoder(av_decode=spec), [handle_of(data, spec) for data in files])
     for outcome, data in zip(outcomes, files, strict=True):

@@ -72,9 +72,15 @@ def test_colours_and_pixels(where: Where, observe: Observations, name: str) -> N
 
 @pytest.mark.parametrize(
     ("codec", "container", "pixel_format"),
-    [("av1", "mp4", "yuv420p"), ("hevc", "mkv", "yuv420p10le"), ("vp9", "webm", "yuv444p"),
-     ("h264", "mp4", "yuv420p10le"), ("h264", "mp4", "yuv444p"), ("vp8", "webm", "yuv420p")],
-)  # fmt: skip
+    [
+        ("av1", "mp4", "yuv420p"),
+        ("hevc", "mkv", "yuv420p10le"),
+        ("vp9", "webm", "yuv444p"),
+        ("h264", "mp4", "yuv420p10le"),
+        ("h264", "mp4", "yuv444p"),
+        ("vp8", "webm", "yuv420p"),
+    ],
+)
 def test_what_dali_says_of_streams_that_are_kept_from_it(
     where: Where, observe: Observations, codec: str, container: str, pixel_format: str
 ) -> None:

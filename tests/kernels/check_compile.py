@@ -65,8 +65,9 @@ def compile_all() -> None:
         for architecture in ARCHITECTURES:
             compiled = triton.compile(
                 ASTSource(fn=kernel, signature=signature, constexprs=constants),
-                target=GPUTarget("cuda", architecture, 32), options={"enable_fp_fusion": False},
-            )  # fmt: skip
+                target=GPUTarget("cuda", architecture, 32),
+                options={"enable_fp_fusion": False},
+            )
             assert len(compiled.asm["cubin"]) > 0
             print(f"{operation} {types} sm_{architecture}: {len(compiled.asm['cubin'])} bytes", flush=True)
 

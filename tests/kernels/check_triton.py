@@ -1,7 +1,7 @@
 """Compares the Triton kernels with their references, bit for bit, on the device that is given; a program of its own.
 
-    python -m tests.kernels.check_triton cuda
-    TRITON_INTERPRET=1 python -m tests.kernels.check_triton cpu     (slow, needs no GPU)
+python -m tests.kernels.check_triton cuda
+TRITON_INTERPRET=1 python -m tests.kernels.check_triton cpu     (slow, needs no GPU)
 """
 
 from __future__ import annotations

@@ -27,9 +27,15 @@ def test_every_way_equals_the_reference_bit_for_bit(operation: str) -> None:
 def case_of(ours: Callable[[], Any], size: Size = "large") -> KernelCase:
     tensor = torch.arange(4)
     return KernelCase(
-        operation="o", size=size, variant="v", shapes="s", bytes_moved=1000, ours=ours, reference=lambda: [tensor],
+        operation="o",
+        size=size,
+        variant="v",
+        shapes="s",
+        bytes_moved=1000,
+        ours=ours,
+        reference=lambda: [tensor],
         pytorch={"right": lambda: [tensor], "wrong": lambda: [tensor + 1], "broken": lambda: [tensor.view(3)]},
-    )  # fmt: skip
+    )
 
 
 def test_what_is_wrong_is_not_timed() -> None:
@@ -53,9 +59,10 @@ def test_large_inputs_are_judged_by_bandwidth_and_small_ones_by_the_fastest_othe
         return {"device_microseconds": time, "call_microseconds": time, "gigabytes_per_second": 1 / time}
 
     result: dict[str, Any] = {
-        "copy_gigabytes_per_second": 1.0, "met": None,
+        "copy_gigabytes_per_second": 1.0,
+        "met": None,
         "ways": {"energon_dali": way(microseconds), "PyTorch: a": way(10), "PyTorch: b": way(50)},
-    }  # fmt: skip
+    }
     kernels.judge(case_of(list, size), result, dry_run=False)
     assert result["met"] is met
     assert result["call_speedup"] == pytest.approx(10 / microseconds)
@@ -80,9 +87,13 @@ def test_the_chart_of_a_gpu_is_drawn_from_results_of_one_and_from_nothing_else(t
     panel = {"title": "t", "unit": "u", "metric": "samples_per_second", "better": "higher", "candidates": [way]}
     machine = {"processor": "p", "cores": 16, "memory_gib": 128, "gpus": ["H200"]}
     report = {
-        "device": "gpu", "machine": machine, "versions": {}, "started": "2026-11-21", "commit": "c",
+        "device": "gpu",
+        "machine": machine,
+        "versions": {},
+        "started": "2026-11-21",
+        "commit": "c",
         "workloads": [panel],
-    }  # fmt: skip
+    }
     for name in plot_gpu.NAMES:
         (tmp_path / name).write_text(json.dumps(report))
     assert plot_gpu.merged(tmp_path)["workloads"] == [panel, panel]

@@ -16,9 +16,7 @@ DTYPES = [torch.uint8, torch.int16, torch.int32, torch.int64]
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=14),
-    more=st.integers(0, 9),
-    dtype=st.sampled_from(DTYPES),
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=14), more=st.integers(0, 9), dtype=st.sampled_from(DTYPES)
 )
 def test_every_sequence_lies_whole_in_one_row_and_all_else_is_padding(lengths: Any, more: int, dtype: Any) -> None:
     row_length = max(*lengths, 1) + more

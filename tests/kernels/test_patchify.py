@@ -42,8 +42,9 @@ def test_every_patch_of_every_clip_has_its_place(sizes: Any, patch_size: int, ti
     assert got.cu_seqlens[0] == 0
     assert (got.cu_seqlens.dtype, got.positions.dtype) == (torch.int32, torch.int32)
     planes = [clip.movedim(-1, -3).contiguous() for clip in clips]
-    assert torch.equal(patchify(planes, patch_size, frames_per_patch=times, dtype="uint8", input_layout="CHW").tokens,
-                       got.tokens)  # fmt: skip
+    assert torch.equal(
+        patchify(planes, patch_size, frames_per_patch=times, dtype="uint8", input_layout="CHW").tokens, got.tokens
+    )
 
 
 def test_tokens_are_in_the_order_of_the_weights_of_convolutions() -> None:

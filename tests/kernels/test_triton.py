@@ -23,9 +23,14 @@ pytestmark = [
 def run(module: str, *words: str, **settings: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=ROOT, env={**environment, **settings}, capture_output=True,
-        text=True, check=False, timeout=280,
-    )  # fmt: skip
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        env={**environment, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     return done.stdout.splitlines()
 
@@ -33,8 +38,13 @@ def run(module: str, *words: str, **settings: str) -> list[str]:
 def test_interpreted_kernels_equal_their_references_bit_for_bit() -> None:
     lines = run("tests.kernels.check_triton", "cpu", TRITON_INTERPRET="1")
     assert [line.split(":")[0] for line in lines] == [
-        "color_matrix", "color_quantize", "operations", "pack_tokens", "pad_stack", "patchify",
-    ]  # fmt: skip
+        "color_matrix",
+        "color_quantize",
+        "operations",
+        "pack_tokens",
+        "pad_stack",
+        "patchify",
+    ]
     assert all(line.endswith("comparisons, all equal") for line in lines)
 
 

@@ -41,11 +41,18 @@ def polylithic(folder: Path, count: int = 16, *, damaged: bool = False) -> Path:
     prepare_dataset(str(write_shards(folder / "shards", samples, 2)), split_patterns=[("train", ".*"), ("val", ".*")])
     (folder / "shards" / ".nv-meta" / "dataset.yaml").write_text(json.dumps(CRUDE))
     entry = {
-        "lines": {"path": "lines.jsonl", "subflavors": {"kind": "lines"},
-                  "aux": {"images": "images", "files": "filesystem://files"}},
-        "shards": {"path": "shards", "split_part": "val", "subflavors": {"kind": "shards"},
-                   "aux": {"images": {"path": "images"}}},
-    }  # fmt: skip
+        "lines": {
+            "path": "lines.jsonl",
+            "subflavors": {"kind": "lines"},
+            "aux": {"images": "images", "files": "filesystem://files"},
+        },
+        "shards": {
+            "path": "shards",
+            "split_part": "val",
+            "subflavors": {"kind": "shards"},
+            "aux": {"images": {"path": "images"}},
+        },
+    }
     splits = {
         "train": {"blend": [{"weight": 1.0, **entry["lines"]}, {"weight": 1.0, **entry["shards"]}]},
         "val": {"concat": [entry["lines"], entry["shards"]]},

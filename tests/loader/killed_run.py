@@ -50,9 +50,8 @@ def open_loader(folder: Path, num_workers: int = 2) -> Any:
     blend = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": parts}}}
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=4, global_error_handler=silent)
     dataset = get_train_dataset(
-        blend, worker_config=config, batch_size=2, shuffle_buffer_size=20, packing_buffer_size=8,
-        task_encoder=Packing(),
-    )  # fmt: skip
+        blend, worker_config=config, batch_size=2, shuffle_buffer_size=20, packing_buffer_size=8, task_encoder=Packing()
+    )
     return get_savable_loader(dataset)
 
 

@@ -38,9 +38,13 @@ class NumbersDataset(SavableDataset[Any]):
     """Gives `make(stream, epoch, place)` for every place of a stream."""
 
     def __init__(
-        self, lengths: list[int], worker_config: WorkerConfig, make: Any = None, mishap: Mishap | None = None,
+        self,
+        lengths: list[int],
+        worker_config: WorkerConfig,
+        make: Any = None,
+        mishap: Mishap | None = None,
         seconds: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(worker_config=worker_config)
         self.lengths = lengths
         self.make = make or (lambda stream, epoch, place: (stream, epoch, place))

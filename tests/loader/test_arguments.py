@@ -80,14 +80,24 @@ def val(folder: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "name", "value"),
     [
-        (train, "batch_size", 0), (train, "batch_size", "8"), (train, "batch_size", 2.0), (train, "batch_size", True),
-        (train, "shuffle_buffer_size", -1), (train, "shuffle_buffer_size", "x"),
-        (train, "max_samples_per_sequence", 1.5), (train, "max_samples_per_sequence", 0),
-        (train, "virtual_epoch_length", -1), (train, "virtual_epoch_length", None),
-        (train, "shuffle_over_epochs_multiplier", 1.5), (train, "parallel_shard_iters", 0),
-        (train, "packing_buffer_size", 0), (val, "batch_size", 0), (val, "limit", 1.5), (val, "limit", 0),
+        (train, "batch_size", 0),
+        (train, "batch_size", "8"),
+        (train, "batch_size", 2.0),
+        (train, "batch_size", True),
+        (train, "shuffle_buffer_size", -1),
+        (train, "shuffle_buffer_size", "x"),
+        (train, "max_samples_per_sequence", 1.5),
+        (train, "max_samples_per_sequence", 0),
+        (train, "virtual_epoch_length", -1),
+        (train, "virtual_epoch_length", None),
+        (train, "shuffle_over_epochs_multiplier", 1.5),
+        (train, "parallel_shard_iters", 0),
+        (train, "packing_buffer_size", 0),
+        (val, "batch_size", 0),
+        (val, "limit", 1.5),
+        (val, "limit", 0),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_whole_numbers_in_their_range(
     make: Callable[..., Any], name: str, value: object, folder: Path
 ) -> None:
@@ -200,10 +210,16 @@ def test_a_loader_says_that_it_cannot_be_copied(make_copy: Callable[[Any], Any],
 @pytest.mark.parametrize(
     "damage",
     [
-        {"streams": None}, {"given": None}, {"config": None}, {"config": "zzz"}, {"streams": {"0": {}, "1": {}}},
-        {"num_streams": "2"}, {"given": {"0": "a"}}, {"streams": {"0": {"count": "a", "ended": False, "state": {}}}},
+        {"streams": None},
+        {"given": None},
+        {"config": None},
+        {"config": "zzz"},
+        {"streams": {"0": {}, "1": {}}},
+        {"num_streams": "2"},
+        {"given": {"0": "a"}},
+        {"streams": {"0": {"count": "a", "ended": False, "state": {}}}},
     ],
-)  # fmt: skip
+)
 def test_a_damaged_state_is_named_so(damage: dict[str, Any], folder: Path) -> None:
     state = {**get_savable_loader(train(folder)).save_state_rank(), **damage}
     for restore in ("restore_state_rank", "restore_state_global", "load_state_dict"):

@@ -84,10 +84,14 @@ def loader_of(folder: Path, encoder: Any, num_workers: int) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet)
     return get_savable_loader(
         get_train_dataset(
-            folder, batch_size=BATCH, worker_config=config, task_encoder=encoder, shuffle_buffer_size=10,
+            folder,
+            batch_size=BATCH,
+            worker_config=config,
+            task_encoder=encoder,
+            shuffle_buffer_size=10,
             max_samples_per_sequence=6,
         )
-    )  # fmt: skip
+    )
 
 
 def open_files() -> int:

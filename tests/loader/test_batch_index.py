@@ -151,8 +151,11 @@ def test_what_hooks_read_does_not_depend_on_where_they_run(name: str, folder: Pa
     with make_loader(folder, name, "pil") as loader:
         expected = [view(element) for element in islice(loader, 24)]
     for decoder, workers, options in (
-        ("dali", 0, {}), ("pil", 2, {}), ("dali", 1, {}), ("dali", 2, {"prefetch_factor": 4}),
-    ):  # fmt: skip
+        ("dali", 0, {}),
+        ("pil", 2, {}),
+        ("dali", 1, {}),
+        ("dali", 2, {"prefetch_factor": 4}),
+    ):
         with make_loader(folder, name, decoder, workers, **options) as loader:
             assert [view(element) for element in islice(loader, 24)] == expected, f"{decoder}, {workers} workers"
 

@@ -120,10 +120,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("image_dataset", "captioning_dataset_1", "captioning_dataset_2"):
         samples = {
             f"{name}/{number}": {
-                "jpg": picture(number, size=(16 + 8 * (number % 2), 16)), "txt": f"{name} {number}".encode()
+                "jpg": picture(number, size=(16 + 8 * (number % 2), 16)),
+                "txt": f"{name} {number}".encode(),
             }
             for number in range(COUNT)
-        }  # fmt: skip
+        }
         with_text = name != "image_dataset"
         prepare(
             write_shards(base / name, samples, 2),
@@ -149,9 +150,13 @@ def job(request: pytest.FixtureRequest) -> Job:
 
 def train(path: Path, task: Any, job: Job, batch_size: int) -> SavableDataset[Any]:
     return get_train_dataset(
-        path, worker_config=job[0], batch_size=batch_size, shuffle_buffer_size=100, max_samples_per_sequence=100,
+        path,
+        worker_config=job[0],
+        batch_size=batch_size,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=100,
         task_encoder=task,
-    )  # fmt: skip
+    )
 
 
 def batches_of(dataset: SavableDataset[Any], count: int | None = None) -> Iterator[Any]:
@@ -244,9 +249,11 @@ def test_a_heterogeneous_mix_is_made_by_a_function_of_the_users(folder: Path, jo
 def test_each_dataset_has_its_weight_in_the_loss_through_its_task_encoder(folder: Path, job: Job) -> None:
     weights = {"captioning_dataset_1": 0.2, "captioning_dataset_2": 0.8}
     blend = BlendDataset(
-        *((train(folder / name, WeightedCaptioningTask(job[1], weight), job, 8), 0.5)
-          for name, weight in weights.items())
-    )  # fmt: skip
+        *(
+            (train(folder / name, WeightedCaptioningTask(job[1], weight), job, 8), 0.5)
+            for name, weight in weights.items()
+        )
+    )
     found: Counter[str] = Counter()
     for batch in batches_of(blend, 60):
         assert type(batch) is WeightedCaptioningBatch
@@ -260,10 +267,26 @@ def test_each_dataset_has_its_weight_in_the_loss_through_its_task_encoder(folder
 def test_without_a_worker_config_as_the_guide_writes_it(folder: Path) -> None:
     decoder = SampleDecoder()
     blend = BlendDataset(
-        (get_train_dataset(folder / "image_dataset", batch_size=4, shuffle_buffer_size=100,
-                           max_samples_per_sequence=100, task_encoder=ImageTask(decoder)), 0.6),
-        (get_train_dataset(folder / "captioning_dataset_1", batch_size=4, shuffle_buffer_size=100,
-                           max_samples_per_sequence=100, task_encoder=CaptioningTask(decoder)), 0.4),
-    )  # fmt: skip
+        (
+            get_train_dataset(
+                folder / "image_dataset",
+                batch_size=4,
+                shuffle_buffer_size=100,
+                max_samples_per_sequence=100,
+                task_encoder=ImageTask(decoder),
+            ),
+            0.6,
+        ),
+        (
+            get_train_dataset(
+                folder / "captioning_dataset_1",
+                batch_size=4,
+                shuffle_buffer_size=100,
+                max_samples_per_sequence=100,
+                task_encoder=CaptioningTask(decoder),
+            ),
+            0.4,
+        ),
+    )
     kinds = {type(batch).__name__ for batch in batches_of(blend, 20)}
     assert kinds == {"ImageBatch", "CaptioningBatch"}

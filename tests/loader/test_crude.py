@@ -63,9 +63,13 @@ class Mixed(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 def job(num_workers: int = 0, num_streams: int = 2) -> WorkerConfig:
     return WorkerConfig(
-        rank=0, world_size=1, num_workers=num_workers, num_streams=num_streams, seed_offset=3,
+        rank=0,
+        world_size=1,
+        num_workers=num_workers,
+        num_streams=num_streams,
+        seed_offset=3,
         global_error_handler=quiet,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +140,13 @@ def test_a_part_is_cropped_alike_at_every_place_of_a_blend(mix: Path) -> None:
 def test_cooked_blends_restore_exactly(mix: Path, decoder: str) -> None:
     def make() -> Any:
         return get_train_dataset(
-            mix, worker_config=job(), task_encoder=Mixed(decoder), batch_size=None, shuffle_buffer_size=5,
+            mix,
+            worker_config=job(),
+            task_encoder=Mixed(decoder),
+            batch_size=None,
+            shuffle_buffer_size=5,
             max_samples_per_sequence=4,
-        )  # fmt: skip
+        )
 
     check_resume(make, count=20, view=plain)
 
@@ -206,9 +214,14 @@ def test_a_reference_stays_one_in_a_batch(mix: Path) -> None:
 def test_lazy_cooking_restores_exactly(mix: Path, tmp_path: Path) -> None:
     def make() -> Any:
         return get_train_dataset(
-            mix, split_part="lines", worker_config=job(), task_encoder=Packs(), packing_buffer_size=5, batch_size=None,
+            mix,
+            split_part="lines",
+            worker_config=job(),
+            task_encoder=Packs(),
+            packing_buffer_size=5,
+            batch_size=None,
             shuffle_buffer_size=5,
-        )  # fmt: skip
+        )
 
     check_resume(make, count=12, view=plain)
     pool = FileStoreCachePool(parent_cache_dir=tmp_path)
@@ -288,9 +301,15 @@ def test_generator_cookers_overrides_and_lines_without_a_decoder(mix: Path) -> N
 
     def make() -> Any:
         return get_train_dataset(
-            mix, split_part="lines", worker_config=job(num_streams=3), task_encoder=Twice(), batch_size=None,
-            shuffle_buffer_size=4, max_samples_per_sequence=3, repeat=False,
-        )  # fmt: skip
+            mix,
+            split_part="lines",
+            worker_config=job(num_streams=3),
+            task_encoder=Twice(),
+            batch_size=None,
+            shuffle_buffer_size=4,
+            max_samples_per_sequence=3,
+            repeat=False,
+        )
 
     assert sorted(sample.text for sample in make()) == found
     check_resume(make, count=15, view=plain)

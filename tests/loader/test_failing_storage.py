@@ -63,9 +63,15 @@ class Dali(DefaultTaskEncoder[Any, Any, Any, Any]):
 def dataset_of(folder: Path, encoder: type[Any], num_workers: int = 0, **options: Any) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet)
     return get_train_dataset(
-        folder, batch_size=4, worker_config=config, task_encoder=encoder(), shuffle_buffer_size=None,
-        max_samples_per_sequence=8, parallel_shard_iters=1, **options,
-    )  # fmt: skip
+        folder,
+        batch_size=4,
+        worker_config=config,
+        task_encoder=encoder(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=8,
+        parallel_shard_iters=1,
+        **options,
+    )
 
 
 def take_all(loader: Any, found: list[str]) -> None:
@@ -93,9 +99,12 @@ def test_a_store_that_stays_down_ends_the_run_and_the_loader_goes_on_later(
         return OSError(errno.EIO, "down") if path.endswith(".tar") and broken.exists() else None
 
     loader = get_savable_loader(
-        dataset_of(folder, encoder, num_workers), start_method="fork", prefetch_factor=1, retry_policy=IMPATIENT,
+        dataset_of(folder, encoder, num_workers),
+        start_method="fork",
+        prefetch_factor=1,
+        retry_policy=IMPATIENT,
         **options,
-    )  # fmt: skip
+    )
     with failing_preads(fails):
         found = keys(iter(loader), 2)
         broken.touch()
@@ -157,8 +166,9 @@ def test_dalis_own_reader_goes_on_after_an_error(tmp_path: Path) -> None:
     prepare_dataset(str(folder), split_patterns=patterns, check_part=check_image)
     with get_loader(dataset_of(folder, Dali)) as loader:
         expected = keys(iter(loader), 12)
-    encoder = type("Native", (Dali,), {"decoder": DaliDecoder(
-        image_decode="torchrgb8", image_decode_device="cpu", feed="native")})  # fmt: skip
+    encoder = type(
+        "Native", (Dali,), {"decoder": DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu", feed="native")}
+    )
     errors = [OSError(errno.EIO, "once")] * 2
     from energon_dali.decode.dali.images.native import NativeReader
 

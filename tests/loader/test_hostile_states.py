@@ -134,9 +134,34 @@ COMPOSITIONS: dict[str, Callable[[Path], Any]] = {
 }
 
 VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 3, 1 << 20, 1 << 40, (1 << 63) - 1, 1 << 63, 10**400, 0.5, 1e300, math.nan, math.inf, "", "0",
-    "x" * 50, [], [[]], [0], [None], {}, {"inner": {}}, {"0": 0}, [["Webdataset", 0, 0]], [["Webdataset", 1 << 80, 0]],
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3,
+    1 << 20,
+    1 << 40,
+    (1 << 63) - 1,
+    1 << 63,
+    10**400,
+    0.5,
+    1e300,
+    math.nan,
+    math.inf,
+    "",
+    "0",
+    "x" * 50,
+    [],
+    [[]],
+    [0],
+    [None],
+    {},
+    {"inner": {}},
+    {"0": 0},
+    [["Webdataset", 0, 0]],
+    [["Webdataset", 1 << 80, 0]],
+)
 
 
 def places_of(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -354,10 +354,14 @@ def test_the_watchdog_warns_once_with_the_stacks(
         with (
             caplog.at_level(logging.WARNING, "energon_dali.loader"),
             loader(
-                place(workers, streams=1), lengths=[2], make=release.waiting, block_size=1, rank_work=rank_work,
+                place(workers, streams=1),
+                lengths=[2],
+                make=release.waiting,
+                block_size=1,
+                rank_work=rank_work,
                 watchdog_timeout_seconds=0.3,
             ) as batches,
-        ):  # fmt: skip
+        ):
             assert next(iter(batches))[:3] == (0, 0, 0)
     finally:
         logger.removeHandler(release)
@@ -389,9 +393,15 @@ def test_ctrl_c_while_the_watchdog_starts(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("workers", "rank_work"), [(0, False), (1, False), (1, True)])
 def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -> None:
     batches = loader(
-        place(workers, streams=1), lengths=[9], make=endless_second, block_size=1, rank_work=rank_work,
-        watchdog_timeout_seconds=0.2, watchdog_initial_timeout_seconds=60, fail_on_timeout=True,
-    )  # fmt: skip
+        place(workers, streams=1),
+        lengths=[9],
+        make=endless_second,
+        block_size=1,
+        rank_work=rank_work,
+        watchdog_timeout_seconds=0.2,
+        watchdog_initial_timeout_seconds=60,
+        fail_on_timeout=True,
+    )
     iterator = iter(batches)
     next(iterator)
     with pytest.raises(WatchdogTimeoutError, match="No batch came"):

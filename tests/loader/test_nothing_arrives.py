@@ -194,9 +194,12 @@ def test_the_last_sample_may_fail_after_a_restore(lines: str) -> None:
 def test_a_hook_that_returns_none_is_named(lines: str, hook: str) -> None:
     encoder = (Packer if "pack" in hook else Encoder)(hook, nothing)
     dataset = get_train_dataset(
-        lines, worker_config=job(0), task_encoder=encoder, batch_size=2,
+        lines,
+        worker_config=job(0),
+        task_encoder=encoder,
+        batch_size=2,
         packing_buffer_size=4 if "pack" in hook else None,
-    )  # fmt: skip
+    )
     with pytest.raises(Exception, match=f"{hook} returned None"):
         next(iter(get_loader(dataset)))
 

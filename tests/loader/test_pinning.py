@@ -62,8 +62,15 @@ def test_fields_that_are_no_arguments_and_further_attributes_stay() -> None:
 
 def test_containers_keep_their_class_and_what_belongs_to_it() -> None:
     by_name: Any = defaultdict(list, a=torch.ones(1))
-    pinned = pin({"x": by_name, "y": OrderedDict(b=torch.ones(1)), "z": UserDict(c=torch.ones(1)),
-                  "p": Pair(torch.ones(1), "text"), "l": [torch.ones(1), (torch.ones(1), None)]})  # fmt: skip
+    pinned = pin(
+        {
+            "x": by_name,
+            "y": OrderedDict(b=torch.ones(1)),
+            "z": UserDict(c=torch.ones(1)),
+            "p": Pair(torch.ones(1), "text"),
+            "l": [torch.ones(1), (torch.ones(1), None)],
+        }
+    )
     assert type(pinned["x"]) is defaultdict
     assert pinned["x"]["new"] == []
     assert pinned["x"]["a"].is_pinned()

@@ -38,9 +38,14 @@ def config(workers: int = 1, streams: int | None = None) -> WorkerConfig:
 
 
 def make_pool(
-    lengths: list[int], *, workers: int = 1, block_size: int = 4, method: str = "fork", prefetch: int = 2,
+    lengths: list[int],
+    *,
+    workers: int = 1,
+    block_size: int = 4,
+    method: str = "fork",
+    prefetch: int = 2,
     **options: Any,
-) -> WorkerPool:  # fmt: skip
+) -> WorkerPool:
     dataset = NumbersDataset(lengths, config(workers, len(lengths)), **options)
     return WorkerPool(
         [HandOverDataset(dataset, block_size=block_size)], Recorder(), prefetch_factor=prefetch, start_method=method
@@ -157,9 +162,11 @@ class Picture:
 
 def picture(stream: int, epoch: int, place: int) -> Picture:
     return Picture(
-        f"{place}", torch.full((3, 40, 41), place % 256, dtype=torch.uint8), bytes([place % 256]) * 20_000,
+        f"{place}",
+        torch.full((3, 40, 41), place % 256, dtype=torch.uint8),
+        bytes([place % 256]) * 20_000,
         np.full((100, 20), place),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

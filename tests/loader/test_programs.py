@@ -99,9 +99,16 @@ def environment(marker: str) -> dict[str, str]:
 
 def start(marker: str, *arguments: str, stdin: int | None = subprocess.DEVNULL) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *arguments], cwd=marker, env=environment(marker), text=True, stdin=stdin,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_hear_interrupts,
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        cwd=marker,
+        env=environment(marker),
+        text=True,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_hear_interrupts,
+    )
 
 
 def _hear_interrupts() -> None:

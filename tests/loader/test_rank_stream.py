@@ -109,7 +109,16 @@ def test_finds_tensors_wherever_batches_hold_them() -> None:
         value: Any
 
     tensors = [GpuTensor.on(0) for _ in range(5)]
-    batch = [Holder(tensors[0]), Slotted((tensors[1], "text")), UserDict(a=[tensors[2]]), {"b": {"c": tensors[3]}},
-             tensors[4], tensors[4], torch.zeros(2), None, 3]  # fmt: skip
+    batch = [
+        Holder(tensors[0]),
+        Slotted((tensors[1], "text")),
+        UserDict(a=[tensors[2]]),
+        {"b": {"c": tensors[3]}},
+        tensors[4],
+        tensors[4],
+        torch.zeros(2),
+        None,
+        3,
+    ]
     assert {id(tensor) for tensor in find_cuda_tensors(batch)} == set(map(id, tensors))
     assert len(list(find_cuda_tensors(batch))) == 5

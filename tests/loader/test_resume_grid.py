@@ -145,19 +145,24 @@ def write_grid(base: Path) -> Path:
         prepare(write_shards(base / name, samples, shards), {"text": "txt"}, "TextSample")
     (base / "lines.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(25)))  # the store ends with 16
     prepare_jsonl(str(base / "lines.jsonl"))
-    joined = {"join": [{"path": "a"}, {"path": "b", "nonmatch": "none"}],
-              "joiner": {"__module__": __name__, "__function__": "join_texts"}}  # fmt: skip
+    joined = {
+        "join": [{"path": "a"}, {"path": "b", "nonmatch": "none"}],
+        "joiner": {"__module__": __name__, "__function__": "join_texts"},
+    }
     nodes = {
-        "blend of blends": {"blend": [
-            {"path": "inner.yaml", "weight": 3}, {"path": "c", "weight": 1, "subflavors": {"of": "c"}},
-        ]},
-        "fractional repetitions": {"blend_epochized": [
-            {"path": "a", "repetitions": 0.4}, {"path": "b", "repetitions": 1.5, "subflavors": {"of": "b"}},
-            {"path": "c", "repetitions": 2, "subset": {"range": ["0%", "50%"]}},
-        ]},
+        "blend of blends": {
+            "blend": [{"path": "inner.yaml", "weight": 3}, {"path": "c", "weight": 1, "subflavors": {"of": "c"}}]
+        },
+        "fractional repetitions": {
+            "blend_epochized": [
+                {"path": "a", "repetitions": 0.4},
+                {"path": "b", "repetitions": 1.5, "subflavors": {"of": "b"}},
+                {"path": "c", "repetitions": 2, "subset": {"range": ["0%", "50%"]}},
+            ]
+        },
         "join": joined,
         "aux": {"path": "lines.jsonl", "aux": {"texts": "b"}},
-    }  # fmt: skip
+    }
     inner = {"blend": [{"path": "a", "weight": 1}, {"path": "b", "weight": 2}, {"path": "b", "weight": 1}]}
     for name, node in {**nodes, "inner": inner}.items():
         file = base / f"{name}.yaml"
@@ -168,9 +173,8 @@ def write_grid(base: Path) -> Path:
 
 def job(world: int, rank: int, workers: int = 0, streams: int = STREAMS) -> WorkerConfig:
     return WorkerConfig(
-        rank=rank, world_size=world, num_workers=workers, num_streams=streams, seed_offset=5,
-        global_error_handler=quiet,
-    )  # fmt: skip
+        rank=rank, world_size=world, num_workers=workers, num_streams=streams, seed_offset=5, global_error_handler=quiet
+    )
 
 
 def train(path: Path, config: WorkerConfig, encoder: Any = Troubled, **options: Any) -> SavableDataset[Any]:
@@ -221,14 +225,19 @@ ENDLESS: dict[str, Build] = {
 def limited(folder: Path, config: WorkerConfig) -> SavableDataset[Any]:
     def val(name: str, encoder: Any, **options: Any) -> SavableDataset[Any]:
         return get_val_dataset(
-            folder / name, split_part="train", worker_config=config, task_encoder=encoder(), trust_dataset_code=True,
+            folder / name,
+            split_part="train",
+            worker_config=config,
+            task_encoder=encoder(),
+            trust_dataset_code=True,
             **{"batch_size": 2, **options},
-        )  # fmt: skip
+        )
 
     parts = (
-        val("join.yaml", Grouping, batch_size=None), val("a", Packing, packing_buffer_size=4, limit=7),
+        val("join.yaml", Grouping, batch_size=None),
+        val("a", Packing, packing_buffer_size=4, limit=7),
         val("aux.yaml", Cooking),
-    )  # fmt: skip
+    )
     return LimitDataset(ConcatDataset(*parts), 20)
 
 

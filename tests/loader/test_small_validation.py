@@ -47,9 +47,7 @@ def several(folder: Path, count: int, samples: int) -> Path:
         texts(folder / f"d{number}", samples)
     members = "".join(f"      - path: {folder}/d{number}\n" for number in range(count))
     place = folder / "all.yaml"
-    place.write_text(
-        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  val:\n    blend:\n" + members
-    )
+    place.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  val:\n    blend:\n" + members)
     return place
 
 
@@ -80,9 +78,13 @@ def test_a_rank_that_trains_on_samples_has_a_length(tmp_path: Path) -> None:
     folder = texts(tmp_path / "a", 3)
     for rank in range(8):
         dataset = get_train_dataset(
-            folder, worker_config=config(rank, 8, 8), batch_size=1, shuffle_buffer_size=None,
-            max_samples_per_sequence=None, task_encoder=Texts(),
-        )  # fmt: skip
+            folder,
+            worker_config=config(rank, 8, 8),
+            batch_size=1,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            task_encoder=Texts(),
+        )
         with get_loader(dataset) as loader:
             assert next(iter(loader)) is not None
         assert len(dataset) == 1
@@ -92,15 +94,26 @@ def test_a_rank_that_trains_on_samples_has_a_length(tmp_path: Path) -> None:
 def test_the_length_of_training_is_that_of_one_pass(tmp_path: Path, multiplier: int) -> None:
     folder = texts(tmp_path / "a", 22)
     dataset = get_train_dataset(
-        folder, worker_config=config(0, 1, 2), batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=4,
-        shuffle_over_epochs_multiplier=multiplier, task_encoder=Texts(),
-    )  # fmt: skip
+        folder,
+        worker_config=config(0, 1, 2),
+        batch_size=2,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=4,
+        shuffle_over_epochs_multiplier=multiplier,
+        task_encoder=Texts(),
+    )
     assert len(dataset) == 12  # 11 samples in each of two streams
     if multiplier == 2:
         once = get_train_dataset(
-            folder, worker_config=config(0, 1, 2), batch_size=2, shuffle_buffer_size=None, max_samples_per_sequence=4,
-            shuffle_over_epochs_multiplier=2, task_encoder=Texts(), repeat=False,
-        )  # fmt: skip
+            folder,
+            worker_config=config(0, 1, 2),
+            batch_size=2,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=4,
+            shuffle_over_epochs_multiplier=2,
+            task_encoder=Texts(),
+            repeat=False,
+        )
         assert len(once) == len(list(get_loader(once))) == 22
 
 

@@ -209,8 +209,10 @@ def in_the_form_of_0_1(state: Any, level: tuple[str, ...]) -> Any:
         return {"type": "DecodeDataset", "inner": {"type": "HandOverDataset", "inner": config}}
 
     config = json.loads(zlib.decompress(base64.b85decode(state["config"])))
-    streams = {number: {**stream, "state": with_level(stream["state"]["inner"], level)}
-               for number, stream in state["streams"].items()}  # fmt: skip
+    streams = {
+        number: {**stream, "state": with_level(stream["state"]["inner"], level)}
+        for number, stream in state["streams"].items()
+    }
     return {**state, "config": packed(with_stage(config, len(level))), "streams": streams}
 
 
@@ -256,8 +258,9 @@ def test_a_state_knows_the_hooks_and_not_the_class_that_inherits_them(folder: Pa
     with get_savable_loader(train(folder, OnDali(DECODERS["dali"]))) as loader:
         loader.restore_state_rank(state)
         assert take(loader, 5) == batches[3:]
-    with get_savable_loader(train(folder, OtherHook(DECODERS["pil"]))) as loader, pytest.raises(
-        StateError, match=r"Encoding\.batch', is 'OtherHook\.batch'"
+    with (
+        get_savable_loader(train(folder, OtherHook(DECODERS["pil"]))) as loader,
+        pytest.raises(StateError, match=r"Encoding\.batch', is 'OtherHook\.batch'"),
     ):
         loader.restore_state_rank(state)
 
@@ -272,8 +275,9 @@ def test_a_state_of_0_1_named_the_class_of_the_encoder(folder: Path) -> None:
         loader.restore_state_rank({**state, "config": packed(config)})
         assert take(loader, 5) == batches[3:]
     config["batcher"]["hooks"] = ["encode_batch"]
-    with get_savable_loader(train(folder, OnDali(DECODERS["dali"]))) as loader, pytest.raises(
-        StateError, match=r"batcher\.hooks"
+    with (
+        get_savable_loader(train(folder, OnDali(DECODERS["dali"]))) as loader,
+        pytest.raises(StateError, match=r"batcher\.hooks"),
     ):
         loader.restore_state_rank({**state, "config": packed(config)})
 

@@ -49,9 +49,13 @@ def dataset_of(folder: str, config: WorkerConfig) -> Any:
     encoder: Any = DefaultTaskEncoder()
     encoder.decoder = None
     return get_train_dataset(
-        blend, worker_config=config, batch_size=3, shuffle_buffer_size=20, max_samples_per_sequence=5,
+        blend,
+        worker_config=config,
+        batch_size=3,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=5,
         task_encoder=encoder,
-    )  # fmt: skip
+    )
 
 
 def keys_of(batches: Any, count: int) -> list[list[str]]:
@@ -80,9 +84,16 @@ def torchrun(folder: str, what: str, body: str, processes: int) -> list[dict[str
     program.write_text(PROGRAM + body + "\ndist.barrier()\ndist.destroy_process_group()\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        str(program), folder, what,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        str(program),
+        folder,
+        what,
+    ]
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )

@@ -96,11 +96,15 @@ def loader_of(folder: Path, encoder: Any, num_workers: int, **options: Any) -> A
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet)
     return get_savable_loader(
         get_train_dataset(
-            folder, batch_size=BATCH, worker_config=config, task_encoder=encoder, shuffle_buffer_size=10,
+            folder,
+            batch_size=BATCH,
+            worker_config=config,
+            task_encoder=encoder,
+            shuffle_buffer_size=10,
             max_samples_per_sequence=6,
         ),
         **options,
-    )  # fmt: skip
+    )
 
 
 def view(batch: Any) -> tuple[Any, ...]:

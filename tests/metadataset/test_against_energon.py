@@ -91,9 +91,14 @@ def test_validation_holds_the_same_samples(name: str, split: str) -> None:
 @pytest.mark.parametrize(("name", "split"), [(name, split) for name, split in SPLITS if "epoch" in GOLDEN[name][split]])
 def test_an_epoch_holds_the_same_samples_as_often(name: str, split: str) -> None:
     dataset = get_train_dataset(
-        FOLDER / name, split_part=split, worker_config=CONFIG, task_encoder=Encoder(), repeat=False,
-        shuffle_buffer_size=5, max_samples_per_sequence=3,
-    )  # fmt: skip
+        FOLDER / name,
+        split_part=split,
+        worker_config=CONFIG,
+        task_encoder=Encoder(),
+        repeat=False,
+        shuffle_buffer_size=5,
+        max_samples_per_sequence=3,
+    )
     for _ in range(2):
         assert samples_of(dataset) == expected_samples(GOLDEN[name][split]["epoch"])
 

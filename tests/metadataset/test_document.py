@@ -25,17 +25,31 @@ def read(folder: Path, text: str | bytes) -> document.Document:
     ("scalar", "value"),
     [
         # As megatron-energon 7.4.1 (rapidyaml) reads them; the comments say what YAML 1.1 makes of them.
-        ("yes", True), ("No", False), ("TRUE", True), ("~", None), ("Null", None),
+        ("yes", True),
+        ("No", False),
+        ("TRUE", True),
+        ("~", None),
+        ("Null", None),
         ("on", "on"),  # True
         ("010", 10),  # 8
         ("1e3", 1000.0),  # text
         ("0x1f", "0x1f"),  # 31
         ("1:30", "1:30"),  # 90
         ("2024-01-01", "2024-01-01"),  # a date
-        (".inf", ".inf"), ("nan", "nan"), (".5", 0.5), ("+5", 5), ("1_000", 1000), ("5 # five", 5),
-        ("'yes'", "yes"), ('"5"', "5"), ("1.0.0", "1.0.0"), ("!!str 5", "5"), ("", None), ("50%", "50%"),
+        (".inf", ".inf"),
+        ("nan", "nan"),
+        (".5", 0.5),
+        ("+5", 5),
+        ("1_000", 1000),
+        ("5 # five", 5),
+        ("'yes'", "yes"),
+        ('"5"', "5"),
+        ("1.0.0", "1.0.0"),
+        ("!!str 5", "5"),
+        ("", None),
+        ("50%", "50%"),
     ],
-)  # fmt: skip
+)
 def test_scalars_mean_what_they_mean_to_energon(scalar: str, value: object, tmp_path: Path) -> None:
     found = read(tmp_path, f"a: {scalar}\n").value["a"]
     assert found == value

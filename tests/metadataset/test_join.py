@@ -46,8 +46,9 @@ def join(folder: Path, *others: str, joiner: str = "{__class__: OCRSample}", nam
     file = folder / "join.yaml"
     file.write_text(
         "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    join:\n"
-        + "\n".join(items) + f"\n    joiner: {joiner}\n"
-    )  # fmt: skip
+        + "\n".join(items)
+        + f"\n    joiner: {joiner}\n"
+    )
     return file
 
 
@@ -149,9 +150,15 @@ def test_training_resumes_everywhere_and_single_samples_are_restored(
 
     def make() -> Any:
         return get_train_dataset(
-            file, worker_config=config(2), batch_size=None, shuffle_buffer_size=window, max_samples_per_sequence=3,
-            repeat=False, trust_dataset_code=True, packing_buffer_size=None,
-        )  # fmt: skip
+            file,
+            worker_config=config(2),
+            batch_size=None,
+            shuffle_buffer_size=window,
+            max_samples_per_sequence=3,
+            repeat=False,
+            trust_dataset_code=True,
+            packing_buffer_size=None,
+        )
 
     check_resume(make, count=30, epochs=2, view=lambda sample: (sample.__key__, sample.text))
     tree = make()
@@ -304,11 +311,12 @@ def test_a_damaged_table_of_keys_is_named(pair: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"JIDX0002" + bytes(8), "is no join index"), (b"JID", "is no join index"),
+        (b"JIDX0002" + bytes(8), "is no join index"),
+        (b"JID", "is no join index"),
         (b"JIDX0001" + np.int64(3).tobytes(), "joins 3 datasets, and 2 are named"),
         (b"JIDX0001" + np.int64(2).tobytes() + bytes(50), "has 66 bytes, which is no whole number of rows"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_index_is_an_error(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "index.bin"
     path.write_bytes(content)

@@ -31,9 +31,12 @@ def test_files_datasets_and_join_indices_are_read_by_url(monkeypatch: pytest.Mon
 
             def make(base: object) -> Any:
                 return get_val_dataset(
-                    f"{base}/join.yaml", split_part="val", worker_config=config(2), batch_size=None,
+                    f"{base}/join.yaml",
+                    split_part="val",
+                    worker_config=config(2),
+                    batch_size=None,
                     task_encoder=DefaultTaskEncoder(),
-                )  # fmt: skip
+                )
 
             here = [(sample.__key__, sample.text) for sample in make(GOLDEN)]
             assert [(sample.__key__, sample.text) for sample in make(url)] == here

@@ -140,14 +140,19 @@ percents = st.integers(0, 100)
 
 
 @given(
-    counts=st.lists(st.integers(1, 12), min_size=1, max_size=4), holes=st.sets(st.integers(0, 40), max_size=8),
-    inner=st.tuples(percents, percents), outer=st.tuples(percents, percents),
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    holes=st.sets(st.integers(0, 40), max_size=8),
+    inner=st.tuples(percents, percents),
+    outer=st.tuples(percents, percents),
     numbers=st.none() | st.tuples(st.integers(0, 6), st.none() | st.integers(0, 6)),
-)  # fmt: skip
+)
 def test_a_subset_takes_the_samples_of_its_range(
-    counts: list[int], holes: set[int], inner: tuple[int, int], outer: tuple[int, int],
+    counts: list[int],
+    holes: set[int],
+    inner: tuple[int, int],
+    outer: tuple[int, int],
     numbers: tuple[int, int | None] | None,
-) -> None:  # fmt: skip
+) -> None:
     samples = [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
     kept = [sample for place, sample in enumerate(samples) if place not in holes]
     whole = set(range(len(counts))) == {shard for shard, _ in kept}  # a shard without samples is in no range
@@ -180,12 +185,21 @@ def test_neighbouring_shares_hold_every_sample_once() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ([1], "range"), ("10%", "range"), (["10%", 5], "mixes"), ([5, "10%"], "mixes"), (["50%", "40%"], "cannot be"),
-        ([5, 4], "cannot be"), ([-1, 4], "cannot be"), (["0%", "101%"], "cannot be"), (["x%", "5%"], "bound 'x%'"),
-        ([True, 4], "bound True"), (["end", 4], "mixes"), ({"rnage": [0, 1]}, "needs `range` alone"),
+        ([1], "range"),
+        ("10%", "range"),
+        (["10%", 5], "mixes"),
+        ([5, "10%"], "mixes"),
+        (["50%", "40%"], "cannot be"),
+        ([5, 4], "cannot be"),
+        ([-1, 4], "cannot be"),
+        (["0%", "101%"], "cannot be"),
+        (["x%", "5%"], "bound 'x%'"),
+        ([True, 4], "bound True"),
+        (["end", 4], "mixes"),
+        ({"rnage": [0, 1]}, "needs `range` alone"),
         ([0.1, 0.2], "bound"),
     ],
-)  # fmt: skip
+)
 def test_a_subset_that_cannot_be_says_how_to_write_one(bad: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         Subset.of(bad)
@@ -194,9 +208,10 @@ def test_a_subset_that_cannot_be_says_how_to_write_one(bad: Any, message: str) -
 
 def test_numbers_stand_at_the_innermost_level_alone(tmp_path: Path) -> None:
     file = write(
-        tmp_path, "mix.yaml",
+        tmp_path,
+        "mix.yaml",
         "train:\n  blend:\n  - path: a\n    subset: {range: [0%, 50%]}\n  subset: {range: [0, 10]}",
-    )  # fmt: skip
+    )
     with pytest.raises(
         DatasetFormatError, match=r"mix.yaml:7 \(splits.train.blend\[0\].subset\): subset \[0, 10\] counts"
     ):
@@ -204,10 +219,12 @@ def test_numbers_stand_at_the_innermost_level_alone(tmp_path: Path) -> None:
     numbers = "subset: {range: [0, 10]}"
     write(tmp_path, "inner.yaml", "train: {path: a}")
     for node in (
-        f"blend: [{{path: a}}, {{path: b}}]\n  {numbers}", f"blend_epochized: [{{path: a}}]\n  {numbers}",
-        f"concat: [{{path: a}}]\n  {numbers}", f"path: inner.yaml\n  {numbers}",
+        f"blend: [{{path: a}}, {{path: b}}]\n  {numbers}",
+        f"blend_epochized: [{{path: a}}]\n  {numbers}",
+        f"concat: [{{path: a}}]\n  {numbers}",
+        f"path: inner.yaml\n  {numbers}",
         f"blend: [{{path: inner.yaml, {numbers}}}]",
-    ):  # fmt: skip
+    ):
         with pytest.raises(DatasetFormatError, match=r"subset \[0, 10\] counts samples, and is given for a blend"):
             resolve(write(tmp_path, "mix.yaml", f"train:\n  {node}"), "train")
     with pytest.raises(DatasetFormatError, match="counts samples"):
@@ -260,7 +277,7 @@ BAD = [
     ("train: {join: [{path: a.yaml}], joiner: {__class__: TextSample}}", "cannot be joined: only prepared folders"),
     ("train: {join: [{path: a, subset: {range: [0, 1]}}], joiner: {__class__: A}}", "cannot stand inside a join"),
     ("train: {join: [{path: a}], joiner: {__class__: A}, dataset_config: x}", "dataset_config belongs to the datasets"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("splits", "message"), BAD, ids=[text[:50].replace("\n", " ") for text, _ in BAD])
@@ -333,16 +350,15 @@ def test_a_dict_is_a_metadataset_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_loaders_of_paths(tmp_path: Path) -> None:
     loader = load_dataset(tmp_path / "folder", split_part="val", subflavors={"a": 1, "b": 1})
     (item,) = loader.get_datasets(split_part="train", subflavors={"b": 2}, subset=["0%", "50%"]).datasets
-    assert item.dataset == LeafReference(
-        f"{tmp_path}/folder", "val", {"a": 1, "b": 2}, subset=Subset((0.0, 0.5)),
-    )  # fmt: skip
+    assert item.dataset == LeafReference(f"{tmp_path}/folder", "val", {"a": 1, "b": 2}, subset=Subset((0.0, 0.5)))
     assert loader.prepare() == []
     file = write(tmp_path, "mix.yaml", "train: {blend: [{path: a, aux: {m: x}}]}")
     mix = load_dataset(file)
     mix.post_initialize()
     assert (type(mix).__name__, mix.get_datasets(split_part="train").blend_mode) == (
-        "MetadatasetV2", DatasetBlendMode.DATASET_WEIGHT,
-    )  # fmt: skip
+        "MetadatasetV2",
+        DatasetBlendMode.DATASET_WEIGHT,
+    )
     (found,) = traverse_metadataset(file, split_part="train")
     assert (found.path, found.aux) == (f"{tmp_path}/a", {"m": f"{tmp_path}/x"})
     with pytest.raises(ConfigError, match="split_config for a metadataset"):

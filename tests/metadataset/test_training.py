@@ -69,9 +69,14 @@ def key_of(sample: Any) -> tuple[Any, ...]:
 def test_a_metadataset_resumes_after_every_sample(name: str, split: str) -> None:
     def make() -> Any:
         return get_train_dataset(
-            GOLDEN / name, split_part=split, worker_config=config(2), batch_size=None, shuffle_buffer_size=4,
-            max_samples_per_sequence=2, task_encoder=Encoder(),
-        )  # fmt: skip
+            GOLDEN / name,
+            split_part=split,
+            worker_config=config(2),
+            batch_size=None,
+            shuffle_buffer_size=4,
+            max_samples_per_sequence=2,
+            task_encoder=Encoder(),
+        )
 
     check_resume(make, count=45, view=key_of)
     tree = make()
@@ -150,17 +155,23 @@ def test_tar_shards_and_jsonl_come_together_with_workers_and_dali(tmp_path: Path
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(f'{{"n": {number}}}\n' for number in range(6)))
     prepare_jsonl(str(lines))
-    node = {"concat": [
-        {"path": captions, "subset": {"range": ["25%", "75%"]}}, {"path": lines, "subset": {"range": [1, "end"]}},
-    ]}  # fmt: skip
+    node = {
+        "concat": [
+            {"path": captions, "subset": {"range": ["25%", "75%"]}},
+            {"path": lines, "subset": {"range": [1, "end"]}},
+        ]
+    }
 
     class Task(Encoder):
         decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
     dataset = get_train_dataset(
-        mix(node), worker_config=WorkerConfig(rank=0, world_size=1, num_workers=1), batch_size=None, repeat=False,
+        mix(node),
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=1),
+        batch_size=None,
+        repeat=False,
         task_encoder=Task(),
-    )  # fmt: skip
+    )
     with get_savable_loader(dataset) as loader:
         found = Counter(type(sample).__name__ + sample.__key__ for sample in loader)
     expected = [f"CaptioningSamplek{number:04d}" for number in range(3, 9)] + [f"TextSample{n}" for n in range(1, 6)]
@@ -176,8 +187,9 @@ def test_a_subset_and_subflavors_of_the_call(tmp_path: Path) -> None:
         mix(node), split_part="train", worker_config=config(), subset={"range": ["0%", "20%"]}, subflavors={"x": 1}
     )
     assert [[(s.__key__, s.__subflavors__) for s in leaf] for leaf, _ in leaves] == [
-        [("k000", {"x": 1, "y": 2}), ("k001", {"x": 1, "y": 2})], [("k000", {"x": 1}), ("k001", {"x": 1})],
-    ]  # fmt: skip
+        [("k000", {"x": 1, "y": 2}), ("k001", {"x": 1, "y": 2})],
+        [("k000", {"x": 1}), ("k001", {"x": 1})],
+    ]
 
 
 def test_what_a_call_may_not_say_of_a_metadataset(tmp_path: Path) -> None:

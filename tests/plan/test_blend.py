@@ -11,8 +11,27 @@ from energon_dali.plan import blend_draws
 
 def test_draws_never_change() -> None:
     assert blend_draws([1, 2, 0, 3], 5, 1, 0, 20).tolist() == [
-        1, 1, 1, 3, 3, 1, 1, 0, 3, 1, 1, 3, 3, 1, 1, 3, 1, 3, 1, 3,
-    ]  # fmt: skip
+        1,
+        1,
+        1,
+        3,
+        3,
+        1,
+        1,
+        0,
+        3,
+        1,
+        1,
+        3,
+        3,
+        1,
+        1,
+        3,
+        1,
+        3,
+        1,
+        3,
+    ]
 
 
 @given(st.integers(0, 10**9), st.integers(0, 50), st.integers(0, 50))

@@ -81,9 +81,13 @@ def test_parts_of_an_order_are_the_same(counts: list[int], chosen: dict[str, Any
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_lanes_are_read_in_turn(count: int, lanes: int) -> None:
     spec = OrderSpec(
-        base=Slices.whole_shards([count]), num_streams=1, seed=0, shuffle_over_epochs=None, parallel_shard_iters=lanes,
+        base=Slices.whole_shards([count]),
+        num_streams=1,
+        seed=0,
+        shuffle_over_epochs=None,
+        parallel_shard_iters=lanes,
         max_samples_per_sequence=1,
-    )  # fmt: skip
+    )
     lanes = max(1, min(lanes, count))
     short, longer = divmod(count, lanes)
     stretches, begin = [], 0
@@ -97,22 +101,47 @@ def test_lanes_are_read_in_turn(count: int, lanes: int) -> None:
 
 def test_the_order_never_changes() -> None:
     spec = OrderSpec(
-        base=Slices.whole_shards([5, 3, 9]), num_streams=2, seed=11, leaf=1, max_samples_per_sequence=3,
-        parallel_shard_iters=2, shuffle_buffer_size=4,
-    )  # fmt: skip
+        base=Slices.whole_shards([5, 3, 9]),
+        num_streams=2,
+        seed=11,
+        leaf=1,
+        max_samples_per_sequence=3,
+        parallel_shard_iters=2,
+        shuffle_buffer_size=4,
+    )
     assert [sample[:2] for sample in triples(spec.stream(0).epoch(2))] == [
-        (0, 4), (0, 3), (1, 1), (1, 2), (0, 2), (1, 0), (0, 0), (0, 1),
-    ]  # fmt: skip
+        (0, 4),
+        (0, 3),
+        (1, 1),
+        (1, 2),
+        (0, 2),
+        (1, 0),
+        (0, 0),
+        (0, 1),
+    ]
     assert [sample[:2] for sample in triples(spec.stream(1).epoch(2))] == [
-        (2, 4), (2, 2), (2, 5), (2, 6), (2, 3), (2, 0), (2, 7), (2, 8), (2, 1),
-    ]  # fmt: skip
+        (2, 4),
+        (2, 2),
+        (2, 5),
+        (2, 6),
+        (2, 3),
+        (2, 0),
+        (2, 7),
+        (2, 8),
+        (2, 1),
+    ]
 
 
 def test_validation_is_contiguous_in_file_order_and_the_same_in_each_epoch() -> None:
     spec = OrderSpec(
-        base=Slices.whole_shards([3, 0, 4]), num_streams=2, seed=5, shuffle=False, shuffle_buffer_size=100,
-        parallel_shard_iters=8, max_samples_per_sequence=2,
-    )  # fmt: skip
+        base=Slices.whole_shards([3, 0, 4]),
+        num_streams=2,
+        seed=5,
+        shuffle=False,
+        shuffle_buffer_size=100,
+        parallel_shard_iters=8,
+        max_samples_per_sequence=2,
+    )
     for epoch in (0, 1):
         assert triples(spec.stream(0).epoch(epoch)) == [(0, i, 0) for i in range(3)]
         assert triples(spec.stream(1).epoch(epoch)) == [(2, i, 0) for i in range(4)]
@@ -203,9 +232,12 @@ def test_places_outside_are_refused() -> None:
 
 def test_ten_million_samples_in_little_memory() -> None:
     spec = OrderSpec(
-        base=Slices.whole_shards(np.arange(10_000) % 3 * 700 + 300), num_streams=1, seed=1, shuffle_buffer_size=100_000,
+        base=Slices.whole_shards(np.arange(10_000) % 3 * 700 + 300),
+        num_streams=1,
+        seed=1,
+        shuffle_buffer_size=100_000,
         parallel_shard_iters=16,
-    )  # fmt: skip
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     order = spec.stream(0).epoch(0)
     assert len(order) > 9_990_000

@@ -13,17 +13,23 @@ def test_philox_is_the_published_one() -> None:
     # before it generates.
     words = np.random.Philox(key=0, counter=2**256 - 1).random_raw(4)
     assert [hex(word) for word in words.tolist()] == [
-        "0x16554d9eca36314c", "0xdb20fe9d672d0fdc", "0xd7e772cee186176b", "0x7e68b68aec7ba23b",
-    ]  # fmt: skip
+        "0x16554d9eca36314c",
+        "0xdb20fe9d672d0fdc",
+        "0xd7e772cee186176b",
+        "0x7e68b68aec7ba23b",
+    ]
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ((), 0x0), ((0,), 0x397AB29740681D9), ((1, 2, 3), 0x3F53A1FE784BBF), ((-1,), 0x42D30092DCD06D20),
+        ((), 0x0),
+        ((0,), 0x397AB29740681D9),
+        ((1, 2, 3), 0x3F53A1FE784BBF),
+        ((-1,), 0x42D30092DCD06D20),
         ((2**64 + 5,), 0x5ACAF5D5BB3427D9),
     ],
-)  # fmt: skip
+)
 def test_mix_never_changes(values: tuple[int, ...], expected: int) -> None:
     assert mix(*values) == expected
 

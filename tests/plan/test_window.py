@@ -10,8 +10,27 @@ from energon_dali.plan import WindowShuffle
 
 def test_the_shuffle_never_changes() -> None:
     assert WindowShuffle(20, 6, 9).places(0, 20).tolist() == [
-        3, 1, 5, 4, 2, 7, 6, 10, 0, 11, 14, 8, 12, 9, 15, 18, 16, 13, 19, 17,
-    ]  # fmt: skip
+        3,
+        1,
+        5,
+        4,
+        2,
+        7,
+        6,
+        10,
+        0,
+        11,
+        14,
+        8,
+        12,
+        9,
+        15,
+        18,
+        16,
+        13,
+        19,
+        17,
+    ]
 
 
 @given(st.integers(0, 400), st.integers(0, 450), st.integers(0, 99))

@@ -94,14 +94,28 @@ def test_every_kind_is_there() -> None:
         "VidQASample": ["video", "context", "answers", "answer_weights"],
         "InterleavedSample": ["sequence"],
         "SimilarityInterleavedSample": [
-            "images", "texts", "audio", "video", "similarity_matrix", "matched_text_indices",
+            "images",
+            "texts",
+            "audio",
+            "video",
+            "similarity_matrix",
+            "matched_text_indices",
         ],
         "OCRSample": [
-            "image", "text", "block_boxes", "block_classes", "block_text", "lines_boxes", "lines_text", "words_boxes",
-            "words_text", "chars_boxes", "chars_text",
+            "image",
+            "text",
+            "block_boxes",
+            "block_classes",
+            "block_text",
+            "lines_boxes",
+            "lines_text",
+            "words_boxes",
+            "words_text",
+            "chars_boxes",
+            "chars_text",
         ],
         "VQAOCRSample": ["image", "context", "text", "answers", "answer_weights", "words_boxes", "words_text"],
-    }  # fmt: skip
+    }
     for name, names in expected.items():
         kind = getattr(samples, name)
         assert list(kind.__dataclass_fields__)[4:] == names

@@ -19,8 +19,13 @@ DATA = Path(__file__).parent.parent / "data"
 ENDS = st.sampled_from([b"\n", b"\r\n", b" \t\n"])
 LINES = st.one_of(
     st.dictionaries(st.text(max_size=5), st.integers(), max_size=3).map(lambda value: json.dumps(value).encode()),
-    st.just(b"not json"), st.just(b"[1, 2]"), st.just(b"{broken"), st.just(b"   "), st.just(b""), st.just(b"\t"),
-)  # fmt: skip
+    st.just(b"not json"),
+    st.just(b"[1, 2]"),
+    st.just(b"{broken"),
+    st.just(b"   "),
+    st.just(b""),
+    st.just(b"\t"),
+)
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -36,9 +41,11 @@ def read_all(path: Path) -> list[RawSample | DatasetError]:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    lines=st.lists(st.tuples(LINES, ENDS), min_size=1, max_size=25), whole=st.booleans(),
-    scan=st.sampled_from([7, 64, 8 << 20]), run=st.sampled_from([20, 1 << 20]),
-)  # fmt: skip
+    lines=st.lists(st.tuples(LINES, ENDS), min_size=1, max_size=25),
+    whole=st.booleans(),
+    scan=st.sampled_from([7, 64, 8 << 20]),
+    run=st.sampled_from([20, 1 << 20]),
+)
 def test_every_line_that_is_not_blank_is_a_sample(
     lines: list[tuple[bytes, bytes]], whole: bool, scan: int, run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,8 +129,12 @@ def test_lines_come_from_a_url_too(tmp_path: Path) -> None:
     wanted = [7, 8, 30, 49, 50, 0]
     found = reader.read([0] * len(wanted), wanted)
     assert [raw.parts["json"] for raw in found if isinstance(raw, RawSample)] == [
-        b'{"n": 7}', b'{"n": 8}', b'{"n": 30}', b'{"n": 49}', b'{"n": 0}',
-    ]  # fmt: skip
+        b'{"n": 7}',
+        b'{"n": 8}',
+        b'{"n": 30}',
+        b'{"n": 49}',
+        b'{"n": 0}',
+    ]
     assert isinstance(found[4], ShardError)
     reader.close()
 

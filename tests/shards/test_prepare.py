@@ -308,8 +308,11 @@ def test_sound_is_described(tmp_path: Path) -> None:
     assert described is not None
     assert described[0] == "av"
     assert json.loads(described[1]) == {
-        "audio_duration": 0.5, "audio_channels": 2, "audio_sample_rate": 8000, "audio_num_samples": 4000,
-    }  # fmt: skip
+        "audio_duration": 0.5,
+        "audio_channels": 2,
+        "audio_sample_rate": 8000,
+        "audio_num_samples": 4000,
+    }
     assert MediaFilter("EXTENSION")("k.wav", lambda: b"no sound") is None
 
 

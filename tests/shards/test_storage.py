@@ -84,8 +84,12 @@ def check_reading(url: str, expected: dict[str, dict[str, bytes]]) -> None:
     reader: ShardReader = pickle.loads(pickle.dumps(ShardReader(WebdatasetFolder(url))))
     samples = reader.read([2, 0, 0, 1, 2, 7, 0], [3, 0, 1, 2, 0, 0, 99])
     assert [sample.key for sample in samples[:5] if isinstance(sample, RawSample)] == [
-        "s2_3", "s0_0", "s0_1", "s1_2", "s2_0",
-    ]  # fmt: skip
+        "s2_3",
+        "s0_0",
+        "s0_1",
+        "s1_2",
+        "s2_0",
+    ]
     for sample in samples[:5]:
         assert isinstance(sample, RawSample)
         assert contents(sample) == expected[sample.key]

@@ -45,8 +45,10 @@ def test_everything_is_the_inner_encoders() -> None:
     assert augmented.decoder is None
     assert augmented.__default_failure_tolerance__ == 5
     assert [hook for hook in HOOKS if overridden(augmented, hook)] == [
-        "encode_sample", "batch_group_criterion", "encode_batch",
-    ]  # fmt: skip
+        "encode_sample",
+        "batch_group_criterion",
+        "encode_batch",
+    ]
     assert inspect.isgeneratorfunction(augmented.encode_sample)
     assert is_stateless(augmented.encode_sample)
     assert not is_stateless(augmented.encode_batch)

@@ -113,11 +113,15 @@ def test_only_images_go_to_the_kernel() -> None:
     assert image_layout([image, other]) == "CHW"
     assert image_layout([image.permute(1, 2, 0), other.permute(1, 2, 0)]) == "HWC"
     for batch in (
-        [image.float(), other.float()], [image[0], other[0]], [image[None], other[None]], [image, other[:1]],
-        [image, other.to(torch.int16)], [image, torch.nn.Parameter(other, requires_grad=False)],
+        [image.float(), other.float()],
+        [image[0], other[0]],
+        [image[None], other[None]],
+        [image, other[:1]],
+        [image, other.to(torch.int16)],
+        [image, torch.nn.Parameter(other, requires_grad=False)],
         [image.to("meta"), other],
         [image.expand(3, 5, 7)[:, :, :1].expand(3, 5, 1 << 30).permute(1, 2, 0), other.permute(1, 2, 0)],
-    ):  # fmt: skip
+    ):
         assert image_layout(batch) is None
 
 

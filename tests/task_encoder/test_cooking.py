@@ -6,14 +6,7 @@ import pytest
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import CrudeSample, SourceInfo, TextSample
-from energon_dali.task_encoder import (
-    Cooker,
-    TaskEncoder,
-    basic_sample_keys,
-    choose_cooker,
-    cooker,
-    stateless,
-)
+from energon_dali.task_encoder import Cooker, TaskEncoder, basic_sample_keys, choose_cooker, cooker, stateless
 
 
 def source(index: int) -> SourceInfo:
@@ -26,10 +19,16 @@ def cook_text(sample: CrudeSample, **stores: Any) -> TextSample:
 
 
 def crude() -> CrudeSample:
-    return CrudeSample({
-        "__key__": "k", "__shard__": "s.tar", "__restore_key__": (1,), "__subflavors__": {"kind": "text", "n": 1},
-        "__sources__": (source(0),), "txt": "hello",
-    })  # fmt: skip
+    return CrudeSample(
+        {
+            "__key__": "k",
+            "__shard__": "s.tar",
+            "__restore_key__": (1,),
+            "__subflavors__": {"kind": "text", "n": 1},
+            "__sources__": (source(0),),
+            "txt": "hello",
+        }
+    )
 
 
 def test_a_cooker_matches_by_subflavors() -> None:

@@ -82,9 +82,7 @@ def test_a_task_makes_its_backbone_of_the_config_and_logs_beside_the_loss() -> N
     backbone = {"_target_": "tests.tasks.tiny.TinyBackbone", "num_vocab": None, "width": None}
     task: Any = HydraInstantiator().task(cfg, backbone=backbone, optimizer=SGD, scheduler={"_target_": None}, width=6)
     assert task.model.embeddings.weight.shape == (9, 6)
-    assert dict(task.hparams) == {
-        "num_pixels": 3, "classify": False, "optimizer": SGD, "scheduler": {"_target_": None},
-    }  # fmt: skip
+    assert dict(task.hparams) == {"num_pixels": 3, "classify": False, "optimizer": SGD, "scheduler": {"_target_": None}}
     logged: dict[str, Any] = {}
     task.log_dict = lambda named, **options: logged.update(named)
     loss = task.validation_step(torch.arange(4)[None])

@@ -28,9 +28,14 @@ COMMANDS = [
     for line in block.replace("\\\n", "").splitlines()
 ]
 SMALL = (
-    "trainer.max_epochs=1", "trainer.gpus=1", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu",
-    "dataset.cfg.batch_size=4", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
-)  # fmt: skip
+    "trainer.max_epochs=1",
+    "trainer.gpus=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.accelerator=cpu",
+    "dataset.cfg.batch_size=4",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+)
 
 
 def write_shards(folder: Path) -> None:
@@ -69,9 +74,12 @@ def test_the_pages_files_train_and_load(
     assert train[:3] == ["python", "-m", "energon_dali.tasks.train"]
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path)
     done = subprocess.run(
-        [sys.executable, *train[1:], *SMALL], env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *train[1:], *SMALL],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "DeprecationWarning: trainer.gpus=1 is the older name of trainer.devices=1" in done.stderr
     monkeypatch.syspath_prepend(folder)

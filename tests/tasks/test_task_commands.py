@@ -20,18 +20,29 @@ PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "tasks.md").rea
 PREFIX = "python -m energon_dali.tasks.train "
 COMMANDS = list(dict.fromkeys(re.findall(rf"^{re.escape(PREFIX)}(.*)$", PAGE, re.MULTILINE)))
 SMALL = (
-    "trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.limit_val_batches=1",
-    "trainer.log_every_n_steps=1", "trainer.accelerator=cpu",
-    "trainer.devices=1", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
-    "dataset.cfg.batch_size=4", "dataset.cfg.num_workers=0", "task.num_samples=1",
-)  # fmt: skip
+    "trainer.limit_train_batches=2",
+    "trainer.max_epochs=1",
+    "trainer.limit_val_batches=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.accelerator=cpu",
+    "trainer.devices=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "dataset.cfg.batch_size=4",
+    "dataset.cfg.num_workers=0",
+    "task.num_samples=1",
+)
 SMALLER = {
     "vision/igpt": ("dataset.cfg.image_size=4",),
     "multimodal/captioning": (
-        "dataset.cfg.shorter_px=24", "dataset.cfg.longest_px=48", "dataset.cfg.row_length=90",
-        "dataset.cfg.max_caption_tokens=24", "dataset.cfg.packing_buffer_size=8", "dataset.cfg.virtual_epoch_length=2",
+        "dataset.cfg.shorter_px=24",
+        "dataset.cfg.longest_px=48",
+        "dataset.cfg.row_length=90",
+        "dataset.cfg.max_caption_tokens=24",
+        "dataset.cfg.packing_buffer_size=8",
+        "dataset.cfg.virtual_epoch_length=2",
     ),
-}  # fmt: skip
+}
 SWAPPED = {
     "": lambda result: type(result.task).__name__ == "GenerativePixelsTransformer",
     "backbone=transformers/gpt2": lambda result: type(result.task.backbone).__name__ == "SequenceGPT2",
@@ -39,9 +50,9 @@ SWAPPED = {
     "decoder=pil": lambda result: result.data_module.decoder.func.__name__ == "SampleDecoder",
     "decoder=dali_cpu": lambda result: result.data_module.decoder.keywords["image_decode_device"] == "cpu",
     "optimizer=sgd optimizer.lr=0.05": lambda result: type(result.trainer.optimizers[0]) is torch.optim.SGD,
-    "scheduler=linear_with_warmup scheduler.num_warmup_steps=20": lambda result: (
-        result.task.scheduler_cfg["_target_"].endswith("linear_with_warmup")
-    ),
+    "scheduler=linear_with_warmup scheduler.num_warmup_steps=20": lambda result: result.task.scheduler_cfg[
+        "_target_"
+    ].endswith("linear_with_warmup"),
     "captioning": lambda result: type(result.task).__name__ == "CaptioningTransformer",
     "dataset.cfg.data_dir=[data/photos,data/captions]": lambda result: len(result.data_module.cfg.data_dir) == 2,
     "backbone=multimodal/captioning/transformers_gpt2": lambda result: (

@@ -103,9 +103,11 @@ class Runs:
 def no_checkpoints(folder: Path) -> dict[str, bytes]:
     """Returns the bytes of files that no run can be continued from."""
     contents = {
-        "other": {"state_dict": {}}, "list": [1], "code": {"state_dict": Runs(folder / "ran")},
+        "other": {"state_dict": {}},
+        "list": [1],
+        "code": {"state_dict": Runs(folder / "ran")},
         "weights": {"state_dict": {}, "pytorch-lightning_version": "2.6"},
-    }  # fmt: skip
+    }
     files = {"empty": b"", "text": b"hello", "pickle": pickle.dumps({"a": 1})}
     for name, content in contents.items():
         torch.save(content, buffer := io.BytesIO())
@@ -348,8 +350,11 @@ def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     arguments = ["--config-dir", str(CONF), *TINY, f"hydra.run.dir={folder}", *overrides]
     return subprocess.run(
         [sys.executable, "-m", "energon_dali.tasks.train", *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path: Path) -> None:
@@ -366,15 +371,16 @@ def test_the_command_shows_no_traceback_for_what_the_user_can_put_right(tmp_path
 @pytest.mark.parametrize("program", [["train.py"], ["-m", "energon_dali", "train"]], ids=" ".join)
 def test_every_train_command_is_the_same(program: list[str], tmp_path: Path) -> None:
     arguments = ["--config-dir", str(CONF), *TINY, f"hydra.run.dir={tmp_path}", "trainer.max_steps=1"]
-    done = subprocess.run(
-        [sys.executable, *program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, *program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
     refused = subprocess.run(
-        [sys.executable, *program, "+task=vision/igpt", "trainer.devces=1"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, *program, "+task=vision/igpt", "trainer.devces=1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert refused.returncode == 1
     assert refused.stderr.endswith("Did you mean trainer.devices?\n")
 
@@ -410,7 +416,15 @@ def test_the_trainer_s_config_has_a_place_for_what_lightning_s_takes() -> None:
     assert set(arguments) - set(cfg) <= left_out
     assert set(cfg) - set(arguments) == {"_target_", "gpus"}
     for name in (
-        "benchmark", "detect_anomaly", "fast_dev_run", "gradient_clip_algorithm", "min_epochs", "min_steps",
-        "overfit_batches", "profiler", "reload_dataloaders_every_n_epochs", "sync_batchnorm",
-    ):  # fmt: skip
+        "benchmark",
+        "detect_anomaly",
+        "fast_dev_run",
+        "gradient_clip_algorithm",
+        "min_epochs",
+        "min_steps",
+        "overfit_batches",
+        "profiler",
+        "reload_dataloaders_every_n_epochs",
+        "sync_batchnorm",
+    ):
         assert cfg[name] in (arguments[name].default, None), name

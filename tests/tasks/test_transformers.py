@@ -54,9 +54,11 @@ def test_a_tokenizer_comes_from_a_folder(tmp_path: Path) -> None:
     tokenizer: Any = HydraInstantiator().tokenizer(cfg.tokenizer)
     assert tokenizer("a dog barks")["input_ids"] == [3, 4, 5]
     shared = [
-        "+task=multimodal/captioning", "backbone=multimodal/captioning/transformers_gpt2", "tokenizer=autotokenizer",
+        "+task=multimodal/captioning",
+        "backbone=multimodal/captioning/transformers_gpt2",
+        "tokenizer=autotokenizer",
         f"backbone.pretrained_model_name_or_path={tmp_path}",
-    ]  # fmt: skip
+    ]
     tokenizer = HydraInstantiator().tokenizer(compose(shared).tokenizer)
     assert tokenizer.is_fast
     assert tokenizer("a dog")["input_ids"] == [3, 4]

@@ -143,9 +143,12 @@ def _probe(file: MediaFile, stream: Any, table: PacketTable, sizes: Int64s) -> i
         packets = container.demux(stream)
         for packet in (packet for packet, _ in zip(packets, range(_PROBES), strict=False) if packet.size):
             at = int(np.searchsorted(table.dts, NO_TIME if packet.dts is None else packet.dts))
-            if at == len(table) or packet.pts is None or (packet.dts, packet.pos, packet.size, packet.duration) != (
-                table.dts[at], table.offsets[at], sizes[at], table.durations[at],
-            ):  # fmt: skip
+            if (
+                at == len(table)
+                or packet.pts is None
+                or (packet.dts, packet.pos, packet.size, packet.duration)
+                != (table.dts[at], table.offsets[at], sizes[at], table.durations[at])
+            ):
                 return None
             found.add(packet.pts - int(table.pts[at]))
     return found.pop() if len(found) == 1 else None

@@ -117,13 +117,7 @@ class VideoReader:
                     self.file.cache["rotation"] = round(frame.rotation / 90) % 4 * 90
         return int(self.file.cache["rotation"])
 
-    def read(
-        self,
-        frames: npt.ArrayLike | Sequence[int],
-        size: FrameSize = None,
-        *,
-        upright: bool = False,
-    ) -> Pictures:
+    def read(self, frames: npt.ArrayLike | Sequence[int], size: FrameSize = None, *, upright: bool = False) -> Pictures:
         """Returns frames as pictures: uint8 RGB [n, height, width, 3], a new array.
 
         Args:

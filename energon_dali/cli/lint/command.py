@@ -17,9 +17,12 @@ from energon_dali.shards.prepare.parallel import map_in_order
 @click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
 @click.option("--split-config", help="Name of the split file, if not split.yaml.")
 @click.option(
-    "--decoder", type=click.Choice(["pil", "dali"]), default="pil", show_default=True,
+    "--decoder",
+    type=click.Choice(["pil", "dali"]),
+    default="pil",
+    show_default=True,
     help="Decode images with PIL, or with DALI as a DaliDecoder does.",
-)  # fmt: skip
+)
 @click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option("--trust-dataset-code", is_flag=True, help="Let sample_loader.py and joiners of the dataset run.")
 def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **given: Any) -> None:

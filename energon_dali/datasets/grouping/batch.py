@@ -48,9 +48,12 @@ class BatchDataset(GatheringDataset):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(
-            dataset, batcher, gather_stateless=batcher_stateless, failure_tolerance=failure_tolerance,
+            dataset,
+            batcher,
+            gather_stateless=batcher_stateless,
+            failure_tolerance=failure_tolerance,
             worker_config=worker_config,
-        )  # fmt: skip
+        )
         self.batch_size = check_count("batch_size", batch_size, "leave the dataset out for single samples")
         self.batcher_config = batcher_config
         self.drop_last = drop_last

@@ -54,9 +54,12 @@ class GroupBatchDataset(GatheringDataset):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(
-            dataset, batcher, gather_stateless=batcher_stateless, failure_tolerance=failure_tolerance,
+            dataset,
+            batcher,
+            gather_stateless=batcher_stateless,
+            failure_tolerance=failure_tolerance,
             worker_config=worker_config,
-        )  # fmt: skip
+        )
         if fixed_batch_size is not None:
             advice = "None lets the criterion give the size"
             fixed_batch_size = check_count("fixed_batch_size", fixed_batch_size, advice)

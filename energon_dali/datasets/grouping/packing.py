@@ -18,13 +18,7 @@ from energon_dali.datasets.restore_key import Key, expect_name, freeze_key, rest
 from energon_dali.datasets.state_snapshot import Rest, Snapshot
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
-from energon_dali.shards.documents.state_entries import (
-    checked_count,
-    count_of,
-    flag_of,
-    keys_of,
-    state_of,
-)
+from energon_dali.shards.documents.state_entries import checked_count, count_of, flag_of, keys_of, state_of
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.task_encoder.packing import PackingBuffer, PackSelection
 from energon_dali.worker_config import WorkerConfig
@@ -81,9 +75,12 @@ class PackingDataset(GatheringDataset):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(
-            dataset, final_packer, gather_stateless=final_packer_stateless,
-            failure_tolerance=final_packer_failure_tolerance, worker_config=worker_config,
-        )  # fmt: skip
+            dataset,
+            final_packer,
+            gather_stateless=final_packer_stateless,
+            failure_tolerance=final_packer_failure_tolerance,
+            worker_config=worker_config,
+        )
         check_function("pre_packer", pre_packer, "from the list of samples in the buffer to lists of them")
         if sample_encoder is not None:
             check_function("sample_encoder", sample_encoder, "from a sample to a sample", may_yield=False)

@@ -38,9 +38,14 @@ class BlendSourceDataset(LeavesDataset):
     """
 
     def __init__(
-        self, leaves: Sequence[SavableDataset[Any]], weights: Sequence[float], *, seed: int | None = None,
-        names: Sequence[str] | None = None, worker_config: WorkerConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        leaves: Sequence[SavableDataset[Any]],
+        weights: Sequence[float],
+        *,
+        seed: int | None = None,
+        names: Sequence[str] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
         super().__init__(leaves, names=names, worker_config=worker_config)
         if len(weights) != len(self.leaves):
             raise ConfigError(f"{len(weights)} weights were given for {len(self.leaves)} datasets: give one for each.")

@@ -34,9 +34,12 @@ class ConcatSourceDataset(LeavesDataset):
     key_name = "ConcatDataset"
 
     def __init__(
-        self, leaves: Sequence[SavableDataset[Any]], *, names: Sequence[str] | None = None,
+        self,
+        leaves: Sequence[SavableDataset[Any]],
+        *,
+        names: Sequence[str] | None = None,
         worker_config: WorkerConfig | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         offset, rotated = 0, []
         for leaf in leaves:
             source = source_of(leaf)

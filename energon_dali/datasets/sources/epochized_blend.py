@@ -39,9 +39,15 @@ class EpochizedBlendDataset(LeavesDataset):
     """
 
     def __init__(
-        self, leaves: Sequence[SavableDataset[Any]], repetitions: Sequence[float], *, repeat: bool,
-        seed: int | None = None, names: Sequence[str] | None = None, worker_config: WorkerConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        leaves: Sequence[SavableDataset[Any]],
+        repetitions: Sequence[float],
+        *,
+        repeat: bool,
+        seed: int | None = None,
+        names: Sequence[str] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
         if len(repetitions) != len(leaves):
             raise ConfigError(f"{len(repetitions)} repetitions were given for {len(leaves)} datasets: one for each.")
         for times in repetitions:

@@ -42,9 +42,12 @@ class LeavesDataset(SavableDataset[Any]):
     """Stands in restore keys; the names are Energon's."""
 
     def __init__(
-        self, leaves: Sequence[SavableDataset[Any]], *, names: Sequence[str] | None = None,
+        self,
+        leaves: Sequence[SavableDataset[Any]],
+        *,
+        names: Sequence[str] | None = None,
         worker_config: WorkerConfig | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         kind = type(self).__name__
         if not leaves:
             raise ConfigError(f"{kind} was given no dataset: give at least one.")

@@ -120,9 +120,12 @@ class VideoClips:
                 "Each of them alone says how far apart a clip's frames are. Give one of the two."
             )
         for name, allowed in (
-            ("sampling", get_args(ClipSampling)), ("dtype", get_args(ClipDtype)),
-            ("layout", get_args(ClipLayout)), ("short", get_args(ShortClip)), ("damaged", get_args(DamagedVideo)),
-        ):  # fmt: skip
+            ("sampling", get_args(ClipSampling)),
+            ("dtype", get_args(ClipDtype)),
+            ("layout", get_args(ClipLayout)),
+            ("short", get_args(ShortClip)),
+            ("damaged", get_args(DamagedVideo)),
+        ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(
                     f"VideoClips({name}={getattr(self, name)!r}) is unknown. Give one of {', '.join(allowed)}."

@@ -116,9 +116,11 @@ def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Futu
     # CPU threads decode some formats, and a pipeline for these has more threads.
     on_host = device.kind == "gpu" and bool(handles) and not has_gpu_codec(handles[0].format)
     if all(
-        type(handle) is DaliHandle and handle.spec is first
-        and (device.kind == "cpu" or has_gpu_codec(handle.format) != on_host) for handle in handles
-    ):  # fmt: skip
+        type(handle) is DaliHandle
+        and handle.spec is first
+        and (device.kind == "cpu" or has_gpu_codec(handle.format) != on_host)
+        for handle in handles
+    ):
         return _submit(decoder, first, device, handles, stream, on_host)
     gather = Gather(len(handles), stream)
     groups: dict[tuple[ImageSpec, bool], list[int]] = {}
@@ -146,9 +148,11 @@ def _submit(
     decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any, on_host: bool
 ) -> Future[list[Outcome]]:
     engine = engine_for(
-        DaliImageEngine, ImageGraph.from_spec(spec), decoder.pipeline_options(device, on_host=on_host),
+        DaliImageEngine,
+        ImageGraph.from_spec(spec),
+        decoder.pipeline_options(device, on_host=on_host),
         gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
-    )  # fmt: skip
+    )
     return engine.submit(handles, stream=stream)
 
 

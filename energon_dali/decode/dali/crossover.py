@@ -37,21 +37,33 @@ _FROM_8_FRAMES = Crossover(8 * 640 * 360, measured=False)
 
 IMAGES: dict[Kind, dict[str, Crossover]] = {
     "cpu": {
-        "jpeg": Crossover(), "png": Crossover(), "tiff": Crossover(0, 110000), "jpeg2000": _GUESSED,
-        "bmp": Crossover(0, 33000), "pnm": Crossover(0, 4100),
+        "jpeg": Crossover(),
+        "png": Crossover(),
+        "tiff": Crossover(0, 110000),
+        "jpeg2000": _GUESSED,
+        "bmp": Crossover(0, 33000),
+        "pnm": Crossover(0, 4100),
     },
     "gpu": {
-        "jpeg": _GUESSED, "png": _GUESSED, "tiff": _GUESSED, "jpeg2000": _GUESSED, "bmp": _GUESSED, "pnm": _GUESSED,
+        "jpeg": _GUESSED,
+        "png": _GUESSED,
+        "tiff": _GUESSED,
+        "jpeg2000": _GUESSED,
+        "bmp": _GUESSED,
+        "pnm": _GUESSED,
     },
-}  # fmt: skip
+}
 """Images at their own size as uint8, by format. Where they are resampled or normalised too, DALI is taken always."""
 CLIPS: dict[Kind, dict[str, Crossover]] = {
     "cpu": {"vp8": _NEVER, "vp9": _NEVER, "mjpeg": _NEVER},
     "gpu": {
-        "h264": _FROM_8_FRAMES, "hevc": _FROM_8_FRAMES, "vp9": _FROM_8_FRAMES, "mpeg4": _FROM_8_FRAMES,
+        "h264": _FROM_8_FRAMES,
+        "hevc": _FROM_8_FRAMES,
+        "vp9": _FROM_8_FRAMES,
+        "mpeg4": _FROM_8_FRAMES,
         "av1": _FROM_8_FRAMES,
     },
-}  # fmt: skip
+}
 """Clips, by codec."""
 
 

@@ -95,9 +95,10 @@ class DaliDecoder(MediaDecoder):
                 'shards. Give one of the two; "block" works with every dataset.'
             )
         for name, value in (
-            ("num_threads", num_threads), ("max_batch_size", max_batch_size),
+            ("num_threads", num_threads),
+            ("max_batch_size", max_batch_size),
             ("gpu_memory_budget_bytes", gpu_memory_budget_bytes),
-        ):  # fmt: skip
+        ):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(
                     f"{name}={value!r} cannot work. It is a whole number of at least 1. Leave it out for the default."
@@ -193,11 +194,15 @@ class DaliDecoder(MediaDecoder):
     def config(self) -> dict[str, Any]:
         """Returns the options as plain values."""
         return {
-            **super().config(), "image_decode_device": self.image_decode_device,
-            "video_decode_device": self.video_decode_device, "num_threads": self.num_threads,
-            "max_batch_size": self.max_batch_size, "feed": self.feed,
-            "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes, "tuning": asdict(self.tuning),
-        }  # fmt: skip
+            **super().config(),
+            "image_decode_device": self.image_decode_device,
+            "video_decode_device": self.video_decode_device,
+            "num_threads": self.num_threads,
+            "max_batch_size": self.max_batch_size,
+            "feed": self.feed,
+            "gpu_memory_budget_bytes": self.gpu_memory_budget_bytes,
+            "tuning": asdict(self.tuning),
+        }
 
     def threads_on(self, device: Device, *, on_host: bool = False) -> int:
         """Returns the number of CPU threads of a pipeline on a device.
@@ -212,12 +217,7 @@ class DaliDecoder(MediaDecoder):
         return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" or on_host else 4)
 
     def pipeline_options(
-        self,
-        device: Device,
-        *,
-        most_samples: int | None = None,
-        batch_size: int | None = None,
-        on_host: bool = False,
+        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None, on_host: bool = False
     ) -> PipelineOptions:
         """Returns how a pipeline of this decoder runs on a device.
 
@@ -231,7 +231,9 @@ class DaliDecoder(MediaDecoder):
 
         samples = batch_size or min(self.max_batch_size, most_samples or self.max_batch_size)
         return PipelineOptions(
-            device=device, num_threads=self.threads_on(device, on_host=on_host), max_batch_size=samples,
+            device=device,
+            num_threads=self.threads_on(device, on_host=on_host),
+            max_batch_size=samples,
             tuning=self.tuning,
         )
 
@@ -244,9 +246,17 @@ class DaliDecoder(MediaDecoder):
             return pixels
         # Decoded here, beside the other workers; the rank moves them to the GPU, which a worker must not touch.
         return DecodedHandle(
-            handle.name, b"", handle.format, handle.width, handle.height, handle.spec, handle.orientation, handle.seed,
-            handle.source, pixels,
-        )  # fmt: skip
+            handle.name,
+            b"",
+            handle.format,
+            handle.width,
+            handle.height,
+            handle.spec,
+            handle.orientation,
+            handle.seed,
+            handle.source,
+            pixels,
+        )
 
     def _prefers_dali(self, handle: DaliHandle) -> bool:
         spec = self.spec

@@ -50,9 +50,13 @@ class DaliTuning:
                 "to 1 (it takes all that it can). Leave it out for DALI's 0.65."
             )
         for name, least in (
-            ("preallocate_width_hint", 0), ("preallocate_height_hint", 0), ("device_memory_padding", 0),
-            ("host_memory_padding", 0), ("hybrid_huffman_threshold", 0), ("runs_in_flight", 1),
-        ):  # fmt: skip
+            ("preallocate_width_hint", 0),
+            ("preallocate_height_hint", 0),
+            ("device_memory_padding", 0),
+            ("host_memory_padding", 0),
+            ("hybrid_huffman_threshold", 0),
+            ("runs_in_flight", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
                 raise ConfigError(
@@ -69,9 +73,11 @@ class DaliTuning:
     def image_decoder_options(self) -> dict[str, object]:
         """What `fn.decoders.image` on a GPU takes of these."""
         return {
-            "hw_decoder_load": self.hw_decoder_load, "preallocate_width_hint": self.preallocate_width_hint,
+            "hw_decoder_load": self.hw_decoder_load,
+            "preallocate_width_hint": self.preallocate_width_hint,
             "preallocate_height_hint": self.preallocate_height_hint,
-            "device_memory_padding": self.device_memory_padding, "host_memory_padding": self.host_memory_padding,
+            "device_memory_padding": self.device_memory_padding,
+            "host_memory_padding": self.host_memory_padding,
             "hybrid_huffman_threshold": self.hybrid_huffman_threshold,
             "jpeg_fancy_upsampling": self.jpeg_fancy_upsampling,
-        }  # fmt: skip
+        }

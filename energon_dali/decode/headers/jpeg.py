@@ -88,6 +88,15 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
         if adobe < 0 and (data[position + 6], data[position + 9], data[position + 12]) == (82, 71, 66):
             color = "rgb"  # component names "R", "G", "B"
     return ImageHeader(
-        "jpeg", width, height, components, precision, False, orientation, color, subsampling,
-        marker in (0xC2, 0xC6, 0xCA, 0xCE), precision == 8 and marker <= 0xC2,
-    )  # fmt: skip
+        "jpeg",
+        width,
+        height,
+        components,
+        precision,
+        False,
+        orientation,
+        color,
+        subsampling,
+        marker in (0xC2, 0xC6, 0xCA, 0xCE),
+        precision == 8 and marker <= 0xC2,
+    )

@@ -29,6 +29,12 @@ def unpack_header(label: str, width: int, height: int) -> ImageHeader | None:
         return None
     format_, color, bits, alpha, orientation, _ = words
     return ImageHeader(
-        format_, width, height, bit_depth=int(bits), has_alpha=alpha == "1", orientation=int(orientation), color=color,
+        format_,
+        width,
+        height,
+        bit_depth=int(bits),
+        has_alpha=alpha == "1",
+        orientation=int(orientation),
+        color=color,
         dali_decodable=True,
-    )  # fmt: skip
+    )

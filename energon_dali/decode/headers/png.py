@@ -74,9 +74,16 @@ def read_png(data: Buffer) -> ImageHeader:
     orientation, alike = metadata.orientation()
     # 16 bits: DALI scales to 8, PIL clips or rounds another way.
     return ImageHeader(
-        "png", width, height, channels, bit_depth, transparent or color_type >= 4, orientation, color,
+        "png",
+        width,
+        height,
+        channels,
+        bit_depth,
+        transparent or color_type >= 4,
+        orientation,
+        color,
         dali_decodable=bit_depth <= 8 and metadata.plain and alike,
-    )  # fmt: skip
+    )
 
 
 def _has_right_sum(data: Buffer, kind: bytes, content: bytes, end: int) -> bool:

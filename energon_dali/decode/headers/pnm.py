@@ -37,7 +37,12 @@ def read_pnm(data: Buffer) -> ImageHeader:
     if found.end() + least_bytes > len(data):
         raise IrregularHeaderError
     return ImageHeader(
-        "pnm", width, height, channels, largest.bit_length(), color="rgb" if channels == 3 else "gray",
+        "pnm",
+        width,
+        height,
+        channels,
+        largest.bit_length(),
+        color="rgb" if channels == 3 else "gray",
         # Text maps and other ranges than 0..255 go to PIL. DALI's parser knows comments only at some places.
         dali_decodable=kind in b"56" and largest == 255 and b"#" not in head[: found.end()],
-    )  # fmt: skip
+    )

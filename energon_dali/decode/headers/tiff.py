@@ -17,10 +17,26 @@ _NONE, _LZW, _DEFLATE = 1, 5, 8
 _MOST_BYTES_PER_BYTE = 2731
 """LZW packs 4,096 bytes into twelve bits at best, Deflate 258 bytes into two."""
 _LISTS = frozenset({_BITS, _OFFSETS, _LENGTHS, _EXTRA_SAMPLES, _SAMPLE_FORMAT})
-_WANTED = frozenset({
-    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _LENGTHS,
-    _PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT,
-})  # fmt: skip
+_WANTED = frozenset(
+    {
+        _WIDTH,
+        _HEIGHT,
+        _BITS,
+        _COMPRESSION,
+        _PHOTOMETRIC,
+        _FILL_ORDER,
+        _OFFSETS,
+        _ORIENTATION,
+        _SAMPLES,
+        _ROWS,
+        _LENGTHS,
+        _PLANAR,
+        _PREDICTOR,
+        _TILE_WIDTH,
+        _EXTRA_SAMPLES,
+        _SAMPLE_FORMAT,
+    }
+)
 
 
 def read_tiff(data: Buffer) -> ImageHeader:

@@ -62,9 +62,13 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
         raise IrregularHeaderError
     has_alpha = bool(flags & _ALPHA)
     return ImageHeader(
-        "webp", width, height, 4 if has_alpha else 3, has_alpha=has_alpha,
+        "webp",
+        width,
+        height,
+        4 if has_alpha else 3,
+        has_alpha=has_alpha,
         orientation=orientation or xmp_orientation(xmp) or 1,
-    )  # fmt: skip
+    )
 
 
 def _stream_size(data: Buffer, position: int, kind: bytes, length: int) -> tuple[int, int, bool]:

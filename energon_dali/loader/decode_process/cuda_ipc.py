@@ -99,9 +99,13 @@ def open_memory(device: int, handle: bytes) -> int:
     """
     address = ctypes.c_uint64()
     _call(
-        device, "Opening memory of the decode process", "cuIpcOpenMemHandle_v2", ctypes.byref(address),
-        _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS,
-    )  # fmt: skip
+        device,
+        "Opening memory of the decode process",
+        "cuIpcOpenMemHandle_v2",
+        ctypes.byref(address),
+        _Handle.from_buffer_copy(handle),
+        _LAZY_PEER_ACCESS,
+    )
     return address.value
 
 
@@ -126,8 +130,12 @@ class DeviceBytes:
     def __init__(self, address: int, size: int, owner: object = None) -> None:
         self._owner = owner
         self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 2,
-        }  # fmt: skip
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 2,
+        }
 
     def as_tensor(self, device: int) -> torch.Tensor:
         """Returns a view of them: uint8, of one dimension."""

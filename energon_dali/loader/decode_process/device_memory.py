@@ -60,9 +60,10 @@ class _DeviceArena:
             self.ready = event(interprocess=True)
             self.released = event(interprocess=True)
             self.handles = (
-                cuda_ipc.export(device, self.address), bytes(self.ready.ipc_handle()),
+                cuda_ipc.export(device, self.address),
+                bytes(self.ready.ipc_handle()),
                 bytes(self.released.ipc_handle()),
-            )  # fmt: skip
+            )
 
 
 class DeviceArenaStore:

@@ -146,10 +146,15 @@ class DecodeServer:
         method = "spawn" if task.start_method == "forkserver" else task.start_method
         try:
             self._rank = RankPart(
-                task.dataset, self._recorder, state=task.state, prefetch_factor=task.prefetch,
-                start_method=method, cache_pool=task.cache_pool, retry_policy=task.retry_policy,
+                task.dataset,
+                self._recorder,
+                state=task.state,
+                prefetch_factor=task.prefetch,
+                start_method=method,
+                cache_pool=task.cache_pool,
+                retry_policy=task.retry_policy,
                 on_pool=self._pools.append,
-            )  # fmt: skip
+            )
         except Exception as error:
             self._fail(error)
             return

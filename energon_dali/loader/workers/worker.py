@@ -114,9 +114,7 @@ class WorkerServer:
         self.recorder: Recorder = Recorder()
         self._arenas = ArenaStore(task.spare_arenas)
         self._streams: dict[int, _Stream] = {}
-        self._report = DropReport(
-            channel, self.recorder, lambda record: messages.encode(messages.StillAtWork(record))
-        )
+        self._report = DropReport(channel, self.recorder, lambda record: messages.encode(messages.StillAtWork(record)))
 
     def serve(self) -> None:
         """Runs until the rank hangs up.
@@ -214,9 +212,14 @@ class WorkerServer:
         parcel.write(arena.memory.data, extents)
         new = () if arena.descriptor is None else (arena.descriptor,)
         sent = BlockSent(
-            number, generation, arena.number, arena.capacity if new else 0, self._arenas.take_dropped(), extents,
+            number,
+            generation,
+            arena.number,
+            arena.capacity if new else 0,
+            self._arenas.take_dropped(),
+            extents,
             self.recorder.drain(),
-        )  # fmt: skip
+        )
         self._channel.send(messages.encode(sent), new)
         arena.forget_descriptor()
 

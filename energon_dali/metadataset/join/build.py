@@ -146,9 +146,13 @@ def _excluded_samples(column: ColumnFolder, sqlite: Path) -> set[tuple[int, int]
 
 
 def _no_match(
-    columns: Sequence[ColumnFolder], column: ColumnFolder, database: SqliteFile, number: int, lost: list[int],
+    columns: Sequence[ColumnFolder],
+    column: ColumnFolder,
+    database: SqliteFile,
+    number: int,
+    lost: list[int],
     place: object,
-) -> DatasetError:  # fmt: skip
+) -> DatasetError:
     keys = [key for (key,) in database.execute(_KEYS, (number,))]
     shown = ", ".join(excerpt(keys[sample]) for sample in lost[:_SHOWN_KEYS])
     primary = columns[0].folder

@@ -35,9 +35,13 @@ class JoinedSampleLoader(SampleLoader):
     ) -> None:
         # What a joiner makes is a finished sample, never one to be cooked.
         super().__init__(
-            decoder=None, sample_type=Sample, subflavors=subflavors, dataset_path=loaders[0].dataset_path, seed=seed,
+            decoder=None,
+            sample_type=Sample,
+            subflavors=subflavors,
+            dataset_path=loaders[0].dataset_path,
+            seed=seed,
             leaf=leaf,
-        )  # fmt: skip
+        )
         self.loaders = tuple(loaders)
         self.joiner = joiner
         self.names = None if names is None else tuple(names)

@@ -45,9 +45,14 @@ def open_join(tree: Tree, document: Document, keys: Keys, record: JoinRecord, co
     joined = JoinReference(columns, joiner, StoragePath(f"{document.file}.cache"))
     place = document.place((*keys, "join"))
     leaf = LeafReference(
-        columns[0].path, inner.split_part, inner.subflavors, subset=inner.subset, join=joined, place=place,
+        columns[0].path,
+        inner.split_part,
+        inner.subflavors,
+        subset=inner.subset,
+        join=joined,
+        place=place,
         shuffle_over_epochs_multiplier=inner.shuffle_over_epochs_multiplier,
-    )  # fmt: skip
+    )
     return Part("none", ((tree.counted(leaf, place), 1.0),), place)
 
 

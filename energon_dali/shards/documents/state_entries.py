@@ -129,9 +129,7 @@ def entry_of(state: Any, name: str) -> Any:
 
 def damaged(name: str, value: object, wanted: str) -> StateError:
     """Returns the error for an entry that cannot be used."""
-    return StateError(
-        f"{DAMAGED}its entry {name!r} is {excerpt(value)}, and should be {wanted}. Restore another one."
-    )
+    return StateError(f"{DAMAGED}its entry {name!r} is {excerpt(value)}, and should be {wanted}. Restore another one.")
 
 
 def _is_number(value: Any) -> bool:

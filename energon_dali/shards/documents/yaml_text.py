@@ -22,8 +22,14 @@ _PLAIN_TAGS = frozenset(
 ) | {"!"}
 _TEXT_TAGS = ("!", "tag:yaml.org,2002:str")
 _WORDS: dict[str, bool | None] = {
-    "": None, "~": None, "null": None, "true": True, "yes": True, "false": False, "no": False
-}  # fmt: skip
+    "": None,
+    "~": None,
+    "null": None,
+    "true": True,
+    "yes": True,
+    "false": False,
+    "no": False,
+}
 _NUMBER_STARTS = frozenset("+-.0123456789")
 
 

@@ -139,8 +139,10 @@ class ExtentIndex:
             _log.warning(
                 "%s is of another index than %s and is not used; reading goes on without it, slower. Run "
                 "`energon-dali prepare %s`.",
-                meta / EXTENTS_NAME, UUID_NAME, shlex.quote(str(self.root)),
-            )  # fmt: skip
+                meta / EXTENTS_NAME,
+                UUID_NAME,
+                shlex.quote(str(self.root)),
+            )
         sqlite = open_sqlite(meta / SQLITE_NAME)
         if sqlite is not None:
             self._sqlite = sqlite

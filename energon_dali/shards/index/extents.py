@@ -59,9 +59,21 @@ class ShardExtents:
     """
 
     __slots__ = (
-        "first_part", "formats", "key_start", "keys", "num_parts", "num_samples", "part_block", "part_format",
-        "part_height", "part_name", "part_names", "part_size", "part_width", "shard_bytes",
-    )  # fmt: skip
+        "first_part",
+        "formats",
+        "key_start",
+        "keys",
+        "num_parts",
+        "num_samples",
+        "part_block",
+        "part_format",
+        "part_height",
+        "part_name",
+        "part_names",
+        "part_size",
+        "part_width",
+        "shard_bytes",
+    )
 
     first_part: memoryview
     """uint32[num_samples + 1]: number of each sample's first part."""

@@ -16,11 +16,23 @@ from energon_dali.shards.storage import StoragePath
 DEFAULT_NAME = "dataset.yaml"
 FOREIGN_MODULES = ("megatron.energon", "megatron.energon.flavors", "energon_dali", "energon_dali.samples")
 """Modules whose names mean ours of the same name."""
-SAMPLE_TYPES = frozenset((
-    "Sample", "TextSample", "ImageSample", "CaptioningSample", "ImageClassificationSample", "VQASample",
-    "MultiChoiceVQASample", "VidQASample", "InterleavedSample", "SimilarityInterleavedSample", "OCRSample",
-    "VQAOCRSample", "CrudeSample",
-))  # fmt: skip
+SAMPLE_TYPES = frozenset(
+    (
+        "Sample",
+        "TextSample",
+        "ImageSample",
+        "CaptioningSample",
+        "ImageClassificationSample",
+        "VQASample",
+        "MultiChoiceVQASample",
+        "VidQASample",
+        "InterleavedSample",
+        "SimilarityInterleavedSample",
+        "OCRSample",
+        "VQAOCRSample",
+        "CrudeSample",
+    )
+)
 """Names that a `sample_type` may have without the dataset being trusted."""
 STANDARD, CRUDE = "StandardWebdatasetFactory", "CrudeWebdataset"
 TYPED_FACTORIES = {

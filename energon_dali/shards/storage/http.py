@@ -82,8 +82,10 @@ class HttpReader:
                     "%s does not answer range requests. Each file is fetched whole, once per process, into %s (up to "
                     "%d GiB per process). Serve the files with a server that does, such as nginx or Apache, or copy "
                     "them to a local disk.",
-                    server.name, tempfile.gettempdir(), COPIED_BYTES >> 30,
-                )  # fmt: skip
+                    server.name,
+                    tempfile.gettempdir(),
+                    COPIED_BYTES >> 30,
+                )
             return _copies.read_at(self.url, self.size, offset, size)
         if answer.status == 416:  # the file has become shorter
             answer.close()
@@ -235,11 +237,16 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
     seconds = max(0.1, current_scope().policy.request_seconds / 3)
     try:
         answer = _connections_to(url).request(
-            method, url, headers=headers, preload_content=False, decode_content=False, timeout=seconds,
+            method,
+            url,
+            headers=headers,
+            preload_content=False,
+            decode_content=False,
+            timeout=seconds,
             retries=urllib3.Retry(
                 connect=0, read=0, status=0, other=0, redirect=_FOLLOWED_REDIRECTS, total=None, raise_on_status=False
             ),
-        )  # fmt: skip
+        )
     except HTTPError as error:
         raise _translated(error) from error
     if answer.status in (200, 206, 416):
@@ -251,9 +258,7 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
         raise FileNotFoundError(f"{url}: {said}")
     if answer.status in (408, 425, 429) or answer.status >= 500:
         raise ConnectionError(said)
-    raise StorageError(
-        f"Could not read {url}: the server answered {said}. Check the address and the right to read it."
-    )
+    raise StorageError(f"Could not read {url}: the server answered {said}. Check the address and the right to read it.")
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, size: int | None = None) -> bytes:

@@ -39,11 +39,27 @@ WARNING_SECONDS = 10.0
 
 TRANSIENT_ERRNOS = frozenset(
     {
-        errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED,
-        errno.EPIPE, errno.ECONNABORTED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN,
-        errno.ENETRESET, errno.ENOTCONN, errno.EREMOTEIO, errno.ECOMM, errno.EMFILE, errno.ENFILE,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ETIMEDOUT,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.EPIPE,
+        errno.ECONNABORTED,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.EHOSTDOWN,
+        errno.ENETRESET,
+        errno.ENOTCONN,
+        errno.EREMOTEIO,
+        errno.ECOMM,
+        errno.EMFILE,
+        errno.ENFILE,
     }
-)  # fmt: skip
+)
 """Error numbers that a disk, a network file system or a connection may give for a moment."""
 
 _log = logging.getLogger(__name__)

@@ -110,9 +110,17 @@ def _build(embed_dim: int, num_heads: int, num_layers: int, num_positions: int, 
             'Install the extra: pip install "energon-dali[transformers]".'
         ) from error
     config = GPT2Config(
-        vocab_size=num_vocab, n_positions=num_positions, n_embd=embed_dim, n_layer=num_layers, n_head=num_heads,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=num_vocab,
+        n_positions=num_positions,
+        n_embd=embed_dim,
+        n_layer=num_layers,
+        n_head=num_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     try:
         return GPT2Model(config)
     except ValueError as error:

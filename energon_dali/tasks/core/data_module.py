@@ -146,11 +146,17 @@ class TransformerDataModule(LightningDataModule):
         if cfg.train is None:
             raise ConfigError("There is nothing to train on: cfg.train is None. Give the path of a prepared dataset.")
         return get_train_dataset(
-            cfg.train, split_part=cfg.train_split, worker_config=config, batch_size=cfg.batch_size,
-            packing_buffer_size=cfg.packing_buffer_size, shuffle_buffer_size=cfg.shuffle_buffer_size,
-            max_samples_per_sequence=cfg.max_samples_per_sequence, parallel_shard_iters=cfg.parallel_shard_iters,
-            task_encoder=self.task_encoder("train"), **cfg.dataset_options,
-        )  # fmt: skip
+            cfg.train,
+            split_part=cfg.train_split,
+            worker_config=config,
+            batch_size=cfg.batch_size,
+            packing_buffer_size=cfg.packing_buffer_size,
+            shuffle_buffer_size=cfg.shuffle_buffer_size,
+            max_samples_per_sequence=cfg.max_samples_per_sequence,
+            parallel_shard_iters=cfg.parallel_shard_iters,
+            task_encoder=self.task_encoder("train"),
+            **cfg.dataset_options,
+        )
 
     def _epoch_length(self, dataset: SavableDataset[Any]) -> int | None:
         """Returns the batches of an epoch of each rank, the same for all; None where epochs never end."""
@@ -178,11 +184,16 @@ class TransformerDataModule(LightningDataModule):
             cfg = self.cfg
             streams = None if self._train is None else self._train.worker_config.layout.num_streams
             dataset = get_val_dataset(
-                path, split_part=part, worker_config=self._worker_config(cfg.num_streams or streams),
-                batch_size=cfg.val_batch_size or cfg.batch_size, packing_buffer_size=cfg.packing_buffer_size,
-                limit=cfg.limit_val_batches, parallel_shard_iters=cfg.parallel_shard_iters,
-                task_encoder=self.task_encoder(split), **cfg.dataset_options,
-            )  # fmt: skip
+                path,
+                split_part=part,
+                worker_config=self._worker_config(cfg.num_streams or streams),
+                batch_size=cfg.val_batch_size or cfg.batch_size,
+                packing_buffer_size=cfg.packing_buffer_size,
+                limit=cfg.limit_val_batches,
+                parallel_shard_iters=cfg.parallel_shard_iters,
+                task_encoder=self.task_encoder(split),
+                **cfg.dataset_options,
+            )
             if not self.allow_zero_length_dataloader_with_multiple_devices:
                 _check_ranks(dataset, split)
             self._evals[split] = EvalLoader(dataset, **self._loader_options())
@@ -195,9 +206,12 @@ class TransformerDataModule(LightningDataModule):
     def _worker_config(self, num_streams: int | None) -> WorkerConfig:
         rank, world_size = find_place(self.trainer)
         return WorkerConfig(
-            rank=rank, world_size=world_size, num_workers=self.cfg.num_workers, num_streams=num_streams,
+            rank=rank,
+            world_size=world_size,
+            num_workers=self.cfg.num_workers,
+            num_streams=num_streams,
             seed_offset=self.cfg.seed,
-        )  # fmt: skip
+        )
 
     # --- what belongs to a run -------------------------------------------------------------------------------------
 

@@ -200,9 +200,7 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
     settable = {*_named(target), *given} if taken is None and strict and isinstance(target, type) else taken
     for name in arguments:
         if settable is not None and name not in settable:
-            raise ConfigError(
-                f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, settable)}"
-            )
+            raise ConfigError(f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, settable)}")
     given = {name: value for name, value in given.items() if taken is None or name in taken}
     open_names = [name for name, value in arguments.items() if value is None and name in given]
     of_config = {

@@ -255,7 +255,7 @@ class TaskTransformer(LightningModule):
         if isinstance(result, Mapping):
             if "loss" not in result or not isinstance(result.get("log", {}), Mapping):
                 raise ConfigError(
-                    f'{type(self).__name__}.common_step returned a mapping with {sorted(map(str, result))}. Return the '
+                    f"{type(self).__name__}.common_step returned a mapping with {sorted(map(str, result))}. Return the "
                     'loss, or {"loss": loss, "log": {"name": value}}.'
                 )
             logs, result = result.get("log", {}), result["loss"]

@@ -1,4 +1,4 @@
-""""auto" goes by one table, and a device that was named by nobody's table."""
+""" "auto" goes by one table, and a device that was named by nobody's table."""
 
 from __future__ import annotations
 

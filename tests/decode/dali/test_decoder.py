@@ -80,9 +80,14 @@ def test_exif_orientation(number: int, upright: bool) -> None:
 
 
 def test_layouts_and_dtypes() -> None:
-    for options in ({"image_layout": "HWC"}, {"image_dtype": "float16"}, {"image_dtype": "bfloat16"},
-                    {"image_decode": "torchl", "image_layout": "CHW"}, {"image_decode": "l8", "image_layout": "HWC"},
-                    {"image_decode": "rgb", "image_layout": "CHW"}):  # fmt: skip
+    for options in (
+        {"image_layout": "HWC"},
+        {"image_dtype": "float16"},
+        {"image_dtype": "bfloat16"},
+        {"image_decode": "torchl", "image_layout": "CHW"},
+        {"image_decode": "l8", "image_layout": "HWC"},
+        {"image_decode": "rgb", "image_layout": "CHW"},
+    ):
         dali, pil = DaliDecoder(image_decode_device="cpu", **options), SampleDecoder(**options)  # type: ignore[arg-type]
         for keys in (("jpeg-420", "jpeg-444"), ("jpeg-420", "jpeg-1x1")):  # uniform, ragged
             outcomes = dali.decode_block([dali.stage("jpg", pictures()[key]) for key in keys])

@@ -30,8 +30,10 @@ def in_jpeg(*blocks: bytes) -> bytes:
 
 def in_png(*blocks: bytes) -> bytes:
     data = encode(PHOTO, "PNG")
-    chunks = [struct.pack(">I", len(block)) + b"eXIf" + block + struct.pack(">I", zlib.crc32(b"eXIf" + block))
-              for block in blocks]  # fmt: skip
+    chunks = [
+        struct.pack(">I", len(block)) + b"eXIf" + block + struct.pack(">I", zlib.crc32(b"eXIf" + block))
+        for block in blocks
+    ]
     return data[:33] + b"".join(chunks) + data[33:]
 
 
@@ -97,10 +99,14 @@ def directory(order: str, *entries: tuple[int, int, int, int], offset: int = 8) 
 
 def random_directory(random: Random) -> bytes:
     entries = [
-        (random.choice((ORIENTATION, ORIENTATION, *OTHER_TAGS)), random.choice((3,) * 12 + (1, 2, 4, 7, 13)),
-         random.choice((1,) * 12 + (0, 2, 5, 1_000_000)), random.randrange(10))
+        (
+            random.choice((ORIENTATION, ORIENTATION, *OTHER_TAGS)),
+            random.choice((3,) * 12 + (1, 2, 4, 7, 13)),
+            random.choice((1,) * 12 + (0, 2, 5, 1_000_000)),
+            random.randrange(10),
+        )
         for _ in range(random.choice((1, 1, 1, 2, 3)))
-    ]  # fmt: skip
+    ]
     block = directory(random.choice("<>"), *entries, offset=random.choice((8, 8, 8, 8, 9, 10, 2, 40)))
     return block if random.random() < 0.8 else block[: random.randrange(len(block) + 1)]
 
@@ -155,8 +161,10 @@ def test_orientation_outside_of_exif_turns_images_as_pil_does(orientation: int) 
 def test_any_block_turns_images_alike() -> None:
     random = Random(3)
     places = (in_jpeg, in_jpeg, in_png)
-    files = [random.choice(places)(*(random_directory(random) for _ in range(random.choice((1, 1, 1, 1, 2)))))
-             for _ in range(600)]  # fmt: skip
+    files = [
+        random.choice(places)(*(random_directory(random) for _ in range(random.choice((1, 1, 1, 1, 2)))))
+        for _ in range(600)
+    ]
     dali, pil = DaliDecoder(image_decode_device="cpu", **UPRIGHT), SampleDecoder(**UPRIGHT)  # type: ignore[arg-type]
     passed_on = [data for data in files if screen_image(data).dali_decodable]
     outcomes = dali.decode_block([dali.stage("jpg", data) for data in passed_on])

@@ -12,9 +12,10 @@ from energon_dali.kernels.normalization import Normalization, values_of_levels
 from tests.kernels.comparisons.poison import poisons
 
 MATRICES = [
-    ColorMatrix.between("bt601", "bt709"), IDENTITY,
+    ColorMatrix.between("bt601", "bt709"),
+    IDENTITY,
     ColorMatrix.between("bt601", "bt2020", made_full_range=False, wanted_full_range=True),
-]  # fmt: skip
+]
 SHAPES = [(1, 1, 1, 1), (1, 2, 3, 5), (3, 1, 31, 33), (2, 2, 17, 61), (3, 2, 32, 32), (2, 1, 6, 174), (2, 0, 4, 4)]
 """Clips, frames, height, width: single pixels, just below and above a block of 1024, exactly one, groups of
 four pixels and no whole block, and nothing."""
@@ -58,9 +59,18 @@ def _compare_a_wide_frame(device: str) -> int:
     coefficients = torch.tensor([MATRICES[0].rows], dtype=torch.int32, device=device)
     result = torch.empty(2 * pixels + block, dtype=torch.uint8, device=device)
     _convert[(1,)](
-        frames, coefficients, coefficients, result, 1, pixels, pixels // block, CHANNELS_FIRST=True, TO_BYTES=True,
-        BITS=FRACTION_BITS, BLOCK=block,
-    )  # fmt: skip
+        frames,
+        coefficients,
+        coefficients,
+        result,
+        1,
+        pixels,
+        pixels // block,
+        CHANNELS_FIRST=True,
+        TO_BYTES=True,
+        BITS=FRACTION_BITS,
+        BLOCK=block,
+    )
     wanted = convert_colors_reference(frames, coefficients, torch.uint8, True).view(3, block)
     got = torch.stack([result[plane * pixels : plane * pixels + block] for plane in range(3)])
     assert torch.equal(got, wanted), "planes beyond 2**31"

@@ -29,8 +29,9 @@ def compare(device: str) -> int:
             step = 1 + len(lengths) % 2  # every second element of something larger, in some cases
             limits = torch.iinfo(dtype)
             sequences = [
-                torch.randint(limits.min, limits.max, (length * step,), dtype=dtype, generator=generator)
-                .to(device)[::step]
+                torch.randint(limits.min, limits.max, (length * step,), dtype=dtype, generator=generator).to(device)[
+                    ::step
+                ]
                 for length in lengths
             ]
             wanted = [torch.empty(total, dtype=kind, device=device) for kind in (dtype, torch.int32)]

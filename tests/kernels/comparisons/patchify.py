@@ -37,8 +37,9 @@ def compare(device: str) -> int:
         for dtype in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
             placed = None if dtype == torch.uint8 else numbers.coefficients(channels).to(device)
             values = None if placed is None else values_of_levels(placed, dtype)
-            wanted = torch.empty(shape, dtype=dtype, device=device), torch.empty(
-                (starts[-1], 3), dtype=torch.int32, device=device
+            wanted = (
+                torch.empty(shape, dtype=dtype, device=device),
+                torch.empty((starts[-1], 3), dtype=torch.int32, device=device),
             )
             patchify_reference(clips, patch_size, times, placed, *wanted)
             for poison in poisons(dtype == torch.uint8):

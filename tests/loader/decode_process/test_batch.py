@@ -18,9 +18,18 @@ from energon_dali.loader.decode_process.tensor_table import TensorTable
 from energon_dali.loader.workers.transport import SMALL_BUFFER_BYTES
 
 DTYPES = (
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-    torch.float64, torch.bool, torch.complex64,
-)  # fmt: skip
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    torch.complex64,
+)
 
 
 def cross(batch: Any) -> Any:
@@ -62,11 +71,14 @@ CHANGES = {
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(DTYPES), st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(0, 10**6),
+            st.sampled_from(DTYPES),
+            st.lists(st.integers(0, 40), min_size=1, max_size=3),
+            st.integers(0, 10**6),
             st.lists(st.sampled_from(sorted(CHANGES)), min_size=1, max_size=4),
-        ), max_size=4,
+        ),
+        max_size=4,
     )
-)  # fmt: skip
+)
 def test_views_of_any_storage_arrive_with_their_bits_and_share_what_they_shared(plan: list[Any]) -> None:
     batch = [
         {change: CHANGES[change](of(dtype, tuple(shape), seed)) for change in [changes[0]]}
@@ -129,10 +141,14 @@ class Everything:
 def test_everything_else_arrives_too() -> None:
     parameter = torch.ones(3, requires_grad=True)
     made = Everything(
-        "k", None, of(torch.uint8, (3, 50, 60), 2), np.arange(30_000).reshape(100, 300)[::2, ::-1], b"x" * 9000,
+        "k",
+        None,
+        of(torch.uint8, (3, 50, 60), 2),
+        np.arange(30_000).reshape(100, 300)[::2, ::-1],
+        b"x" * 9000,
         {"sparse": torch.eye(40).to_sparse(), "empty": {}, "text": ["a", "ü"], "grad": parameter, "one": np.int64(3)},
         (1, 2.5, True, {"deep": [torch.zeros(0, 7), torch.tensor(2.0)]}),
-    )  # fmt: skip
+    )
     got = cross(made)
     assert type(got) is Everything
     assert (got.key, got.nothing, got.raw, got.pair[:3]) == ("k", None, made.raw, (1, 2.5, True))

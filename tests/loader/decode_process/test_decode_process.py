@@ -242,9 +242,12 @@ def test_an_exception_arrives_as_what_it_is_with_its_traceback() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "kind", "said"),
-    [(0, "kill", "decode process of rank 0 .* killed by SIGKILL"), (0, "exit", "decode process .* exit code 7"),
-     (2, "kill", "Worker 1 of rank 0 .* killed by SIGKILL")],
-)  # fmt: skip
+    [
+        (0, "kill", "decode process of rank 0 .* killed by SIGKILL"),
+        (0, "exit", "decode process .* exit code 7"),
+        (2, "kill", "Worker 1 of rank 0 .* killed by SIGKILL"),
+    ],
+)
 def test_a_process_that_dies_is_an_error_that_says_how(workers: int, kind: str, said: str) -> None:
     batches = loader(place(workers, 2), lengths=[9, 9], mishap=Mishap(1, 4, kind), block_size=1)
     got = []
@@ -252,7 +255,7 @@ def test_a_process_that_dies_is_an_error_that_says_how(workers: int, kind: str, 
         got.extend(batches)
     assert [batch[:3] for batch in got] == sorted(
         ((stream, 0, at) for at in range(5) for stream in range(2)), key=lambda e: (e[2], e[0])
-    )[: len(got)]  # fmt: skip
+    )[: len(got)]
     state = batches.save_state_rank()
     with loader(place(workers, 2), lengths=[9, 9]) as again:
         again.restore_state_rank(state)
@@ -325,9 +328,13 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
     assert "in slow_second" in stacks.read_text()  # the worker
     assert "decode_process/server.py" in stacks.read_text()  # the decode process, which told it to
     failing = loader(
-        place(1, 1), lengths=[9], mishap=Mishap(0, 2, "hang"), watchdog_timeout_seconds=0.5, fail_on_timeout=True,
+        place(1, 1),
+        lengths=[9],
+        mishap=Mishap(0, 2, "hang"),
+        watchdog_timeout_seconds=0.5,
+        fail_on_timeout=True,
         **options,
-    )  # fmt: skip
+    )
     with pytest.raises(WatchdogTimeoutError, match="No batch came"):
         list(failing)
 
@@ -376,9 +383,7 @@ def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_hooks_find_the_cache_and_its_files_go(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_find_the_cache_and_its_files_go(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle, "_GRACE_SECONDS", 60.0)  # a killed process takes no files along: let none be too slow
     pool = FileStoreCachePool(parent_cache_dir=tmp_path)
     with loader(place(workers), make=cached, rank_work=True, cache_pool=pool) as batches:

@@ -32,11 +32,13 @@ class StandIn:
         monkeypatch.setattr(cuda_ipc, "close_memory", lambda device, address: self.opened.remove(address))
         monkeypatch.setattr(device_memory, "DeviceBytes", _HostBytes)
         for name, value in {
-            "device": lambda device: contextlib.nullcontext(), "current_stream": lambda device: _Stream(self),
+            "device": lambda device: contextlib.nullcontext(),
+            "current_stream": lambda device: _Stream(self),
             "Stream": lambda device: _Stream(self, "release"),
-            "synchronize": lambda device: self.said.append("synchronize"), "Event": lambda **_: _Event(self),
+            "synchronize": lambda device: self.said.append("synchronize"),
+            "Event": lambda **_: _Event(self),
             "get_allocator_backend": lambda: "another",
-        }.items():  # fmt: skip
+        }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         torch.cuda.Event.from_ipc_handle = lambda device, handle: _Event(self, handle.decode())
         self.events = 0

@@ -27,9 +27,13 @@ TOKENIZER = ByteTokenizer()
 SIZES = {"patch_size": 12, "shorter_px": 24, "longest_px": 48, "max_caption_tokens": 24}
 ROW_LENGTH = 90
 NUMBERS = {
-    "patch_dim": 3 * 12 * 12, "patch_size": 12, "max_patches_along": 4, "num_positions": 26,
-    "begin_token": TOKENIZER.bos_token_id, "end_token": TOKENIZER.eos_token_id,
-}  # fmt: skip
+    "patch_dim": 3 * 12 * 12,
+    "patch_size": 12,
+    "max_patches_along": 4,
+    "num_positions": 26,
+    "begin_token": TOKENIZER.bos_token_id,
+    "end_token": TOKENIZER.eos_token_id,
+}
 BACKBONES = {"gpt": CaptioningGPT, "transformers": TransformersGPT2}
 
 
@@ -53,10 +57,15 @@ def encoder(kind: str = "pil") -> PackedCaptioningTaskEncoder:
 def packed_dataset(folders: list[str], kind: str = "pil") -> SavableDataset[Any]:
     """Returns batches of 2 packed rows from a blend, in this process."""
     return get_train_dataset(
-        blend_of(folders, [3, 1], 0.1), task_encoder=encoder(kind), batch_size=2, packing_buffer_size=12,
-        packing_first_buffer_size=6, shuffle_buffer_size=8, max_samples_per_sequence=5,
+        blend_of(folders, [3, 1], 0.1),
+        task_encoder=encoder(kind),
+        batch_size=2,
+        packing_buffer_size=12,
+        packing_first_buffer_size=6,
+        shuffle_buffer_size=8,
+        max_samples_per_sequence=5,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=2),
-    )  # fmt: skip
+    )
 
 
 def task_with(backbone: str = "gpt") -> CaptioningTransformer:
@@ -71,10 +80,13 @@ def encoded(text: str, image: torch.Tensor, tokens: list[int] | None = None) -> 
     """Returns a sample as it is right before it is laid into a row."""
     patch = SIZES["patch_size"]
     return EncodedCaption(
-        __key__=text, __restore_key__=(), image=image, caption=text,
+        __key__=text,
+        __restore_key__=(),
+        image=image,
+        caption=text,
         tokens=np.asarray(TOKENIZER.encode(text) if tokens is None else tokens, np.int64),
         grid=(-(-image.shape[0] // patch), -(-image.shape[1] // patch)),
-    )  # fmt: skip
+    )
 
 
 def cropped(image: torch.Tensor, caption: str) -> torch.Tensor:

@@ -33,8 +33,11 @@ SAMPLES = st.builds(
     lambda text, height, width, seed: encoded(
         text, torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=torch.manual_seed(seed))
     ),
-    st.text("abc", max_size=9), st.integers(1, 40), st.integers(1, 40), st.integers(0, 99),
-)  # fmt: skip
+    st.text("abc", max_size=9),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(0, 99),
+)
 
 
 @given(rows=st.lists(st.lists(SAMPLES, min_size=1, max_size=3), min_size=1, max_size=3), spare=st.integers(0, 5))
@@ -73,8 +76,14 @@ def test_every_place_of_a_row_is_what_it_should_be(rows: list[list[EncodedCaptio
 
 
 def view(batch: CaptioningBatch) -> tuple[object, ...]:
-    return (batch.__key__, batch.captions, batch.tokens.tolist(), batch.cu_seqlens.tolist(), batch.grids,
-            batch.patches.sum(1).tolist())  # fmt: skip
+    return (
+        batch.__key__,
+        batch.captions,
+        batch.tokens.tolist(),
+        batch.cu_seqlens.tolist(),
+        batch.grids,
+        batch.patches.sum(1).tolist(),
+    )
 
 
 @pytest.mark.parametrize("kind", ["pil", "dali"])

@@ -26,14 +26,26 @@ from tests.tasks.captioning.captions import SIZES, two_datasets
 
 COMMAND = ("+task=multimodal/captioning", "+dataset=multimodal/captioning/demo")
 SMALL = (
-    *(f"dataset.cfg.{name}={value}" for name, value in SIZES.items()), "dataset.cfg.row_length=90",
-    "dataset.cfg.batch_size=2", "dataset.cfg.val_batch_size=2", "dataset.cfg.num_workers=0",
-    "dataset.cfg.packing_buffer_size=16", "dataset.cfg.shuffle_buffer_size=20", "decoder=pil",
-    "dataset.cfg.virtual_epoch_length=null", "dataset.cfg.weights=[3,1]",
-    "backbone.embed_dim=32", "backbone.num_heads=2", "backbone.num_layers=2", "task.num_samples=5",
-    "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
-    "trainer.log_every_n_steps=1", "optimizer.lr=1e-2",
-)  # fmt: skip
+    *(f"dataset.cfg.{name}={value}" for name, value in SIZES.items()),
+    "dataset.cfg.row_length=90",
+    "dataset.cfg.batch_size=2",
+    "dataset.cfg.val_batch_size=2",
+    "dataset.cfg.num_workers=0",
+    "dataset.cfg.packing_buffer_size=16",
+    "dataset.cfg.shuffle_buffer_size=20",
+    "decoder=pil",
+    "dataset.cfg.virtual_epoch_length=null",
+    "dataset.cfg.weights=[3,1]",
+    "backbone.embed_dim=32",
+    "backbone.num_heads=2",
+    "backbone.num_layers=2",
+    "task.num_samples=5",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.log_every_n_steps=1",
+    "optimizer.lr=1e-2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +87,12 @@ def test_it_learns_captions_and_writes_them_below_the_images(folders: list[str],
 
 @pytest.mark.parametrize("packing", ["16", "null"])
 def test_a_resumed_run_ends_where_the_whole_one_does(packing: str, folders: list[str], tmp_path: Path) -> None:
-    overrides = [f"dataset.cfg.packing_buffer_size={packing}", "trainer.callbacks.checkpoint.every_n_train_steps=3",
-                 "trainer.callbacks.checkpoint.save_top_k=-1", "backbone.dropout=0.1"]  # fmt: skip
+    overrides = [
+        f"dataset.cfg.packing_buffer_size={packing}",
+        "trainer.callbacks.checkpoint.every_n_train_steps=3",
+        "trainer.callbacks.checkpoint.save_top_k=-1",
+        "backbone.dropout=0.1",
+    ]
     whole = train(folders, tmp_path / "whole", *overrides, steps=5)
     (saved,) = (tmp_path / "whole" / "checkpoints").glob("*step3.ckpt")
     resumed = train(folders, tmp_path / "resumed", *overrides, f"ckpt_path={saved}", steps=5)
@@ -117,8 +133,12 @@ def test_weights_and_tokenizer_of_a_folder_take_their_places(folders: list[str],
     fast.save_pretrained(tmp_path / "model")
     saved = TransformersGPT2(len(fast), SIZES["max_caption_tokens"] + 2, embed_dim=8, num_heads=2, num_layers=1)
     saved.model.save_pretrained(tmp_path / "model")
-    told = ["backbone=multimodal/captioning/transformers_gpt2", "tokenizer=autotokenizer",
-            f"backbone.pretrained_model_name_or_path={tmp_path / 'model'}", "optimizer.lr=0"]  # fmt: skip
+    told = [
+        "backbone=multimodal/captioning/transformers_gpt2",
+        "tokenizer=autotokenizer",
+        f"backbone.pretrained_model_name_or_path={tmp_path / 'model'}",
+        "optimizer.lr=0",
+    ]
     result = train(folders, tmp_path / "run", *told, steps=1)
     assert torch.equal(result.task.backbone.model.transformer.wte.weight, saved.model.transformer.wte.weight)
     (tmp_path / "model" / "model.safetensors").unlink()  # a checkpoint needs nothing but itself
@@ -178,10 +198,7 @@ def test_loggers_get_the_captions_as_text() -> None:
     board = SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *given: texts.append(given)))
     wandb = TextLogger()
     show_captions([wandb, board, SimpleNamespace(experiment=None)], ["a cat"], ["a dog", "more"], Path("p.png"), 7)
-    assert wandb.given == [
-        ("captions", ["written", "true"], [["a cat", "a dog"]], 7),
-        ("captions", ["p.png"], 7),
-    ]
+    assert wandb.given == [("captions", ["written", "true"], [["a cat", "a dog"]], 7), ("captions", ["p.png"], 7)]
     assert texts == [("captions", "- a cat — *a dog*", 7)]
 
 
@@ -192,8 +209,10 @@ def test_a_blend_keeps_the_end_of_each_dataset_for_validation() -> None:
         {"path": "s3://bucket/b", "weight": 1.0, "subset": {"range": ["0%", "75%"]}},
     ]
     assert made["val"]["concat"][1] == {
-        "path": "s3://bucket/b", "split_part": "train", "subset": {"range": ["75%", "100%"]},
-    }  # fmt: skip
+        "path": "s3://bucket/b",
+        "split_part": "train",
+        "subset": {"range": ["75%", "100%"]},
+    }
     halves = blend_of(["/data/a"], None, 0)["splits"]
     assert [entry["subset"]["range"] for entry in halves["train"]["blend"]] == [["0%", "50%"], ["50%", "100%"]]
     assert halves["val"] == {"path": "/data/a"}

@@ -12,9 +12,14 @@ from energon_dali.tasks.core.curves import LossCurve
 
 def trainer(folder: Path, step: int = 0, **metrics: float) -> Any:
     return SimpleNamespace(
-        is_global_zero=True, sanity_checking=False, global_step=step, log_every_n_steps=2, callback_metrics=metrics,
-        default_root_dir=str(folder), state=SimpleNamespace(fn="fit"),
-    )  # fmt: skip
+        is_global_zero=True,
+        sanity_checking=False,
+        global_step=step,
+        log_every_n_steps=2,
+        callback_metrics=metrics,
+        default_root_dir=str(folder),
+        state=SimpleNamespace(fn="fit"),
+    )
 
 
 def feed(callback: LossCurve, folder: Path, first: int, last: int) -> None:

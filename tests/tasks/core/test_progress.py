@@ -38,8 +38,14 @@ def test_speed_and_blocked_share_hold_for_the_batches_since_the_last_ones(monkey
 def test_figures_reach_the_logger(tmp_path: Path) -> None:
     folder = numbers_dataset(tmp_path / "data")
     logger = CSVLogger(tmp_path, name="", version="")
-    run = train(folder, callbacks=[LoaderProgress(2)], logger=logger, log_every_n_steps=2, max_steps=6,
-                enable_checkpointing=False)  # fmt: skip
+    run = train(
+        folder,
+        callbacks=[LoaderProgress(2)],
+        logger=logger,
+        log_every_n_steps=2,
+        max_steps=6,
+        enable_checkpointing=False,
+    )
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert {SPEED, BLOCKED} <= set(header.split(","))
     assert rows

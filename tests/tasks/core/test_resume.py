@@ -9,15 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from tests.tasks.core.tiny_run import (
-    NumbersDataModule,
-    Run,
-    Stop,
-    data_config,
-    numbers_dataset,
-    quiet_lightning,
-    train,
-)
+from tests.tasks.core.tiny_run import NumbersDataModule, Run, Stop, data_config, numbers_dataset, quiet_lightning, train
 
 STEPS = 17
 
@@ -36,9 +28,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "accumulated": {"max_steps": 9, "accumulate_grad_batches": 3, "data": {"virtual_epoch_length": 7}},
     "limited": {"max_epochs": 6, "limit_train_batches": 3},
     "reloaded": {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1},
-    "reloaded_endless": {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1, "limit_train_batches": 5,
-                         "data": {"virtual_epoch_length": 0}},
-}  # fmt: skip
+    "reloaded_endless": {
+        "max_epochs": 3,
+        "reload_dataloaders_every_n_epochs": 1,
+        "limit_train_batches": 5,
+        "data": {"virtual_epoch_length": 0},
+    },
+}
 
 
 def assert_continues(whole: Run, resumed: Run, done: int) -> None:

@@ -163,11 +163,17 @@ def train(
     with quiet_lightning():
         trainer = lightning.Trainer(
             **{
-                "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-                "num_sanity_val_steps": 0, "enable_checkpointing": saves, "default_root_dir": str(folder.parent),
-                "max_epochs": -1, **trainer_options,
+                "accelerator": "cpu",
+                "logger": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+                "num_sanity_val_steps": 0,
+                "enable_checkpointing": saves,
+                "default_root_dir": str(folder.parent),
+                "max_epochs": -1,
+                **trainer_options,
             }
-        )  # fmt: skip
+        )
         interrupt = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, datamodule=data_module, ckpt_path=None if ckpt_path is None else str(ckpt_path))

@@ -28,8 +28,13 @@ def test_the_example_trains_and_continues_after_a_worker_failed(tmp_path: Path) 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     done = subprocess.run(
         [sys.executable, "-m", "tests.tasks.distributed.on_ray", str(tmp_path)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=570, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     ranks = [lines_of(tmp_path / "seen" / f"rank-{rank}.jsonl") for rank in (0, 1)]
     for lines in ranks:

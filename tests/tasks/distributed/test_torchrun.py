@@ -24,8 +24,12 @@ def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.run(
         [*command, "-m", "tests.tasks.distributed.ranks", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def on_one_rank(folder: Path, **options: Any) -> Run:
@@ -122,6 +126,8 @@ def test_captions_of_all_ranks_weigh_by_their_tokens(folder: Path, killed: str) 
 def test_a_layout_that_does_not_fit_is_refused_and_told_what_fits(folder: Path, killed: str) -> None:
     with pytest.raises(LayoutError, match=r"4 streams cannot be divided .* num_workers may be 1, 2, 4"):
         train(
-            folder / "data", ckpt_path=folder / "whole" / "step=5.ckpt", max_steps=STEPS,
+            folder / "data",
+            ckpt_path=folder / "whole" / "step=5.ckpt",
+            max_steps=STEPS,
             data={**DATA, "num_streams": None, "num_workers": 3},
-        )  # fmt: skip
+        )

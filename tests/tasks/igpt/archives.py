@@ -63,8 +63,17 @@ def python_2_pickle(data: np.ndarray, labels: list[int]) -> bytes:
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
     return (
         b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
-        b"U\x01b\x87Rq\x05(K\x01" + b"M" + struct.pack("<H", rows) + b"M" + struct.pack("<H", columns)
+        b"U\x01b\x87Rq\x05(K\x01"
+        + b"M"
+        + struct.pack("<H", rows)
+        + b"M"
+        + struct.pack("<H", columns)
         + b"\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        + b"\x89T" + struct.pack("<i", data.size) + data.tobytes() + b"tb"
-        + b"U\x06labelsq\x08](" + numbers + b"eu."
-    )  # fmt: skip
+        + b"\x89T"
+        + struct.pack("<i", data.size)
+        + data.tobytes()
+        + b"tb"
+        + b"U\x06labelsq\x08]("
+        + numbers
+        + b"eu."
+    )

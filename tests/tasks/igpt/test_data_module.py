@@ -62,8 +62,11 @@ def test_the_split_keeps_every_picture_with_its_class(archive: Path, folder: Pat
     assert data.classes == CLASSES
     told = data.model_data_kwargs
     assert {name: told[name] for name in ("num_classes", "num_pixels", "num_positions", "num_vocab")} == {
-        "num_classes": 4, "num_pixels": 32, "num_positions": 1024, "num_vocab": 8,
-    }  # fmt: skip
+        "num_classes": 4,
+        "num_pixels": 32,
+        "num_positions": 1024,
+        "num_vocab": 8,
+    }
     assert told["palette"] == [list(color) for color in data.palette.units]
 
 

@@ -16,11 +16,21 @@ from energon_dali.tasks.vision.igpt.task import pixel_loss
 from tests.tasks.old_checkpoint import rewrite_as_before
 
 SMALL = (
-    "+task=vision/igpt", "+dataset=vision/igpt/cifar", "dataset.cfg.image_size=8", "dataset.cfg.batch_size=6",
-    "dataset.cfg.num_workers=0", "dataset.cfg.num_streams=1", "decoder=pil", "backbone.num_layers=2",
-    "task.num_samples=3", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false", "trainer.log_every_n_steps=1",
-)  # fmt: skip
+    "+task=vision/igpt",
+    "+dataset=vision/igpt/cifar",
+    "dataset.cfg.image_size=8",
+    "dataset.cfg.batch_size=6",
+    "dataset.cfg.num_workers=0",
+    "dataset.cfg.num_streams=1",
+    "decoder=pil",
+    "backbone.num_layers=2",
+    "task.num_samples=3",
+    "trainer.accelerator=cpu",
+    "trainer.devices=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.log_every_n_steps=1",
+)
 
 
 def train(archive: Path, output: Path, *overrides: str) -> TrainResult:
@@ -87,8 +97,11 @@ def kept(result: TrainResult, checkpoint: Path) -> None:
 
 
 def test_a_resumed_run_ends_where_the_whole_one_does(archive: Path, tmp_path: Path) -> None:
-    told = ("trainer.max_epochs=2", "trainer.callbacks.checkpoint.every_n_train_steps=4",
-            "trainer.callbacks.checkpoint.save_top_k=-1")  # fmt: skip
+    told = (
+        "trainer.max_epochs=2",
+        "trainer.callbacks.checkpoint.every_n_train_steps=4",
+        "trainer.callbacks.checkpoint.save_top_k=-1",
+    )
     whole = train(archive, tmp_path / "whole", *told)
     (saved,) = (tmp_path / "whole" / "checkpoints").glob("*step8.ckpt")
     resumed = train(archive, tmp_path / "resumed", *told, f"ckpt_path={saved}")

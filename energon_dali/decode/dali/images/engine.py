@@ -38,9 +38,12 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
                 refused[position] = DecodeFailure(error.reason, handle.format, "screen", handle.source)
         runs = []
         for positions in split_block(
-            handles, list(geometries), max_images=self.options.max_batch_size, max_bytes=self._memory.run_bytes,
+            handles,
+            list(geometries),
+            max_images=self.options.max_batch_size,
+            max_bytes=self._memory.run_bytes,
             bytes_per_pixel=self.graph.bytes_per_pixel,
-        ):  # fmt: skip
+        ):
             batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
             cost = sum(handle.width * handle.height for handle in batch.handles) * self.graph.bytes_per_pixel
             runs.append(Run(block, positions, batch, cost))
@@ -66,6 +69,10 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
     ) -> list[Outcome]:
         assert run.error is not None
         return decode_suspects(
-            run.batch, run.error, run_alone, self.suspend_pipeline,
-            lambda value: bring_to_device(value, self.device, stream), self.device,
-        )  # fmt: skip
+            run.batch,
+            run.error,
+            run_alone,
+            self.suspend_pipeline,
+            lambda value: bring_to_device(value, self.device, stream),
+            self.device,
+        )

@@ -87,16 +87,29 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
         else:
             top, left, height, width = geometry.window
             box_top, box_left = geometry.top - top, geometry.left - left
-            rows.append((
-                top, left, height, width, box_top, box_left,
-                min(box_top + geometry.height, height), min(box_left + geometry.width, width),
-                geometry.out_height, geometry.out_width, geometry.flip,
-            ))  # fmt: skip
+            rows.append(
+                (
+                    top,
+                    left,
+                    height,
+                    width,
+                    box_top,
+                    box_left,
+                    min(box_top + geometry.height, height),
+                    min(box_left + geometry.width, width),
+                    geometry.out_height,
+                    geometry.out_width,
+                    geometry.flip,
+                )
+            )
     table = np.array(rows, np.float64)  # float64[n, 11]
     columns = {
-        "start": (0, 2, np.int32), "shape": (2, 4, np.int32), "roi_start": (4, 6, np.float32),
-        "roi_end": (6, 8, np.float32), "size": (8, 10, np.float32),
-    }  # fmt: skip
+        "start": (0, 2, np.int32),
+        "shape": (2, 4, np.int32),
+        "roi_start": (4, 6, np.float32),
+        "roi_end": (6, 8, np.float32),
+        "size": (8, 10, np.float32),
+    }
     arrays: dict[str, NDArray[Any]] = {}
     for name in names:
         if name == "mirror":

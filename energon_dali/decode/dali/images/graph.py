@@ -68,15 +68,20 @@ class ImageGraph:
         normalize, operations = spec.normalize, spec.geometric
         resamples = any(isinstance(op, (Resize, RandomResizedCrop)) for op in operations)
         return cls(
-            mode=spec.mode, dtype="float32" if spec.dtype == "bfloat16" else spec.dtype, layout=spec.layout,
+            mode=spec.mode,
+            dtype="float32" if spec.dtype == "bfloat16" else spec.dtype,
+            layout=spec.layout,
             mean=None if normalize is None else _per_channel(normalize.mean, spec.channels),
             std=None if normalize is None else _per_channel(normalize.std, spec.channels),
             crops=any(isinstance(op, (CenterCrop, RandomCrop, RandomResizedCrop)) for op in operations),
-            resamples=resamples, crops_resized=_crops_resized(operations),
+            resamples=resamples,
+            crops_resized=_crops_resized(operations),
             flips=any(isinstance(op, HorizontalFlip) for op in operations),
             size=_fixed_size(operations) if resamples else None,
-            interpolation=spec.interpolation, antialias=spec.antialias, upright=spec.apply_exif_orientation,
-        )  # fmt: skip
+            interpolation=spec.interpolation,
+            antialias=spec.antialias,
+            upright=spec.apply_exif_orientation,
+        )
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -64,9 +64,11 @@ def write_index_files(
     for number in range(first_row, len(rows)):
         row = rows[number]
         _check_row(row, num_components, image, shards[row.shard], sizes[row.shard])
-        lines.append(" ".join(
-            f"c{i} {extent[0]} {extent[1]} {number}" for i, extent in enumerate(row.extents) if extent is not None
-        ))  # fmt: skip
+        lines.append(
+            " ".join(
+                f"c{i} {extent[0]} {extent[1]} {number}" for i, extent in enumerate(row.extents) if extent is not None
+            )
+        )
         if number + 1 == len(rows) or rows[number + 1].shard != row.shard:
             index = Path(folder) / f"{first_row}-{len(indices)}.idx"
             with writing(index):
@@ -104,5 +106,6 @@ def _check_row(row: NativeRow, num_components: int, image: int, shard: str, shar
         if shard_size is not None and offset + size > shard_size:
             raise ShardError(
                 f"Shard {shard} has {shard_size} bytes, and a part is expected up to byte {offset + size}. It shrank "
-                "or changed since it was indexed: prepare the dataset again.", shard,
-            )  # fmt: skip
+                "or changed since it was indexed: prepare the dataset again.",
+                shard,
+            )

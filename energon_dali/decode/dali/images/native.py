@@ -176,10 +176,15 @@ class NativeReader:
         def define() -> tuple[Any, ...]:
             fn = load_dali().fn
             parts = fn.readers.webdataset(
-                paths=paths, index_paths=indices, ext=[f"c{number}" for number in range(len(self._components))],
+                paths=paths,
+                index_paths=indices,
+                ext=[f"c{number}" for number in range(len(self._components))],
                 # With mmap a shard that shrank ends the process (SIGSEGV).
-                missing_component_behavior="empty", dont_use_mmap=True, random_shuffle=False, pad_last_batch=True,
-            )  # fmt: skip
+                missing_component_behavior="empty",
+                dont_use_mmap=True,
+                random_shuffle=False,
+                pad_last_batch=True,
+            )
             parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
             encoded = parts.pop(self._image)
             place = fn.get_property(encoded, key="source_info")

@@ -286,6 +286,6 @@ if hasattr(os, "register_at_fork"):
 def _no_gpu(media: Media, option: object, why: str) -> str:
     return (
         f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Make the GPU visible to this process, and "
-        "install a driver, a torch and an extra of DALI that fit together (README, \"On a GPU\"; `energon-dali doctor` "
+        'install a driver, a torch and an extra of DALI that fit together (README, "On a GPU"; `energon-dali doctor` '
         'says what is missing); or give "cpu", or "auto" to take the GPU only where it can be used.'
     )

@@ -21,9 +21,7 @@ _DEVICE = re.compile(r"cuda|nvml|driver|NVJPEG_STATUS_(?:EXECUTION|INTERNAL)", r
 _ADVICE: dict[Media, str] = {"image": "smaller blocks", "video": "smaller blocks or shorter clips"}
 
 
-def raise_if_device_failed(
-    error: BaseException, device: Device, media: Media = "image", needed_bytes: int = 0
-) -> None:
+def raise_if_device_failed(error: BaseException, device: Device, media: Media = "image", needed_bytes: int = 0) -> None:
     """Raises if the device failed, or its memory is full; returns if an error can be due to a bad file.
 
     Args:

@@ -36,9 +36,13 @@ def build_pipeline(options: PipelineOptions, define: Callable[[], tuple[Any, ...
         RuntimeError: DALI cannot build it.
     """
     pipeline = load_dali().Pipeline(
-        batch_size=options.max_batch_size, num_threads=options.num_threads, device_id=options.device.ordinal,
-        prefetch_queue_depth=1, exec_dynamic=True, set_affinity=False,
-    )  # fmt: skip
+        batch_size=options.max_batch_size,
+        num_threads=options.num_threads,
+        device_id=options.device.ordinal,
+        prefetch_queue_depth=1,
+        exec_dynamic=True,
+        set_affinity=False,
+    )
     with pipeline:
         pipeline.set_outputs(*define())
     pipeline.build()

@@ -48,10 +48,12 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
         if not clips:
             block.future.set_result([])
             return block.future
-        self.enqueue([
-            Run(block, positions, ClipBatch([clips[i] for i in positions]), size)
-            for positions, size in self._split(clips)
-        ])
+        self.enqueue(
+            [
+                Run(block, positions, ClipBatch([clips[i] for i in positions]), size)
+                for positions, size in self._split(clips)
+            ]
+        )
         return block.future
 
     def _split(self, handles: Sequence[ClipsHandle]) -> Iterator[tuple[list[int], int]]:

@@ -172,5 +172,7 @@ class _Bits:
 
 
 _READERS: dict[str, Callable[[memoryview], Iterator[FrameHeader | None]]] = {
-    "vp8": _read_vp8, "vp9": _read_vp9, "mjpeg": _read_mjpeg,
-}  # fmt: skip
+    "vp8": _read_vp8,
+    "vp9": _read_vp9,
+    "mjpeg": _read_mjpeg,
+}

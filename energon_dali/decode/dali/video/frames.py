@@ -40,8 +40,10 @@ def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None
     else:
         with torch.cuda.stream(stream):
             videos = _finish_on_gpu(outputs, handles)
-    return [None if video is None else video.view(*handle.frame_indices.shape, *video.shape[1:])
-            for video, handle in zip(videos, handles, strict=True)]  # fmt: skip
+    return [
+        None if video is None else video.view(*handle.frame_indices.shape, *video.shape[1:])
+        for video, handle in zip(videos, handles, strict=True)
+    ]
 
 
 def _finish_on_gpu(outputs: Any, handles: Sequence[ClipsHandle]) -> list[torch.Tensor | None]:

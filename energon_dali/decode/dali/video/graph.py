@@ -44,9 +44,7 @@ class VideoGraph:
         """
         if device.kind == "gpu":
             return cls(spec.size is not None, False, "uint8", "FHWC")
-        return cls(
-            spec.size is not None, corrects, "float32" if spec.dtype == "bfloat16" else spec.dtype, spec.layout
-        )
+        return cls(spec.size is not None, corrects, "float32" if spec.dtype == "bfloat16" else spec.dtype, spec.layout)
 
 
 def find_correction(handle: ClipsHandle) -> ColorMatrix:

@@ -45,9 +45,10 @@ def submit_clips(
         group = [handles[i] for i in positions]
         corrects = any(not find_correction(handle).is_identity for handle in group)
         engine = engine_for(
-            DaliVideoEngine, VideoGraph.from_spec(spec, device, corrects=corrects),
+            DaliVideoEngine,
+            VideoGraph.from_spec(spec, device, corrects=corrects),
             decoder.pipeline_options(device, most_samples=_MAX_BATCH_SIZE),
             gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
-        )  # fmt: skip
+        )
         gather.put_when_done(positions, engine.submit(group, stream=stream))
     return gather.future

@@ -16,8 +16,10 @@ _CONTAINERS = frozenset({"matroska", "webm", "mov", "mp4"})
 """Not AVI: DALI's demuxer ends the process (SIGSEGV) on broken ones, and counts frames wrongly in good ones."""
 
 _CPU_FORMATS: dict[str, tuple[str, ...]] = {
-    "vp8": ("yuv420p",), "vp9": ("yuv420p", "yuv444p"), "mjpeg": ("yuvj420p", "yuvj422p", "yuvj444p"),
-}  # fmt: skip
+    "vp8": ("yuv420p",),
+    "vp9": ("yuv420p", "yuv444p"),
+    "mjpeg": ("yuvj420p", "yuvj422p", "yuvj444p"),
+}
 """Codec to pixel formats on the CPU, where DALI brings no other codecs."""
 
 _GPU_PROFILES: dict[str, tuple[str, ...]] = {
@@ -30,8 +32,12 @@ _GPU_PROFILES: dict[str, tuple[str, ...]] = {
 _GPU_FORMATS = ("yuv420p", "yuvj420p")
 """DALI's colour conversion on a GPU reads NV12 and nothing else."""
 _GPU_SIDES: dict[str, tuple[int, int]] = {
-    "h264": (64, 4096), "hevc": (144, 8192), "vp9": (128, 8192), "mpeg4": (64, 2048), "av1": (128, 8192),
-}  # fmt: skip
+    "h264": (64, 4096),
+    "hevc": (144, 8192),
+    "vp9": (128, 8192),
+    "mpeg4": (64, 2048),
+    "av1": (128, 8192),
+}
 """Smallest and largest side in pixels: NVDEC Video Decoder API Programming Guide, table of capabilities."""
 
 

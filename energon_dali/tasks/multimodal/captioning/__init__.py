@@ -28,9 +28,17 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "CaptioningBatch", "CaptioningDataConfig", "CaptioningDataModule", "CaptioningGPT", "CaptioningTaskEncoder",
-    "CaptioningTransformer", "PackedCaptioningTaskEncoder", "PatchPrefix", "PrefixBackbone", "TransformersGPT2",
-]  # fmt: skip
+    "CaptioningBatch",
+    "CaptioningDataConfig",
+    "CaptioningDataModule",
+    "CaptioningGPT",
+    "CaptioningTaskEncoder",
+    "CaptioningTransformer",
+    "PackedCaptioningTaskEncoder",
+    "PatchPrefix",
+    "PrefixBackbone",
+    "TransformersGPT2",
+]
 
 
 def __getattr__(name: str) -> Any:

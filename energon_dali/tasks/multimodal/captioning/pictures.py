@@ -69,9 +69,7 @@ def write_captions(images: Sequence[torch.Tensor], written: Sequence[str], true:
         sheet.save(unfinished, "PNG")
 
 
-def show_captions(
-    loggers: Iterable[Any], written: Sequence[str], true: Sequence[str], path: Path, step: int
-) -> None:
+def show_captions(loggers: Iterable[Any], written: Sequence[str], true: Sequence[str], path: Path, step: int) -> None:
     """Gives captions and picture to loggers that take them (as those of W&B and TensorBoard do), and to Python's log.
 
     Args:

@@ -42,8 +42,9 @@ def lay_rows(
     before_text = torch.from_numpy(np.repeat(np.asarray(prefixes, np.int64), lengths)).view_as(packed.tokens)
     starts = [place.row * row_length + place.column for place in packed.places]
     samples = list(chain.from_iterable(rows))
-    of_samples = [(start, prefix) for start, prefix, length in zip(starts, prefixes, lengths, strict=True)
-                  if prefix < length]  # fmt: skip
+    of_samples = [
+        (start, prefix) for start, prefix, length in zip(starts, prefixes, lengths, strict=True) if prefix < length
+    ]
     places = np.concatenate([np.arange(start, start + prefix) for start, prefix in of_samples])
     patches, patch_positions = _patches([sample.image for sample in samples], patch_size)
     return CaptioningBatch.from_samples(

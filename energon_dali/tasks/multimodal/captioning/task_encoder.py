@@ -68,9 +68,12 @@ class CaptioningTaskEncoder(TaskEncoder[CaptioningSample, EncodedCaption, Captio
         height, width = size_of(sample.image)
         tokens = self.codec.encode(sample.caption, self.max_caption_tokens)
         return EncodedCaption.derive_from(
-            sample, image=sample.image, caption=sample.caption, tokens=np.asarray(tokens, np.int64),
+            sample,
+            image=sample.image,
+            caption=sample.caption,
+            tokens=np.asarray(tokens, np.int64),
             grid=(self._patches_along(height), self._patches_along(width)),
-        )  # fmt: skip
+        )
 
     @stateless
     def postencode_sample(self, sample: EncodedCaption) -> EncodedCaption:  # type: ignore[override]
@@ -159,5 +162,3 @@ def size_of(image: Any) -> tuple[int, int]:
 
 def _length(sample: EncodedCaption) -> int:
     return sample.length
-
-

@@ -15,15 +15,28 @@ if TYPE_CHECKING:
     from energon_dali.tasks.vision.igpt.task import GenerativePixelsTransformer
 
 __all__ = [
-    "GPT2", "GenerativePixelsTransformer", "ImageGPTDataConfig", "ImageGPTDataModule", "draw_pixels", "learn_palette",
-    "quantize", "stored_palette", "to_pictures",
-]  # fmt: skip
+    "GPT2",
+    "GenerativePixelsTransformer",
+    "ImageGPTDataConfig",
+    "ImageGPTDataModule",
+    "draw_pixels",
+    "learn_palette",
+    "quantize",
+    "stored_palette",
+    "to_pictures",
+]
 
 _HOME_OF = {
-    "GPT2": "gpt2", "GenerativePixelsTransformer": "task", "ImageGPTDataConfig": "config",
-    "ImageGPTDataModule": "data_module", "draw_pixels": "pictures.drawing", "learn_palette": "palette",
-    "quantize": "sequence", "stored_palette": "palette", "to_pictures": "sequence",
-}  # fmt: skip
+    "GPT2": "gpt2",
+    "GenerativePixelsTransformer": "task",
+    "ImageGPTDataConfig": "config",
+    "ImageGPTDataModule": "data_module",
+    "draw_pixels": "pictures.drawing",
+    "learn_palette": "palette",
+    "quantize": "sequence",
+    "stored_palette": "palette",
+    "to_pictures": "sequence",
+}
 """Module of each name, imported when the name is first used: reading workers need few of them, and no torch."""
 
 

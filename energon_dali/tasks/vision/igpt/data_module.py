@@ -113,9 +113,12 @@ class ImageGPTDataModule(TransformerDataModule):
         """
         size = self.cfg.image_size
         return {
-            "num_classes": len(self.classes), "num_pixels": size, "num_positions": size * size,
-            "num_vocab": len(self.palette.units), "palette": [list(color) for color in self.palette.units],
-        }  # fmt: skip
+            "num_classes": len(self.classes),
+            "num_pixels": size,
+            "num_positions": size * size,
+            "num_vocab": len(self.palette.units),
+            "palette": [list(color) for color in self.palette.units],
+        }
 
     def task_encoder(self, split: Split) -> PictureTaskEncoder:
         """Returns what stacks pictures uint8[3, H, W]; those to train on are mirrored at random.

@@ -63,9 +63,7 @@ class _Block(nn.Module):
         self.ln_1 = nn.LayerNorm(embed_dim)
         self.attn = _Attention(embed_dim, num_heads)
         self.ln_2 = nn.LayerNorm(embed_dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(embed_dim, 4 * embed_dim), nn.GELU(), nn.Linear(4 * embed_dim, embed_dim)
-        )  # fmt: skip
+        self.mlp = nn.Sequential(nn.Linear(embed_dim, 4 * embed_dim), nn.GELU(), nn.Linear(4 * embed_dim, embed_dim))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden + self.attn(self.ln_1(hidden))
@@ -106,9 +104,13 @@ class GPT2(nn.Module):
         super().__init__()
         num_classes = 10 if num_classes is None else num_classes
         sizes = {
-            "embed_dim": embed_dim, "num_heads": num_heads, "num_layers": num_layers, "num_positions": num_positions,
-            "num_vocab": num_vocab, "num_classes": num_classes,
-        }  # fmt: skip
+            "embed_dim": embed_dim,
+            "num_heads": num_heads,
+            "num_layers": num_layers,
+            "num_positions": num_positions,
+            "num_vocab": num_vocab,
+            "num_classes": num_classes,
+        }
         for name, size in sizes.items():
             if size < 1:
                 raise ConfigError(f"GPT2 was given {name}={size}. It is a whole number of at least 1.")

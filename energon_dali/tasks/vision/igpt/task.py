@@ -104,9 +104,7 @@ class GenerativePixelsTransformer(TaskTransformer):
         generative_loss = pixel_loss(logits, tokens)
         class_loss = functional.cross_entropy(class_logits, batch.label)
         accuracy = (class_logits.argmax(dim=1) == batch.label).float().mean()
-        self.log_metrics(
-            prefix, batch, generative_loss=generative_loss, class_loss=class_loss, accuracy=accuracy
-        )  # fmt: skip
+        self.log_metrics(prefix, batch, generative_loss=generative_loss, class_loss=class_loss, accuracy=accuracy)
         return generative_loss + class_loss
 
     @property
@@ -173,9 +171,12 @@ class GenerativePixelsTransformer(TaskTransformer):
 
     def _draw(self, known: torch.Tensor, seed: int | None) -> torch.Tensor:
         return draw_pixels(
-            self.backbone, known, self.num_pixels**2,
-            seed=self.sample_seed if seed is None else seed, temperature=self.temperature,
-        )  # fmt: skip
+            self.backbone,
+            known,
+            self.num_pixels**2,
+            seed=self.sample_seed if seed is None else seed,
+            temperature=self.temperature,
+        )
 
 
 def pixel_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

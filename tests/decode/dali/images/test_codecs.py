@@ -66,9 +66,11 @@ def operators_before(node: Any) -> set[str]:
 def test_a_part_of_the_whole_is_the_region(upright: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, where both run: the same pixels, for every subsampling, orientation and format."""
     decoder = DaliDecoder(
-        image_decode="rgb8", operations=[RandomResizedCrop(24)], image_decode_device="cpu",
+        image_decode="rgb8",
+        operations=[RandomResizedCrop(24)],
+        image_decode_device="cpu",
         apply_exif_orientation=upright,
-    )  # fmt: skip
+    )
     names = ["jpeg-420", "jpeg-422", "jpeg-444", "jpeg-440", "jpeg-gray", "jpeg-exif-6", "jpeg-exif-3", "png-rgb"]
     handles = [decoder.make_handle("part", pictures()[name], seed=seed) for name in names for seed in range(4)]
     batch = ImageBatch(handles, [handle_geometry(handle) for handle in handles])

@@ -67,8 +67,10 @@ def test_tensors_of_one_size_are_consecutive_views_of_one_memory() -> None:
 
 
 def test_the_encoded_bytes_may_go_once_the_future_is_done() -> None:
-    futures = [DECODER.submit_block([DECODER.stage("jpg", bytes(bytearray(pictures()[name]))) for name in SAME_SIZE])
-               for _ in range(5)]  # fmt: skip
+    futures = [
+        DECODER.submit_block([DECODER.stage("jpg", bytes(bytearray(pictures()[name]))) for name in SAME_SIZE])
+        for _ in range(5)
+    ]
     gc.collect()
     for future in futures:
         for outcome, name in zip(future.result(60), SAME_SIZE, strict=True):
@@ -165,9 +167,7 @@ def test_memory_is_reported_and_released() -> None:
 
 def test_close_finishes_what_was_submitted() -> None:
     graph = ImageGraph.from_spec(DECODER.spec)
-    engine = engine_for(
-        DaliImageEngine, graph, PipelineOptions(device=Device("cpu"), num_threads=1, max_batch_size=2)
-    )
+    engine = engine_for(DaliImageEngine, graph, PipelineOptions(device=Device("cpu"), num_threads=1, max_batch_size=2))
     futures = [engine.submit(handles(*SAME_SIZE)) for _ in range(3)]
     close_engines()
     assert all(future.done() and len(future.result()) == 5 for future in futures)

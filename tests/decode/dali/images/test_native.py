@@ -47,8 +47,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Na
         paths.append(str(path))
         for i in range(10 * shard, 10 * shard + 10):
             header = screen_image(FILES[i])
-            rows.append(NativeRow(shard, (found[f"sample {i}.jpg"], found.get(f"sample {i}.txt")),
-                                  header.width, header.height, header.orientation, seed=i))  # fmt: skip
+            rows.append(
+                NativeRow(
+                    shard,
+                    (found[f"sample {i}.jpg"], found.get(f"sample {i}.txt")),
+                    header.width,
+                    header.height,
+                    header.orientation,
+                    seed=i,
+                )
+            )
     return paths, rows
 
 

@@ -71,9 +71,9 @@ def test_operations_equal_pil(case: str, name: str, upright: bool) -> None:
     options = {"image_decode": name, "operations": operations, "apply_exif_orientation": upright}
     for got, wanted, box in decode_both(options):
         if case == "nearest":
-            off_ties = np.ix_(*(
-                [place for place in range(64) if (2 * place + 1) * size % 128 != 0] for size in box[2:]
-            ))  # fmt: skip
+            off_ties = np.ix_(
+                *([place for place in range(64) if (2 * place + 1) * size % 128 != 0] for size in box[2:])
+            )
             got, wanted = got[off_ties], wanted[off_ties]
         assert explain_difference(got, wanted, tolerance) is None
 

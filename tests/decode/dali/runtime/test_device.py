@@ -118,8 +118,10 @@ def test_what_hides_the_gpus(monkeypatch: pytest.MonkeyPatch, visible: str, seen
     assert device.sees_gpu() is seen
 
 
-@pytest.mark.parametrize(("capability", "decodes"), [((7, 5), False), ((8, 0), False), ((8, 6), True), ((8, 9), True),
-                                                     ((9, 0), False), ((10, 0), True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("capability", "decodes"),
+    [((7, 5), False), ((8, 0), False), ((8, 6), True), ((8, 9), True), ((9, 0), False), ((10, 0), True)],
+)
 def test_av1_is_asked_of_the_gpu_that_decodes(monkeypatch: pytest.MonkeyPatch, capability: Any, decodes: bool) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda ordinal: capability if ordinal == 3 else (0, 0))
     handle, file = stage_clips("mp4", video_file("av1-mp4"), VideoClips(1, 2))

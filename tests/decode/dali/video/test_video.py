@@ -33,8 +33,9 @@ from tests.decode.dali.video.uneven_videos import UNEVEN, uneven_video
 EXACT_FLAGS: Any = 0x2 | 0x2000 | 0x40000
 """What DALI's conversion is equal to, bit for bit: swscale's BILINEAR, FULL_CHR_H_INT and ACCURATE_RND. PyAV 17 names
 the first alone."""
-ON_CPU = [name for name, recipe in VIDEOS.items()
-          if recipe.codec in ("vp8", "vp9", "mjpeg") and recipe.container != "avi"]  # fmt: skip
+ON_CPU = [
+    name for name, recipe in VIDEOS.items() if recipe.codec in ("vp8", "vp9", "mjpeg") and recipe.container != "avi"
+]
 TWO_CLIPS = VideoClips(2, 3, stride=2)
 
 
@@ -59,10 +60,12 @@ def clips_of(data: bytes, spec: VideoClips, *, seed: int = 0, route: str = "dali
 def exact_frames(data: bytes) -> Any:
     """Returns uint8[n, H, W, 3]: all frames, converted with BT.601 exactly."""
     with av.open(io.BytesIO(data)) as container:
-        return np.stack([
-            frame.reformat(format="rgb24", interpolation=EXACT_FLAGS, src_colorspace="ITU601").to_ndarray()
-            for frame in container.decode(video=0)
-        ])
+        return np.stack(
+            [
+                frame.reformat(format="rgb24", interpolation=EXACT_FLAGS, src_colorspace="ITU601").to_ndarray()
+                for frame in container.decode(video=0)
+            ]
+        )
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -82,8 +85,9 @@ def test_frames_colours_and_times_are_those_of_the_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(720, 576), (1280, 720)], ids=["576 lines", "720 lines"])
-@pytest.mark.parametrize(("codec", "tag"), [("vp8", None), ("vp8", 1), ("vp9", None), ("vp9", 1), ("vp9", 9),
-                                            ("mjpeg", None), ("mjpeg", 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("codec", "tag"), [("vp8", None), ("vp8", 1), ("vp9", None), ("vp9", 1), ("vp9", 9), ("mjpeg", None), ("mjpeg", 1)]
+)
 def test_colours_are_those_of_the_frames_whatever_the_container_says(
     codec: str, tag: int | None, size: tuple[int, int]
 ) -> None:
@@ -204,8 +208,18 @@ def test_what_suits_which_device() -> None:
         assert not suits(name, "gpu", packets_are_frames=False)
         assert not suits(name, "gpu", bit_depth=10)
         assert not suits(name, "gpu", width=32)
-    for name in ("mpeg4-avi", "h264-avi", "h264-odd-mp4", "h264-10bit-mp4", "hevc-10bit-mkv", "h264-edit-two-mp4",
-                 "h264-negative-start-mp4", "vp8-webm", "mjpeg-mp4", "av1-mp4"):  # fmt: skip
+    for name in (
+        "mpeg4-avi",
+        "h264-avi",
+        "h264-odd-mp4",
+        "h264-10bit-mp4",
+        "hevc-10bit-mkv",
+        "h264-edit-two-mp4",
+        "h264-negative-start-mp4",
+        "vp8-webm",
+        "mjpeg-mp4",
+        "av1-mp4",
+    ):
         assert not suits(name, "gpu"), name
     small = handle_of(video_file("vp9-webm"))
     assert not prefers_dali(small, "cpu")
@@ -322,15 +336,23 @@ class TensorListGPU:
         return iter(self._videos)
 
 
-@pytest.mark.parametrize("names", [["colour-vp9-bt709-full", "colour-vp9-bt2020-limited", "colour-vp9-bt601-full"],
-                                   ["colour-vp9-bt709-limited", "vp9-vfr-webm"]], ids=["even", "ragged"])  # fmt: skip
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["colour-vp9-bt709-full", "colour-vp9-bt2020-limited", "colour-vp9-bt601-full"],
+        ["colour-vp9-bt709-limited", "vp9-vfr-webm"],
+    ],
+    ids=["even", "ragged"],
+)
 @pytest.mark.parametrize("stride", [1, 3], ids=["in-order", "repeated"])
 def test_frames_of_a_gpu_become_those_of_the_cpu(names: list[str], stride: int) -> None:
     """All that happens behind NVDEC: order, repetition, each video's own colours, dtype and layout."""
     spec = VideoClips(2, 3, stride=stride, dtype="bfloat16")
     handles = [handle_of(video_file(name), spec) for name in names]
-    decoded = [torch.from_numpy(exact_frames(video_file(name))[np.unique(handle.frame_indices)])
-               for name, handle in zip(names, handles, strict=True)]  # fmt: skip
+    decoded = [
+        torch.from_numpy(exact_frames(video_file(name))[np.unique(handle.frame_indices)])
+        for name, handle in zip(names, handles, strict=True)
+    ]
     for ours, name in zip(take_frames(TensorListGPU(decoded), handles), names, strict=True):
         wanted = clips_of(video_file(name), spec).frames
         assert wanted is not None

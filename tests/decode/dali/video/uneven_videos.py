@@ -17,7 +17,9 @@ UNEVEN: dict[str, tuple[str, str, Shape, list[Shape]]] = {
     f"{codec}-{name}": (codec, box, declared, shapes)
     for codec, box in (("libvpx", "webm"), ("libvpx-vp9", "mp4"), ("libvpx-vp9", "webm"), ("mjpeg", "mkv"))
     for name, declared, shapes in (
-        ("shrinks", FULL, [FULL, SMALL]), ("grows", FULL, [FULL, LARGE]), ("declared-large", LARGE, [SMALL]),
+        ("shrinks", FULL, [FULL, SMALL]),
+        ("grows", FULL, [FULL, LARGE]),
+        ("declared-large", LARGE, [SMALL]),
         ("declared-small", SMALL, [LARGE]),
     )
 } | {
@@ -26,7 +28,7 @@ UNEVEN: dict[str, tuple[str, str, Shape, list[Shape]]] = {
     "mjpeg-444-to-420": ("mjpeg", "mkv", (320, 240, "yuvj444p"), [(320, 240, "yuvj444p"), (320, 240, "yuvj420p")]),
     "libx264-shrinks": ("libx264", "mkv", FULL, [FULL, SMALL]),
     "mpeg4-shrinks": ("mpeg4", "mkv", FULL, [FULL, SMALL]),
-}  # fmt: skip
+}
 """Encoder, container, what the container says, and what the frames are, a few of each."""
 
 

@@ -51,9 +51,14 @@ class CaptioningGPT(nn.Module):
     """
 
     def __init__(
-        self, num_vocab: int, num_positions: int, embed_dim: int = 128, num_heads: int = 4, num_layers: int = 4,
+        self,
+        num_vocab: int,
+        num_positions: int,
+        embed_dim: int = 128,
+        num_heads: int = 4,
+        num_layers: int = 4,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ConfigError(f"{embed_dim = } cannot be divided among {num_heads = }: give a multiple of the heads.")

@@ -33,10 +33,18 @@ class TransformersGPT2(nn.Module):
     """
 
     def __init__(
-        self, num_vocab: int, num_positions: int, *, pretrained_model_name_or_path: str | None = None,
-        embed_dim: int = 96, num_heads: int = 4, num_layers: int = 4, dropout: float = 0.0,
-        config: Mapping[str, Any] | None = None, pretrained: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_vocab: int,
+        num_positions: int,
+        *,
+        pretrained_model_name_or_path: str | None = None,
+        embed_dim: int = 96,
+        num_heads: int = 4,
+        num_layers: int = 4,
+        dropout: float = 0.0,
+        config: Mapping[str, Any] | None = None,
+        pretrained: str | None = None,
+    ) -> None:
         try:
             from transformers import GPT2Config, GPT2LMHeadModel
         except ImportError as error:
@@ -50,10 +58,18 @@ class TransformersGPT2(nn.Module):
         folder = pretrained_model_name_or_path if newer else pretrained
         if folder is None:
             sizes = {
-                "vocab_size": num_vocab, "n_positions": num_positions, "n_embd": embed_dim, "n_head": num_heads,
-                "n_layer": num_layers, "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
-                "use_cache": False, "bos_token_id": None, "eos_token_id": None,
-            }  # fmt: skip
+                "vocab_size": num_vocab,
+                "n_positions": num_positions,
+                "n_embd": embed_dim,
+                "n_head": num_heads,
+                "n_layer": num_layers,
+                "resid_pdrop": dropout,
+                "embd_pdrop": dropout,
+                "attn_pdrop": dropout,
+                "use_cache": False,
+                "bos_token_id": None,
+                "eos_token_id": None,
+            }
             self.model = GPT2LMHeadModel(GPT2Config(**(sizes if config is None else config)))
         else:
             try:
@@ -82,11 +98,7 @@ class TransformersGPT2(nn.Module):
         """
         if not self._sized_by_config:
             return {}
-        return {
-            "pretrained_model_name_or_path": None,
-            "pretrained": None,
-            "config": self.model.config.to_diff_dict(),
-        }
+        return {"pretrained_model_name_or_path": None, "pretrained": None, "config": self.model.config.to_diff_dict()}
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Returns the vectors float[..., E] of tokens int64[...], without positions."""

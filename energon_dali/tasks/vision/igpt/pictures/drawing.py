@@ -12,12 +12,7 @@ from energon_dali.errors import ConfigError
 
 
 def draw_pixels(
-    backbone: torch.nn.Module,
-    known: torch.Tensor,
-    length: int,
-    *,
-    seed: int,
-    temperature: float = 1.0,
+    backbone: torch.nn.Module, known: torch.Tensor, length: int, *, seed: int, temperature: float = 1.0
 ) -> torch.Tensor:
     """Returns sequences int64[length, B] that begin with the known pixels, on their device.
 

@@ -33,9 +33,14 @@ class SamplesCallback(Callback):
         self._pictures = []
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Keeps the first pictures of the validation."""
         missing = cast("GenerativePixelsTransformer", pl_module).num_samples - sum(map(len, self._pictures))
         if trainer.is_global_zero and missing > 0:
