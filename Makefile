@@ -74,7 +74,8 @@ test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
 
 check: $(STAMP)
-	$(BIN)/ruff check energon_dali kernels tests benchmarks setup.py
+	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
+	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
 	$(BIN)/mypy
 
 demo: $(STAMP)
