@@ -14,6 +14,7 @@ from energon_dali import __version__
 
 _HOMES = {
     "checkpoint": "checkpoint:checkpoint",
+    "demo-data": "demo_data:demo_data",
     "doctor": "doctor:doctor",
     "info": "info:info",
     "lint": "lint.command:lint",

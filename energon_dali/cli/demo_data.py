@@ -1,0 +1,200 @@
+"""`energon-dali demo-data`: makes the small dataset and the video that the README's examples read."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+import tempfile
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SHARDS = 4
+VIDEO_FRAMES, VIDEO_RATE, VIDEO_WIDTH, VIDEO_HEIGHT = 250, 25, 320, 180
+AUDIO_RATE = 44_100
+_COLOURS = {
+    "red": (205, 60, 50),
+    "green": (70, 150, 80),
+    "blue": (60, 100, 190),
+    "yellow": (235, 200, 70),
+    "white": (240, 240, 235),
+    "black": (35, 35, 40),
+}
+_PHOTOGRAPHS = {
+    "skimage/data/astronaut.png": "an astronaut in an orange suit",
+    "skimage/data/chelsea.png": "a tabby cat",
+    "skimage/data/coffee.png": "a cup of coffee on a wooden table",
+    "skimage/data/rocket.jpg": "a rocket on its launch pad at dusk",
+    "sklearn/datasets/images/china.jpg": "a Chinese temple under a blue sky",
+    "sklearn/datasets/images/flower.jpg": "an orange dahlia",
+}
+"""Photographs in the wheels of scikit-image and scikit-learn, and what each shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """An image to cut samples from."""
+
+    image: Image.Image
+    """RGB, at least 400 pixels in width and 300 in height."""
+    caption: str
+    """What it shows."""
+
+
+@click.command("demo-data")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--samples", default=256, show_default=True, type=click.IntRange(min=SHARDS), help="Number of images.")
+def demo_data(folder: Path, samples: int) -> None:
+    """Make a dataset and a video to try things on: FOLDER/captions and FOLDER/video.mp4.
+
+    FOLDER/captions holds images with captions in four tar shards and is prepared. They are crops of the photographs
+    that come with scikit-image and scikit-learn if those are installed, and drawn shapes otherwise. What FOLDER already
+    holds stays as it is.
+    """
+    captions, video = folder / "captions", folder / "video.mp4"
+    folder.mkdir(parents=True, exist_ok=True)
+    scenes = [] if captions.exists() and video.exists() else _photographs()
+    # Both are made under another name first: an interrupted run leaves nothing that looks complete.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".demo-data-") as unfinished:
+        if captions.exists():
+            click.echo(f"{captions} already exists.")
+        else:
+            made = Path(unfinished, "captions")
+            made.mkdir()
+            _write_shards(made, scenes, samples)
+            _prepare(made)
+            shutil.move(made, captions)
+            kind = "crops of photographs" if scenes else "drawn images"
+            click.echo(f"{captions}: {samples} {kind} with captions in {SHARDS} shards, prepared")
+        if video.exists():
+            click.echo(f"{video} already exists.")
+        else:
+            scene = scenes[0] if scenes else _drawn_scene(np.random.default_rng(0))
+            Path(unfinished, "video.mp4").write_bytes(_encoded_video(scene.image))
+            shutil.move(Path(unfinished, "video.mp4"), video)
+            seconds = VIDEO_FRAMES // VIDEO_RATE
+            click.echo(f"{video}: {seconds} seconds, {VIDEO_WIDTH} x {VIDEO_HEIGHT}, with audio")
+
+
+def _photographs() -> list[_Scene]:
+    """Returns the photographs that are installed. Their packages are not imported, which would take seconds."""
+    from PIL import Image
+
+    scenes = []
+    for path, caption in _PHOTOGRAPHS.items():
+        package, _, rest = path.partition("/")
+        spec = find_spec(package)
+        for parent in (spec.submodule_search_locations or []) if spec else []:
+            file = Path(parent, rest)
+            if file.is_file():
+                scenes.append(_Scene(Image.open(io.BytesIO(file.read_bytes())).convert("RGB"), caption))
+    for scene in scenes:
+        scene.image.info.clear()  # a colour profile would be written into every crop
+    return scenes
+
+
+def _drawn_scene(rng: np.random.Generator) -> _Scene:
+    """Returns a shape of one colour on a ground of another, with some texture."""
+    from PIL import Image, ImageDraw
+
+    ground, colour = (str(name) for name in rng.choice(list(_COLOURS), 2, replace=False))
+    shape = str(rng.choice(["circle", "square", "triangle"]))
+    image = Image.new("RGB", (480, 360), _COLOURS[ground])
+    draw = ImageDraw.Draw(image)
+    radius = int(rng.integers(60, 120))
+    x, y = int(rng.integers(radius, 480 - radius)), int(rng.integers(radius, 360 - radius))
+    if shape == "circle":
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_COLOURS[colour])
+    else:
+        draw.regular_polygon((x, y, radius), 4 if shape == "square" else 3, fill=_COLOURS[colour])
+    pixels = np.asarray(image, np.float32) + rng.normal(0, 6, (360, 480, 1))
+    return _Scene(Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)), f"a {colour} {shape} on {ground}")
+
+
+def _write_shards(folder: Path, scenes: list[_Scene], samples: int) -> None:
+    """Writes the tar shards; the same scenes give the same samples."""
+    import webdataset
+
+    rng = np.random.default_rng(0)
+    per_shard = -(-samples // SHARDS)
+    for shard in range(SHARDS):
+        writer = webdataset.TarWriter(str(folder / f"shard-{shard:03d}.tar"), mtime=0)
+        for index in range(shard * per_shard, min((shard + 1) * per_shard, samples)):
+            scene = scenes[index % len(scenes)] if scenes else _drawn_scene(rng)
+            suffix, data, caption = _cut(rng, scene) if scenes else ("jpg", _encoded(scene.image, "jpg"), scene.caption)
+            writer.write({"__key__": f"{index:06d}", suffix: data, "txt": caption})
+        writer.close()
+
+
+def _cut(rng: np.random.Generator, scene: _Scene) -> tuple[str, bytes, str]:
+    """Returns (suffix, encoded image, caption) of a random part of a scene."""
+    from PIL import Image
+
+    width, height = int(rng.integers(240, 400)), int(rng.integers(200, 300))
+    left = int(rng.integers(scene.image.width - width + 1))
+    top = int(rng.integers(scene.image.height - height + 1))
+    image, caption = scene.image.crop((left, top, left + width, top + height)), scene.caption
+    if rng.random() < 0.5:
+        image, caption = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), f"{caption}, mirrored"
+    suffix = str(rng.choice(["jpg", "png", "webp"], p=[0.8, 0.1, 0.1]))
+    return suffix, _encoded(image, suffix), caption
+
+
+def _encoded(image: Image.Image, suffix: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[suffix])
+    return buffer.getvalue()
+
+
+def _prepare(folder: Path) -> None:
+    """Runs `energon-dali prepare` on the shards, quietly."""
+    from energon_dali.cli.prepare import prepare
+
+    arguments = [str(folder), "--non-interactive", "--no-progress", "--num-workers", "1", "--split-ratio", "1,0,0"]
+    field_map = '{"image": "jpg,png,webp", "caption": "txt"}'
+    with redirect_stdout(io.StringIO()):
+        prepare([*arguments, "--sample-type", "CaptioningSample", "--field-map", field_map], standalone_mode=False)
+
+
+def _encoded_video(image: Image.Image) -> bytes:
+    """Returns an MP4 whose camera zooms slowly into an image while a tone rises from 220 to 880 Hz."""
+    import av
+    from PIL import Image as PILImage
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as output:
+        # MPEG-4 is in every build of FFmpeg; H.264 is what users have.
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        video: Any = output.add_stream(codec, rate=VIDEO_RATE)
+        video.width, video.height, video.pix_fmt = VIDEO_WIDTH, VIDEO_HEIGHT, "yuv420p"
+        audio: Any = output.add_stream("aac", rate=AUDIO_RATE, layout="mono")
+        for number in range(VIDEO_FRAMES):
+            zoom = 1 - 0.5 * number / VIDEO_FRAMES
+            scale = min(image.width / VIDEO_WIDTH, image.height / VIDEO_HEIGHT) * zoom
+            width, height = VIDEO_WIDTH * scale, VIDEO_HEIGHT * scale
+            left, top = (image.width - width) / 2, (image.height - height) / 2
+            view = image.resize(
+                (VIDEO_WIDTH, VIDEO_HEIGHT), PILImage.Resampling.BILINEAR, box=(left, top, left + width, top + height)
+            )
+            frame = av.VideoFrame.from_image(view)
+            frame.pts, frame.time_base = number, Fraction(1, VIDEO_RATE)
+            output.mux(video.encode(frame))
+        output.mux(video.encode(None))
+        seconds = VIDEO_FRAMES / VIDEO_RATE
+        times = np.arange(int(AUDIO_RATE * seconds)) / AUDIO_RATE
+        tone = 0.2 * np.sin(2 * math.pi * (220 * times + 330 * times**2 / seconds))
+        sound = av.AudioFrame.from_ndarray(tone.astype(np.float32)[None], format="fltp", layout="mono")
+        sound.sample_rate, sound.pts, sound.time_base = AUDIO_RATE, 0, Fraction(1, AUDIO_RATE)
+        output.mux(audio.encode(sound))
+        output.mux(audio.encode(None))
+    return buffer.getvalue()
