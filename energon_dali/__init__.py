@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         get_clips_uniform,
         get_single_frames_uniform,
     )
+    from energon_dali.build.datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_dali.cache import (
         CachePool,
         DecodeFileStore,
@@ -93,7 +94,6 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
-    from energon_dali.loader.datasets import get_train_dataset, get_val_dataset, get_val_datasets
     from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
     from energon_dali.metadataset.interface import DatasetLoader, DatasetLoaderInterface
     from energon_dali.metadataset.loader import (
@@ -341,7 +341,7 @@ _HOMES = {
         "WorkerError",
     ),
     "loader.basic_loader": ("BasicDataLoader", "get_loader"),
-    "loader.datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
+    "build.datasets": ("get_train_dataset", "get_val_dataset", "get_val_datasets"),
     "loader.savable_loader": ("SavableDataLoader", "get_savable_loader"),
     "metadataset.interface": ("DatasetLoader", "DatasetLoaderInterface"),
     "metadataset.loader": (

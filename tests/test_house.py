@@ -26,6 +26,7 @@ ORDER = (
     "task_encoder",
     "datasets",
     "metadataset",
+    "build",
     "loader",
     "integrations",
     "tasks",

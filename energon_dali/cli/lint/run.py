@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_dali.build.datasets import get_val_datasets
 from energon_dali.cli.jsonl import is_jsonl
 from energon_dali.cli.lint.flaw import Flaw
 from energon_dali.cli.lint.index_check import check_index
@@ -13,7 +14,6 @@ from energon_dali.cli.lint.sample_check import check_samples
 from energon_dali.cli.metadataset import is_metadataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import SampleDecoder
-from energon_dali.loader.datasets import get_val_datasets
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.loader import load_dataset
 from energon_dali.shards import ShardReader, WebdatasetFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_dali.loader.datasets import AnyPath
+from energon_dali.build.datasets import AnyPath
 
 
 @dataclass(kw_only=True)

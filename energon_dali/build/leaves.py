@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from energon_dali.build.options import LeafOptions, check_path
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.sources.blend_source import BlendSourceDataset
 from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
 from energon_dali.datasets.sources.epochized_blend import EpochizedBlendDataset
 from energon_dali.errors import ConfigError
-from energon_dali.loader.options import LeafOptions, check_path
 from energon_dali.metadataset.reference import ResolvedBlend
 from energon_dali.metadataset.tree import YAML_SUFFIXES, resolve
 

@@ -6,6 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_dali.build.cook_stage import cook
+from energon_dali.build.leaves import blend_leaves, chain_leaves, is_epochized, resolve_path
+from energon_dali.build.options import DATASET_OPTIONS, AnyEncoder, check_numbers, check_worker_config, take_options
+from energon_dali.build.pipeline import Stages, block_size, build_stages
+from energon_dali.build.source import LeafSetting, named_at, open_leaf
 from energon_dali.cache import open_store
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
@@ -14,11 +19,6 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.measured_blend import BlendBy
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError, DatasetError
-from energon_dali.loader.cook_stage import cook
-from energon_dali.loader.leaf import LeafSetting, named_at, open_leaf
-from energon_dali.loader.leaves import blend_leaves, chain_leaves, is_epochized, resolve_path
-from energon_dali.loader.options import DATASET_OPTIONS, AnyEncoder, check_numbers, check_worker_config, take_options
-from energon_dali.loader.pipeline import Stages, block_size, build_stages
 from energon_dali.metadataset.reference import LeafReference, ResolvedBlend
 from energon_dali.samples import CrudeSample
 from energon_dali.worker_config import WorkerConfig

@@ -1,0 +1,1 @@
+"""From a path and a task encoder to a tree of datasets."""
