@@ -11,6 +11,7 @@ from typing import Any
 from energon_dali.build.dataset_config import SampleRecipe, read_recipe
 from energon_dali.build.options import AnyEncoder, LeafOptions
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
+from energon_dali.datasets.load_joined_sample import JoinedSampleLoader
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.datasets.source import Reader, SourceDataset
@@ -18,7 +19,6 @@ from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
 from energon_dali.metadataset.join.joiner import load_joiner
-from energon_dali.metadataset.join.load_sample import JoinedSampleLoader
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.reference import LeafReference
 from energon_dali.metadataset.subset import take_subset

@@ -12,8 +12,8 @@ from energon_dali.cache import CachePool, active_pool
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import CrudeSample, construct
-from energon_dali.task_encoder import context
 from energon_dali.task_encoder.batching import columns_of, default_action, generic_batch
+from energon_dali.task_encoder.context import current_batch_index, current_sample_index
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.packing import PackSelection
 from energon_dali.task_encoder.stateless import stateless
@@ -155,7 +155,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     @property
     def current_sample_index(self) -> int:
         """Number of the sample that a hook works on, the same for every layout; known only inside a hook."""
-        return context.current_sample_index()
+        return current_sample_index()
 
     @property
     def current_batch_index(self) -> int:
@@ -165,7 +165,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
         were skipped are not. In `cook_crude_sample` and `preencode_sample`, which run ahead of the batches, it is the
         batch that the sample would be in if nothing was dropped, packed or grouped.
         """
-        return context.current_batch_index()
+        return current_batch_index()
 
     @property
     def cache(self) -> CachePool:
