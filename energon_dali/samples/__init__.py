@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from energon_dali.samples.base import CrudeSample, Sample, SourceInfo, edataclass
-from energon_dali.samples.batch import Batch
+from energon_dali.samples.base import Batch, CrudeSample, Sample, SourceInfo, edataclass
 from energon_dali.samples.clips import Clips
 from energon_dali.samples.kinds import (
     CaptioningSample,

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples.batch import get_field, has_field
+from energon_dali.samples.base import get_field, has_field
 
 if TYPE_CHECKING:
     import torch

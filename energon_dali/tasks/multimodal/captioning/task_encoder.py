@@ -10,7 +10,7 @@ from energon_dali.decode import MediaHandle, Resize
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.samples import CaptioningSample
-from energon_dali.samples.batch import join_sources
+from energon_dali.samples.base import join_sources
 from energon_dali.task_encoder import Cooker, PackSelection, SequencePacker, TaskEncoder
 from energon_dali.task_encoder.stateless import stateless
 from energon_dali.tasks.multimodal.captioning.cooking import cook_caption
