@@ -24,7 +24,7 @@ from energon_dali.shards import StoragePath
 from energon_dali.shards.index.extents import BLOCK
 from energon_dali.shards.meta.info import read_shard_counts
 from energon_dali.shards.part_layout import changed_shard, check_member
-from energon_dali.shards.storage.backend import RangeReader
+from energon_dali.shards.storage.path import RangeReader
 
 MAX_OPEN_SHARDS = 128
 

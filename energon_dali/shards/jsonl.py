@@ -17,7 +17,7 @@ from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_json
 from energon_dali.shards.ranged_reads import RangedReads
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.backend import RangeReader
+from energon_dali.shards.storage.path import RangeReader
 
 PART = "json"
 

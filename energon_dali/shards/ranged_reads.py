@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 
 from energon_dali.shards.part_layout import Piece
-from energon_dali.shards.storage.backend import RangeReader
+from energon_dali.shards.storage.path import RangeReader
 
 GAP_BYTES = 256 << 10
 """Bytes between two pieces up to which one request is cheaper than two: about what a store sends in its latency."""

@@ -15,7 +15,7 @@ from energon_dali.shards.index.extent_index import missing_shard
 from energon_dali.shards.part_layout import PartLayout
 from energon_dali.shards.ranged_reads import Asked, RangedReads
 from energon_dali.shards.raw_sample import RawSample
-from energon_dali.shards.storage.backend import RangeReader
+from energon_dali.shards.storage.path import RangeReader
 
 MAX_OPEN_SHARDS = 128
 

@@ -34,7 +34,7 @@ class FakeClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     fake = FakeClock()
     monkeypatch.setattr(retry, "clock", fake)
-    for module in ("local", "http", "remote"):
+    for module in ("store", "http"):
         monkeypatch.setattr(f"energon_dali.shards.storage.{module}.clock", fake)
     return fake
 

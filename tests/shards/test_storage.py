@@ -21,9 +21,9 @@ from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedReads, join_pieces
 from energon_dali.shards.storage import local, retry
+from energon_dali.shards.storage.path import WindowReader
 from energon_dali.shards.storage.remote import RemoteReader
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
-from energon_dali.shards.storage.window import WindowReader
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions, write_tar

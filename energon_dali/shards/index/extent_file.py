@@ -33,8 +33,8 @@ from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.index.extents import ShardExtents, columns_bytes
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
-from energon_dali.shards.storage.backend import RangeReader
 from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.retry import with_retries
 
 MAGIC = b"EDEXT001"

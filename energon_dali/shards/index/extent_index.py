@@ -20,7 +20,7 @@ from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.window import WindowReader
+from energon_dali.shards.storage.path import WindowReader
 
 EXTENTS_NAME = "extents.bin"
 SQLITE_NAME = "index.sqlite"

@@ -14,7 +14,7 @@ from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
 from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
 from energon_dali.shards.prepare.media_metadata import kind_of_suffix
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.window import WindowReader
+from energon_dali.shards.storage.path import WindowReader
 
 CheckPart = Callable[[str, bytes], PartFacts | None]
 """(part name, content) -> what its header says, None if it is no media. Raises DecodeError; picklable."""

@@ -19,8 +19,8 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.local import Descriptor
-from energon_dali.shards.storage.retry import clock, current_scope, with_retries
-from energon_dali.shards.storage.store import store_of
+from energon_dali.shards.storage.retry import current_scope, with_retries
+from energon_dali.shards.storage.store import clock, store_of
 
 COPIED_BYTES = 16 << 30
 """Bytes of files that a process keeps on disk at most, of servers that do not answer range requests."""
@@ -58,7 +58,7 @@ class HttpReader:
         if size <= 0:
             return b""
         data = with_retries(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
-        self._store.succeeded(self.url, self._probe, offset, clock.now())
+        self._store.succeeded(self.url, self._probe, offset)
         return data
 
     def _fetch(self, offset: int, size: int) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
-from energon_dali.shards.storage.retry import clock, with_retries
+from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import store_of
 
 
@@ -115,9 +115,9 @@ class LocalReader:
                 self._descriptor = None
             raise
         store = self._store
-        store.succeeded(self.path, self._probe, offset, clock.now())
-        if store.spent:
-            store.spent.pop(self.path, None)
+        store.succeeded(self.path, self._probe, offset)
+        if store.failed_files:
+            store.failed_files.pop(self.path, None)
         return data
 
     def map(self) -> mmap.mmap:
@@ -163,7 +163,7 @@ class LocalBackend:
 
     def read_bytes(self, url: str) -> bytes:
         content = with_retries(lambda: read_regular(url), "read", url)
-        store_of(url).succeeded(url, partial(_read_one_byte, url), 0, clock.now())
+        store_of(url).succeeded(url, partial(_read_one_byte, url), 0)
         return content
 
     def write_bytes(self, url: str, content: bytes) -> None:

@@ -5,20 +5,68 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalBackend
 
-if TYPE_CHECKING:
-    from energon_dali.shards.storage.backend import Backend, RangeReader
-
 SCHEMES = ("file", "s3", "gs", "ais", "msc", "http", "https")
 
 COPY_BYTES = 8 << 20
-"""Bytes per request where a whole file is copied."""
+"""Bytes per request while a whole file is copied."""
+WINDOW_BYTES = 8 << 20
+"""Bytes per request of a `WindowReader`."""
+
+
+class RangeReader(Protocol):
+    """One open file that is read at offsets, from any thread."""
+
+    size: int
+    """Size of the file in bytes when it was opened."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Returns `size` bytes from `offset` on; fewer only at the end of the file.
+
+        Raises:
+            FileNotFoundError: The file is no longer there.
+            StorageError: It could not be read, retries included.
+        """
+
+    def close(self) -> None:
+        """Lets go of the file."""
+
+
+class Backend(Protocol):
+    """One kind of storage; every method takes a whole path or URL.
+
+    Methods that read raise FileNotFoundError where there is no such file; all raise StorageError for anything else.
+    """
+
+    def open(self, url: str) -> RangeReader:
+        """Returns the file, open to be read."""
+
+    def read_bytes(self, url: str) -> bytes:
+        """Returns the content of a file."""
+
+    def write_bytes(self, url: str, content: bytes) -> None:
+        """Writes a file; readers see the old content or the new, never a part."""
+
+    def write_file(self, url: str, local: str) -> None:
+        """Moves or uploads a local file to its place; readers see the old content or the new, never a part."""
+
+    def size(self, url: str) -> int:
+        """Returns the size of a file in bytes."""
+
+    def is_dir(self, url: str) -> bool:
+        """Returns whether there is a folder, or anything with that prefix."""
+
+    def list_files(self, url: str) -> list[str]:
+        """Returns the paths of all files below a folder, relative to it, sorted."""
+
+    def remove(self, url: str) -> None:
+        """Removes a file if it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +254,30 @@ class StoragePath:
         from energon_dali.shards.storage.remote import RemoteBackend
 
         return RemoteBackend()
+
+
+class WindowReader:
+    """Keeps the last piece of a file in memory; for one thread.
+
+    Args:
+        reader: The file.
+        window: Bytes per request.
+    """
+
+    def __init__(self, reader: RangeReader, window: int = WINDOW_BYTES) -> None:
+        self._reader = reader
+        self._window = window
+        self._start = 0
+        self._piece = b""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Returns `size` bytes from `offset` on; fewer only at the end of the file.
+
+        Raises:
+            StorageError: It could not be read, retries included.
+        """
+        end = offset + size
+        if offset < self._start or end > self._start + len(self._piece):
+            self._piece = self._reader.read_at(offset, max(size, self._window))
+            self._start = offset
+        return self._piece[offset - self._start : end - self._start]

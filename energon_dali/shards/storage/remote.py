@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from energon_dali.errors import StorageError
-from energon_dali.shards.storage.retry import clock, with_retries
+from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import store_of
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class RemoteReader:
         if size <= 0:
             return b""
         data = _ask(lambda: self._fetch(offset, size), f"read bytes {offset} to {offset + size} of", self.url)
-        self._store.succeeded(self.url, self._probe, offset, clock.now())
+        self._store.succeeded(self.url, self._probe, offset)
         return data
 
     def _fetch(self, offset: int, size: int) -> bytes:

@@ -17,7 +17,6 @@ import errno
 import logging
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TypeVar
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, StorageError, StoreUnavailableError
-from energon_dali.shards.storage.store import Store, store_of
+from energon_dali.shards.storage.store import Store, clock, store_of
 
 T = TypeVar("T")
 
@@ -92,19 +91,6 @@ class RetryPolicy:
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not seconds >= 0:
                 raise ConfigError(f"RetryPolicy({name}={seconds!r}) is invalid: give a number of seconds, at least 0.")
-
-
-class Clock:
-    """Time and pauses, in one place so that tests can replace them."""
-
-    now = staticmethod(time.monotonic)
-
-    def wait(self, stop: threading.Event, seconds: float) -> bool:
-        """Pauses until the time is over or `stop` is set; returns whether it is set."""
-        return stop.wait(seconds)
-
-
-clock = Clock()
 
 
 class RetryScope:
@@ -231,7 +217,7 @@ def with_retries(call: Callable[[], T], doing: str, place: str = "", *, failed: 
     what = f"{doing} {place}".rstrip()
     store = store_of(place)
     began = clock.now()
-    spent_at = store.spent.get(place)
+    spent_at = store.failed_files.get(place)
     is_spent = spent_at is not None and began - spent_at < policy.request_seconds
     allowed = 1 if is_spent else policy.attempts
     tried = total = 0
@@ -253,13 +239,13 @@ def with_retries(call: Callable[[], T], doing: str, place: str = "", *, failed: 
             seconds_down = scope.seconds_down(store, now)
             if tried >= allowed or now + pause - began > policy.request_seconds:
                 if not scope.outlasts_stores:
-                    store.spend(place, now)
+                    store.mark_failed(place, now)
                     raise _given_up(what, total, error) from error
                 # A file that fails again and again needs no probe each time.
                 lately = began - RECENT_SECONDS if is_spent else began
-                if store.last_success > lately or store.answers(now):
+                if store.last_success > lately or store.responds(now):
                     if not store_was_down:
-                        store.spend(place, now)
+                        store.mark_failed(place, now)
                         raise _given_up(what, total, error) from error
                     # It answers again, and so may this file: the attempts so far say nothing about it.
                     store_was_down, began, tried, allowed = False, now, 0, policy.attempts
@@ -273,7 +259,7 @@ def with_retries(call: Callable[[], T], doing: str, place: str = "", *, failed: 
         else:
             store.last_success = clock.now()
             if is_spent:
-                store.spent.pop(place, None)
+                store.failed_files.pop(place, None)
             return result
 
 

@@ -1,9 +1,11 @@
-"""Stores: what fails and answers as a whole, such as a mounted file system, a web server or a bucket."""
+"""Stores: what fails and recovers as a whole, such as a mounted file system, a web server or a bucket."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -11,65 +13,77 @@ from urllib.parse import urlsplit
 Probe = Callable[[int], object]
 """Reads one byte at an offset of a file that was read before; raises if it cannot."""
 
-_SPENT_FILES = 1000
-"""Files per store that are remembered as failing."""
+_FAILED_FILES = 1000
+"""Failed files that are remembered per store."""
 
 _PREPARED = "/.nv-meta/"
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
+class Clock:
+    """Time and pauses, in one place so that tests can replace them."""
+
+    now = staticmethod(time.monotonic)
+
+    def wait(self, stop: threading.Event, seconds: float) -> bool:
+        """Pauses until the time is over or `stop` is set; returns whether it is set."""
+        return stop.wait(seconds)
+
+
+clock = Clock()
+
+
 class Store:
     """What this process knows about one store.
 
-    Fields are written without a lock: each write is one assignment, and a lost one does no harm.
+    Fields are written without a lock: each write is one assignment, and losing one does no harm.
 
     Args:
         name: Mount point, or scheme and host or bucket.
     """
 
-    __slots__ = ("_latest", "_other", "last_success", "last_warning", "name", "silent_retries", "spent")
+    __slots__ = ("_latest", "_other", "failed_files", "last_success", "last_warning", "name", "silent_retries")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.last_success = float("-inf")
-        """When anything was last read from it, on the clock of `retry`."""
+        """When anything was last read from it, on `clock`."""
         self._latest: tuple[str, Probe, int] | None = None
         self._other: tuple[str, Probe, int] | None = None
-        self.spent: dict[str, float] = {}
-        """Files of which a request failed for good, and when."""
+        self.failed_files: dict[str, float] = {}
+        """Files for which all attempts of a request failed, and when."""
         self.last_warning = float("-inf")
         self.silent_retries = 0
         """Retries since the last warning."""
 
-    def succeeded(self, place: str, probe: Probe, offset: int, now: float) -> None:
-        """Notes that a file could be read at an offset.
+    def succeeded(self, path: str, probe: Probe, offset: int) -> None:
+        """Records that a file could be read at an offset.
 
         Args:
-            place: The file.
+            path: Local path or URL of the file.
             probe: Reads it again.
-            offset: Where it was read.
-            now: The time.
+            offset: Where it was read, in bytes.
         """
-        self.last_success = now
+        self.last_success = clock.now()
         latest = self._latest
-        if latest is not None and latest[0] != place:
-            if _PREPARED in place:  # a small file, which caches on the way may hold when nothing else can be read
+        if latest is not None and latest[0] != path:
+            if _PREPARED in path:  # a small file, which a cache may still hold when nothing else can be read
                 return
             if _PREPARED not in latest[0]:
                 self._other = latest
-        self._latest = place, probe, offset
+        self._latest = path, probe, offset
 
     def forget_successes(self) -> None:
         """Forgets which files could be read."""
         self._latest = self._other = None
 
-    def spend(self, place: str, now: float) -> None:
-        """Notes that a request for a file failed for good."""
-        self.spent[place] = now
-        while len(self.spent) > _SPENT_FILES:
-            self.spent.pop(next(iter(self.spent)), None)
+    def mark_failed(self, path: str, now: float) -> None:
+        """Records that all attempts of a request for a file failed."""
+        self.failed_files[path] = now
+        while len(self.failed_files) > _FAILED_FILES:
+            self.failed_files.pop(next(iter(self.failed_files)), None)
 
-    def answers(self, now: float) -> bool:
+    def responds(self, now: float) -> bool:
         """Returns whether one of the last two files that were read can be read again; False if none was read yet."""
         for witness in (self._other, self._latest):
             if witness is not None:
@@ -89,9 +103,9 @@ class Store:
 _stores: dict[str, Store] = {}
 
 
-def store_of(place: str) -> Store:
+def store_of(path: str) -> Store:
     """Returns the store of a local path or URL, the same object for all files of one store."""
-    name = _mount_of(os.path.dirname(place)) if "://" not in place else _host_of(place)
+    name = _mount_of(os.path.dirname(path)) if "://" not in path else _host_of(path)
     return _stores.get(name) or _stores.setdefault(name, Store(name))
 
 
@@ -102,7 +116,7 @@ def _host_of(url: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _mount_of(folder: str) -> str:
-    """Returns the mount point of a folder by the kernel's table: asking the file system itself may fail or hang."""
+    """Returns the mount point of a folder from the kernel's table: asking the file system itself may fail or hang."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
             mounts = [_OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split(" ", 5)[4]) for line in table]
