@@ -14,7 +14,8 @@ from energon_dali.samples.media_metadata import MediaMetadata, read_media_metada
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, io_error
-from energon_dali.shards.index.extents import BLOCK, MAX_SHARD_BYTES
+from energon_dali.shards.index.extents import MAX_SHARD_BYTES
+from energon_dali.shards.index.tar_scan import BLOCK
 from energon_dali.shards.storage.retry import with_retries
 
 INDEX = ".nv-meta/index.sqlite"

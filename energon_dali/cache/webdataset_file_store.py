@@ -21,9 +21,9 @@ from energon_dali.errors import (
 from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
-from energon_dali.shards.index.extents import BLOCK
+from energon_dali.shards.index.extents import changed_shard, check_member
+from energon_dali.shards.index.tar_scan import BLOCK
 from energon_dali.shards.meta.info import read_shard_counts
-from energon_dali.shards.part_layout import changed_shard, check_member
 from energon_dali.shards.storage.path import RangeReader
 
 MAX_OPEN_SHARDS = 128

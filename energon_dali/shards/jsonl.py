@@ -15,7 +15,7 @@ from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliErr
 from energon_dali.plan import Slices
 from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_jsonl_offsets
 from energon_dali.shards.ranged_reads import RangedReads
-from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.reader import RawSample
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import RangeReader
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 
-from energon_dali.shards.part_layout import Piece
+from energon_dali.shards.index.extents import Piece
 from energon_dali.shards.storage.path import RangeReader
 
 GAP_BYTES = 256 << 10

@@ -6,18 +6,40 @@ import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StoreUnavailableError
 from energon_dali.shards.folder import WebdatasetFolder
-from energon_dali.shards.index.extent_index import missing_shard
-from energon_dali.shards.part_layout import PartLayout
+from energon_dali.shards.index.extents import PartLayout
+from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.ranged_reads import Asked, RangedReads
-from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.path import RangeReader
 
 MAX_OPEN_SHARDS = 128
+
+
+@dataclass(slots=True, eq=False)
+class RawSample:
+    """A sample as it was read; nothing is decoded."""
+
+    key: str
+    """What is before the first dot of its files' names."""
+    shard: str
+    """Path of its shard inside the dataset."""
+    index: int
+    """Number in the whole dataset, shards in the order of the index."""
+    shard_index: int
+    """Number of its shard."""
+    sample_index: int
+    """Number inside its shard."""
+    parts: dict[str, bytes | memoryview]
+    """Part name to content, in file order; only the parts asked for. Large ones are views of what was read."""
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}: {len(content)} bytes" for name, content in self.parts.items())
+        return f"RawSample({self.key!r} of {self.shard}, {parts})"
 
 
 class _OpenShard:

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_dali.errors import ShardError
-from energon_dali.shards.index.sample_names import group_members, split_member_name
-from energon_dali.shards.index.tar_scan import TarEnd, TarMember, scan_tar
+from energon_dali.shards.index.tar_scan import TarEnd, TarMember, group_members, scan_tar, split_member_name
 
 
 def scan(data: bytes) -> list[TarMember | TarEnd]:

@@ -10,17 +10,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Literal
 
-from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.errors import DatasetFormatError
 from energon_dali.shards.documents.content import read_content
 from energon_dali.shards.index.extent_file import ExtentFile, digest_of_counts
-from energon_dali.shards.index.extents import ExtentsBuilder, ShardExtents
-from energon_dali.shards.index.sample_names import group_members
+from energon_dali.shards.index.extents import ShardExtents
 from energon_dali.shards.index.sqlite_index import SqliteIndex
-from energon_dali.shards.index.tar_index import read_tar_index
-from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
+from energon_dali.shards.index.tar_index import extents_of_tar
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import WindowReader
 
 EXTENTS_NAME = "extents.bin"
 SQLITE_NAME = "index.sqlite"
@@ -193,47 +190,3 @@ def read_uuid(root: StoragePath) -> str:
     """
     content = read_content(root / META / UUID_NAME, MAX_UUID_BYTES)
     return "" if content is None else content.decode("ascii", "replace").strip()
-
-
-def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
-    """Returns the extents of a shard from its own headers, checked against its `.tar.idx`.
-
-    Raises:
-        DatasetFormatError: The `.tar.idx` is missing or damaged.
-        ShardError: The tar is missing or damaged, or is not what its `.tar.idx` describes.
-        StorageError: It cannot be read.
-    """
-    expected = read_tar_index(root, shard).tolist()
-    try:
-        reader = (root / shard).open()
-    except FileNotFoundError as error:
-        raise missing_shard(root, shard) from error
-    builder = ExtentsBuilder(shard)
-    starts: list[int] = []
-    try:
-        read_at = reader.read_at if root.is_local else WindowReader(reader).read_at
-        for part in group_members(scan_tar(read_at, reader.size, shard)):
-            if isinstance(part, TarEnd):
-                starts.append(part.offset)
-                break
-            if part.new_sample:
-                builder.add_sample(part.key)
-                starts.append(part.member.offset)
-            builder.add_part(part.part, part.member.content_offset, part.member.size)
-    finally:
-        reader.close()
-    if starts[1:-1] != expected[1:-1] or len(starts) != len(expected):
-        raise ShardError(
-            f"{root / shard} changed since it was indexed: its samples do not begin where {shard}.idx says. Run "
-            f"`energon-dali prepare {shlex.quote(str(root))}`.",
-            shard,
-        )
-    return builder.extents(reader.size)
-
-
-def missing_shard(root: StoragePath, shard: str) -> ShardError:
-    """Returns the error for a shard that is not there."""
-    return ShardError(
-        f"{root / shard} is missing. Put it back, or run `energon-dali prepare {shlex.quote(str(root))}` without it.",
-        shard,
-    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_dali.errors import DatasetFormatError, ShardError
+from energon_dali.shards.index.tar_scan import BLOCK, OCTAL_SIZE_LIMIT, check_header, header_name
 
-BLOCK = 512
-MAX_KEYS_BYTES = (1 << 32) - 1
-"""All keys of a shard together: where each begins is counted in 32 bits."""
 MAX_SHARD_BYTES = BLOCK << 32
 """Places of contents are counted in blocks of tar, in 32 bits: a shard may have up to 2 TiB."""
+
+GAP_BYTES = 16 << 10
+"""Unwanted bytes between wanted parts up to which one request is cheaper than two, on a local disk."""
+
+VIEW_BYTES = 4096
+"""Parts from this size on are views of what was read, not copies."""
+
+Piece = tuple[int, int, int, int]
+"""(first part, part behind the last one, offset of the first header, size in bytes): parts of one request."""
 
 COLUMNS = (
     ("part_size", "Q"),
@@ -194,137 +200,143 @@ def columns_bytes(num_samples: int, num_parts: int) -> int:
     )
 
 
-class NameTable:
-    """Numbers names in the order they come.
+class PartLayout:
+    """The wanted parts of the samples of one shard, and where they lie.
 
     Args:
-        limit: How many names there may be.
-        what: What they name, for the message.
+        shard: Name of the shard.
+        extents: Its extents.
+        part_filter: Says which parts are wanted, by name; None takes all.
+        gap_bytes: Unwanted bytes up to which parts are read in one request.
+
+    Raises:
+        RuntimeError: The filter raised StopIteration; any other exception of it is raised as it is.
     """
 
-    def __init__(self, limit: int, what: str, names: list[str] | None = None) -> None:
-        self.names: list[str] = list(names or [])
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        self._limit = limit
-        self._what = what
+    __slots__ = ("_all", "_gap", "extents", "names", "shard", "wanted")
 
-    def number(self, name: str) -> int:
-        """Returns the number of a name, which is new or not.
-
-        Raises:
-            ShardError: There are too many different names.
-        """
-        number = self._numbers.get(name)
-        if number is None:
-            number = len(self.names)
-            if number >= self._limit:
-                raise ShardError(
-                    f"More than {self._limit} different {self._what}, the last one {name!r}. The name of a part is "
-                    "what follows the "
-                    "first dot of a file name: write samples as KEY.PART with few different PARTs."
-                )
-            self._numbers[name] = number
-            self.names.append(name)
-        return number
-
-
-class ExtentsBuilder:
-    """Collects the extents of one shard, about 35 bytes per part and the keys.
-
-    Args:
-        shard: Name of the shard, for messages.
-    """
-
-    def __init__(self, shard: str) -> None:
-        assert sys.byteorder == "little", "the index is little-endian, like the machines this package is built for"
+    def __init__(
+        self, shard: str, extents: ShardExtents, part_filter: Callable[[str], bool] | None, gap_bytes: int = GAP_BYTES
+    ) -> None:
         self.shard = shard
-        self.names = NameTable(1 << 16, "part names")
-        self.formats = NameTable(1 << 8, "media formats", [""])
-        self.columns = {name: array(code) for name, code in COLUMNS}
-        self.keys = bytearray()
-        self.num_samples = 0
-
-    def add_sample(self, key: str) -> None:
-        """Begins a sample.
-
-        Raises:
-            ShardError: The key is not valid UTF-8, or all keys together are too long.
-        """
+        self.extents = extents
+        self.names = extents.part_names
         try:
-            encoded = key.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise self._not_text("sample", key) from error
-        if len(self.keys) + len(encoded) > MAX_KEYS_BYTES:
-            raise ShardError(
-                f"The names of the samples of {self.shard} have more than {MAX_KEYS_BYTES:,} bytes together. Write "
-                "smaller shards, or shorter names.",
-                self.shard,
-            )
-        self.columns["first_part"].append(len(self.columns["part_size"]))
-        self.columns["key_start"].append(len(self.keys))
-        self.keys += encoded
-        self.num_samples += 1
+            self.wanted = [part_filter is None or bool(part_filter(name)) for name in extents.part_names]
+        except StopIteration as end:  # as it is, it would end the epoch in silence
+            raise RuntimeError(f"part_filter raised StopIteration for a part of {shard}.") from end
+        self._all = all(self.wanted)
+        self._gap = gap_bytes
 
-    def add_part(self, name: str, content_offset: int, size: int, facts: PartFacts | None = None) -> None:
-        """Adds a part to the sample begun last.
+    def pieces(self, sample: int) -> list[Piece]:
+        """Returns what has to be read for a sample; each piece begins with the header of its first part."""
+        extents = self.extents
+        first, behind = extents.first_part[sample], extents.first_part[sample + 1]
+        block, size = extents.part_block, extents.part_size
+        if self._all and first < behind:
+            start = block[first] * BLOCK - BLOCK
+            end = block[behind - 1] * BLOCK + size[behind - 1]
+            # Without gaps, what lies between is headers and padding; anything more is members that are no parts.
+            if behind - first == 1 or end - start < 1 << 20:
+                return [(first, behind, start, end - start)]
+        pieces: list[Piece] = []
+        wanted, name = self.wanted, extents.part_name
+        begin = start = end = last = -1
+        for part in range(first, behind):
+            if not wanted[name[part]]:
+                continue
+            content = block[part] * BLOCK
+            if begin >= 0 and content - BLOCK - end > self._gap:
+                pieces.append((begin, last, start, end - start))
+                begin = -1
+            if begin < 0:
+                begin, start = part, content - BLOCK
+            end, last = content + size[part], part + 1
+        if begin >= 0:
+            pieces.append((begin, last, start, end - start))
+        return pieces
+
+    def take(self, key: str, piece: Piece, data: bytes, base: int, parts: dict[str, bytes | memoryview]) -> None:
+        """Adds the parts of a piece to `parts`, after checking that the header before each is that part's.
+
+        Args:
+            key: Key of the sample.
+            piece: What was read.
+            data: Bytes that hold it.
+            base: Offset of `data` in the shard.
+            parts: Takes the contents.
 
         Raises:
-            ShardError: The place cannot be stored, or the name is not valid UTF-8.
+            ShardError: The shard is not what the index describes.
         """
-        block, rest = divmod(content_offset, BLOCK)
-        if rest or content_offset >= MAX_SHARD_BYTES:
-            raise ShardError(
-                f"{self.shard} has a part at byte {content_offset}; parts begin at multiples of {BLOCK} below "
-                f"{MAX_SHARD_BYTES}. "
-                "Write smaller shards, then run `energon-dali prepare PATH`.",
-                self.shard,
+        extents = self.extents
+        names, wanted, numbers = self.names, self.wanted, extents.part_name
+        block, sizes = extents.part_block, extents.part_size
+        for part in range(piece[0], piece[1]):
+            number = numbers[part]
+            if not wanted[number]:
+                continue
+            name, size = names[number], sizes[part]
+            content = block[part] * BLOCK - base
+            member = f"{key}.{name}".encode()
+            header = content - BLOCK
+            # The common header, as nearly every program writes it: a whole name, and the size as 11 octal digits.
+            if not (
+                len(member) < 100
+                and data.startswith(member, header)
+                and data[header + len(member) : header + len(member) + 1] == b"\0"
+                and data[header + 124 : header + 135] == b"%011o" % size
+            ):
+                self._check_header(data[header:content], member, size, content + base)
+            if content + size > len(data):
+                raise self.changed(f"it ends before byte {content + base + size}")
+            # A large part is a view of what was read: a copy of it would cost as much as reading it.
+            parts[name] = (
+                data[content : content + size] if size < VIEW_BYTES else memoryview(data)[content : content + size]
             )
-        columns = self.columns
-        columns["part_name"].append(self._name_number(name))
-        columns["part_block"].append(block)
-        columns["part_size"].append(size)
-        columns["part_format"].append(0 if facts is None else self.formats.number(facts.format))
-        columns["part_width"].append(0 if facts is None else facts.width)
-        columns["part_height"].append(0 if facts is None else facts.height)
 
-    def _name_number(self, name: str) -> int:
-        """Returns the number of a part name.
+    def _check_header(self, header: bytes, member: bytes, size: int, offset: int) -> None:
+        check_member(self.shard, header, member, size, offset)
 
-        Raises:
-            ShardError: There are too many different names, or this one is not valid UTF-8.
-        """
-        known = len(self.names.names)
-        number = self.names.number(name)
-        if number == known:
-            try:
-                name.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise self._not_text("part", name) from error
-        return number
+    def changed(self, what: str) -> ShardError:
+        """Returns the error for a shard that is not what was indexed."""
+        return changed_shard(self.shard, what)
 
-    def _not_text(self, what: str, name: str) -> ShardError:
-        return ShardError(
-            f"{self.shard} has a {what} whose name {name[:200]!r} is not valid UTF-8. Rename it, then run "
-            "`energon-dali prepare PATH`.",
-            self.shard,
+
+def check_member(shard: str, header: bytes, member: bytes, size: int, offset: int) -> None:
+    """Refuses a header that is not that of a member; names that do not fit a header are believed.
+
+    Args:
+        shard: Name of the shard.
+        header: The block before the content.
+        member: `KEY.PART` of the member.
+        size: Size of its content in bytes.
+        offset: Where its content begins in the shard.
+
+    Raises:
+        ShardError: The shard is not what was indexed.
+    """
+    if len(header) < BLOCK:
+        raise changed_shard(shard, f"it ends before byte {offset}")
+    try:
+        found_size, kind = check_header(header, offset - BLOCK, offset + size, shard)
+    except ShardError as error:
+        raise changed_shard(shard, f"no header is at byte {offset - BLOCK}") from error
+    name = header_name(header).encode("utf-8", "surrogateescape")
+    # Long names, and names with other letters than ASCII, stand whole in an extended header before this one.
+    fits = len(member) <= 100 and member.isascii()
+    same_name = name == member if fits else len(member) > 100 or name == member or len(name) <= len(member)
+    same_size = found_size == size or size >= OCTAL_SIZE_LIMIT
+    if kind not in b"0\x007" or not same_name or not same_size:
+        raise changed_shard(
+            shard,
+            f"at byte {offset} it has {name.decode('utf-8', 'replace')!r} of {found_size} bytes in place of "
+            f"{member.decode('utf-8', 'replace')!r} of {size} bytes",
         )
 
-    def section(self) -> bytes:
-        """Returns the columns as they are stored."""
-        ends = {"first_part": len(self.columns["part_size"]), "key_start": len(self.keys)}
-        pieces = [
-            self.columns[name].tobytes() + (array(code, [ends[name]]).tobytes() if name in ends else b"")
-            for name, code in COLUMNS
-        ]
-        return b"".join([*pieces, self.keys])
 
-    def extents(self, shard_bytes: int) -> ShardExtents:
-        """Returns what was collected, to be read at once."""
-        return ShardExtents(
-            self.section(),
-            self.num_samples,
-            len(self.columns["part_size"]),
-            shard_bytes,
-            self.names.names,
-            self.formats.names,
-        )
+def changed_shard(shard: str, what: str) -> ShardError:
+    """Returns the error for a shard that is not what was indexed."""
+    return ShardError(
+        f"The shard {shard} changed since it was indexed: {what}. Run `energon-dali prepare` on its dataset.", shard
+    )

@@ -7,9 +7,13 @@ import shlex
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.errors import DatasetFormatError
+from energon_dali.errors import DatasetFormatError, ShardError
 from energon_dali.shards.documents.content import MAX_INDEX_BYTES, read_content
+from energon_dali.shards.index.extents import ShardExtents
+from energon_dali.shards.index.extents_builder import ExtentsBuilder
+from energon_dali.shards.index.tar_scan import TarEnd, group_members, scan_tar
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.path import WindowReader
 
 
 def tar_index_path(root: StoragePath, shard: str) -> StoragePath:
@@ -48,3 +52,47 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
 def pack_tar_index(offsets: list[int]) -> bytes:
     """Returns the offsets as they are stored."""
     return np.asarray(offsets, "<u8").tobytes()
+
+
+def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
+    """Returns the extents of a shard from its own headers, checked against its `.tar.idx`.
+
+    Raises:
+        DatasetFormatError: The `.tar.idx` is missing or damaged.
+        ShardError: The tar is missing or damaged, or is not what its `.tar.idx` describes.
+        StorageError: It cannot be read.
+    """
+    expected = read_tar_index(root, shard).tolist()
+    try:
+        reader = (root / shard).open()
+    except FileNotFoundError as error:
+        raise missing_shard(root, shard) from error
+    builder = ExtentsBuilder(shard)
+    starts: list[int] = []
+    try:
+        read_at = reader.read_at if root.is_local else WindowReader(reader).read_at
+        for part in group_members(scan_tar(read_at, reader.size, shard)):
+            if isinstance(part, TarEnd):
+                starts.append(part.offset)
+                break
+            if part.new_sample:
+                builder.add_sample(part.key)
+                starts.append(part.member.offset)
+            builder.add_part(part.part, part.member.content_offset, part.member.size)
+    finally:
+        reader.close()
+    if starts[1:-1] != expected[1:-1] or len(starts) != len(expected):
+        raise ShardError(
+            f"{root / shard} changed since it was indexed: its samples do not begin where {shard}.idx says. Run "
+            f"`energon-dali prepare {shlex.quote(str(root))}`.",
+            shard,
+        )
+    return builder.extents(reader.size)
+
+
+def missing_shard(root: StoragePath, shard: str) -> ShardError:
+    """Returns the error for a shard that is not there."""
+    return ShardError(
+        f"{root / shard} is missing. Put it back, or run `energon-dali prepare {shlex.quote(str(root))}` without it.",
+        shard,
+    )

@@ -8,7 +8,8 @@ header in the middle for the end of the archive, which loses samples silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from energon_dali.errors import ShardError
@@ -25,6 +26,7 @@ _WITHOUT_CONTENT = frozenset(b"123456")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _SPARSE = b"LKxXgS"
 _MAX_EXTENDED_BYTES = 1 << 20
 _MAX_DECIMAL_DIGITS = 19
+_META = re.compile(r"__[^/]*__(?:/|\Z)")
 
 
 class TarMember(NamedTuple):
@@ -45,6 +47,16 @@ class TarEnd(NamedTuple):
 
     offset: int
     """Where the next header would begin, in bytes: at the first block of zeros, or at the end of the file."""
+
+
+class PartMember(NamedTuple):
+    """A part of a sample, as it lies in a tar."""
+
+    key: str
+    part: str
+    new_sample: bool
+    """Whether this is the first part of its sample."""
+    member: TarMember
 
 
 def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Iterator[TarMember | TarEnd]:
@@ -231,3 +243,36 @@ def _number(field: bytes) -> int | None:
 def _signed_sum(header: bytes) -> int:
     """Returns the checksum as some old programs wrote it, from signed bytes."""
     return 256 + sum(byte - 256 if byte > 127 else byte for byte in header[:148] + header[156:])
+
+
+def split_member_name(name: str) -> tuple[str, str] | None:
+    """Returns (sample key, part name) of a member, None if it belongs to no sample.
+
+    The key goes up to the first dot of the file name. Names that start with `__...__` are not data. A file name that
+    begins with a dot belongs to a sample only in a folder without a dot in its name, as in webdataset: `a/.json` is
+    part `json` of sample `a/`.
+    """
+    if _META.match(name):
+        return None
+    slash = name.rfind("/")
+    dot = name.find(".", slash + 1)
+    if dot < 0:
+        return None
+    if dot == slash + 1 and (slash < 0 or "." in name[name.rfind("/", 0, slash) + 1 : slash]):
+        return None
+    return name[:dot], name[dot + 1 :]
+
+
+def group_members(members: Iterable[TarMember | TarEnd]) -> Iterator[PartMember | TarEnd]:
+    """Yields the parts among the members, with the borders of samples: parts with one key in a row are a sample."""
+    last_key: str | None = None
+    for member in members:
+        if isinstance(member, TarEnd):
+            yield member
+            continue
+        names = split_member_name(member.name)
+        if names is None:
+            continue
+        key, part = names
+        yield PartMember(key, part, key != last_key, member)
+        last_key = key

@@ -19,9 +19,9 @@ from energon_dali import __version__
 from energon_dali.errors import ConfigError, DatasetFormatError, ShardError
 from energon_dali.shards.index.extent_file import ExtentFileWriter
 from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UUID_NAME
-from energon_dali.shards.index.sample_names import split_member_name
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.index.tar_index import pack_tar_index
+from energon_dali.shards.index.tar_scan import split_member_name
 from energon_dali.shards.meta.info import pack_shard_counts, read_shard_counts, refuse_meta
 from energon_dali.shards.meta.splits import DEFAULT_NAME, pack_split, read_split
 from energon_dali.shards.prepare.brace_collapse import collapse_names

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Sequence
 
 from energon_dali.errors import DatasetFormatError, ShardError, StorageError
-from energon_dali.shards.index.sample_names import split_member_name
+from energon_dali.shards.index.tar_scan import split_member_name
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import atomic_file

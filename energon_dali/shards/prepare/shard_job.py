@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
 from energon_dali.shards.index.extent_file import pack_names
-from energon_dali.shards.index.extent_index import missing_shard
-from energon_dali.shards.index.extents import ExtentsBuilder, PartFacts, ShardExtents
-from energon_dali.shards.index.sample_names import PartMember, group_members
+from energon_dali.shards.index.extents import PartFacts, ShardExtents
+from energon_dali.shards.index.extents_builder import ExtentsBuilder
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
-from energon_dali.shards.index.tar_scan import TarEnd, scan_tar
+from energon_dali.shards.index.tar_index import missing_shard
+from energon_dali.shards.index.tar_scan import PartMember, TarEnd, group_members, scan_tar
 from energon_dali.shards.prepare.media_metadata import kind_of_suffix
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import WindowReader
