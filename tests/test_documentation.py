@@ -18,7 +18,7 @@ from energon_dali.cli.main import main
 from tests.av.corpus import VideoRecipe, encode_video
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -27,7 +27,7 @@ CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages speak of: data/captions, data/crude, data/photo.jpg and data/film.mp4."""
+    """A folder with what the pages read: data/captions, data/crude, data/photo.jpg and data/video.mp4."""
     root = tmp_path_factory.mktemp("reader")
     made = make_dataset(Recipe(name="captions", samples=48, shards=4, style="jpeg"), root / "data", progress=False)
     shutil.copytree(made, root / "data" / "crude")
@@ -37,14 +37,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.exit_code == 0, done.output
     photo = files("sklearn").joinpath("datasets/images/china.jpg").read_bytes()
     (root / "data" / "photo.jpg").write_bytes(photo)
-    film = VideoRecipe(frames=250, size=(320, 180), b_frames=2, gop=250, audio="aac")
-    (root / "data" / "film.mp4").write_bytes(encode_video(film))
+    video = VideoRecipe(frames=250, size=(320, 180), b_frames=2, gop=250, audio="aac")
+    (root / "data" / "video.mp4").write_bytes(encode_video(video))
+    return root
+
+
+@pytest.fixture(scope="module")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's own command made the data."""
+    root = tmp_path_factory.mktemp("demo")
+    (arguments,) = re.findall(r"^energon-dali (demo-data [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "energon_dali", *shlex.split(arguments)]
+    subprocess.run(command, check=True, capture_output=True, cwd=root)
     return root
 
 
 @pytest.mark.timeout(400)  # up to a dozen programs, each with a loader, on what may be a busy machine
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.stem)
-def test_blocks_run_and_print_what_they_say(page: Path, folder: Path) -> None:
+def test_blocks_run_and_print_what_they_say(page: Path, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue("demo_folder" if page.stem == "README" else "folder")
     blocks = BLOCK.findall(page.read_text())
     for number, block in enumerate(blocks):
         script = folder / f"{page.stem}{number}.py"
