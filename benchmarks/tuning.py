@@ -1,7 +1,7 @@
 """What DALI's settings do to the speed of decoding, one at a time, and where DALI is faster than PIL and PyAV.
 
 `python -m benchmarks.tuning --device gpu --json FILE` measures and prints tables. `--table FILE` prints the entries for
-energon_dali/decode/dali/crossover.py, and `--docs` renews the tables of docs/when-not-to-use-the-gpu.md from
+energon_dali/decode/dali/thresholds.py, and `--docs` renews the tables of docs/when-not-to-use-the-gpu.md from
 benchmarks/results/tuning-cpu.json and tuning-gpu.json.
 """
 

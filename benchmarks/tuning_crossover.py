@@ -21,7 +21,7 @@ from energon_dali.decode import DaliDecoder, Decoded, SampleDecoder
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali import close_engines
 from energon_dali.decode.dali.runtime.device import resolve_device
-from energon_dali.decode.dali.video import submit_clips, suits_dali_video
+from energon_dali.decode.dali.video import is_eligible_video, submit_clips
 from energon_dali.decode.pyav import decode_clips, stage_clips
 
 Kind = Literal["cpu", "gpu"]
@@ -91,7 +91,7 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                 for _ in range(count):
                     handle, file = stage_clips(CODECS[codec][1], data, spec)
                     file.close()
-                    assert suits_dali_video(handle, kind, device.ordinal), handle
+                    assert is_eligible_video(handle, kind, device.ordinal), handle
                     handles.append(handle)
                 decoder = DaliDecoder(av_decode=spec, num_threads=1 if kind == "cpu" else None)
 
@@ -201,7 +201,7 @@ def _between(a: int, b: int) -> int:
 
 
 def crossover_table(rows: Sequence[dict[str, Any]], kind: Kind) -> dict[str, dict[str, tuple[int | None, int | None]]]:
-    """Returns {"image" or "clips": {format: (least, most)}} as energon_dali.decode.dali.crossover has it."""
+    """Returns {"image" or "clips": {format: (least, most)}} as energon_dali.decode.dali.thresholds has it."""
     table: dict[str, dict[str, tuple[int | None, int | None]]] = {}
     for what in ("image", "clips"):
         found: dict[str, list[dict[str, Any]]] = {}
@@ -213,13 +213,13 @@ def crossover_table(rows: Sequence[dict[str, Any]], kind: Kind) -> dict[str, dic
 
 
 def as_python(rows: Sequence[dict[str, Any]], kind: Kind) -> str:
-    """Returns the entries for energon_dali/decode/dali/crossover.py."""
+    """Returns the entries for energon_dali/decode/dali/thresholds.py."""
     lines = []
     for what, formats in crossover_table(rows, kind).items():
         lines.append(f'{"IMAGES" if what == "image" else "CLIPS"}["{kind}"]:')
         for name, (least, most) in formats.items():
             arguments = "" if (least, most) == (0, None) else f"{least}" + ("" if most is None else f", {most}")
-            lines.append(f'    "{name}": Crossover({arguments}),')
+            lines.append(f'    "{name}": Threshold({arguments}),')
     return "\n".join(lines)
 
 

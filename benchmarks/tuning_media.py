@@ -22,7 +22,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "bmp": ("BMP", {}),
     "pnm": ("PPM", {}),
 }
-"""PIL's name and options by the label in tables; the label's first word is the format of `crossover.IMAGES`."""
+"""PIL's name and options by the label in tables; the label's first word is the format of `thresholds.IMAGES`."""
 
 CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "h264": ("libx264", "mp4", {"preset": "veryfast"}),

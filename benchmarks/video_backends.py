@@ -21,7 +21,7 @@ from energon_dali.av import MediaFile
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.video import submit_clips, suits_dali_video
+from energon_dali.decode.dali.video import is_eligible_video, submit_clips
 from energon_dali.decode.pyav import decode_clips, stage_clips
 
 FILES, FRAMES, REPEATS = 4, 125, 3
@@ -65,7 +65,7 @@ def stage(data: bytes, spec: VideoClips) -> ClipsHandle:
     """Returns the handle of a video that suits DALI."""
     handle, file = stage_clips("webm", data, spec)
     file.close()
-    assert suits_dali_video(handle, "cpu"), handle
+    assert is_eligible_video(handle, "cpu"), handle
     return handle
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from energon_dali.datasets.load_sample import part_seed
-from energon_dali.decode.dali.images.index_file import NativeRow
-from energon_dali.decode.dali.routing import suits_dali
+from energon_dali.decode.dali.eligibility import is_eligible_image
+from energon_dali.decode.dali.images.index_file import ReaderRow
 from energon_dali.decode.headers.label import unpack_header
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.decode.spec import ImageSpec
@@ -32,7 +32,7 @@ class RowPlanner:
         self._numbers: dict[str, int] = {}
         self._shard = -1
         self._extents: Any = None
-        self._rows: list[NativeRow] = []
+        self._rows: list[ReaderRow] = []
         self.names: list[tuple[str, str]] = []
         """(key, name of the image part) of each row."""
 
@@ -41,7 +41,7 @@ class RowPlanner:
         """Names of the components: "image", then the other parts."""
         return ["image", *self._numbers]
 
-    def rows(self) -> list[NativeRow]:
+    def rows(self) -> list[ReaderRow]:
         """Returns all rows, each with as many extents as there are components."""
         count = len(self._numbers) + 1
         return [_widen(row, count) for row in self._rows]
@@ -64,7 +64,7 @@ class RowPlanner:
             extents.formats[extents.part_format[image]], extents.part_width[image], extents.part_height[image]
         )
         spec = self._spec
-        if header is None or not suits_dali(header, spec) or header.width * header.height > spec.max_pixels:
+        if header is None or not is_eligible_image(header, spec) or header.width * header.height > spec.max_pixels:
             return None
         if extents.part_size[image] > spec.max_bytes:
             return None
@@ -76,7 +76,7 @@ class RowPlanner:
         image_name = self._name(image)
         self.names.append((extents.key(sample), image_name))
         self._rows.append(
-            NativeRow(
+            ReaderRow(
                 shard,
                 tuple(places[: len(self._numbers) + 1]),
                 header.width,
@@ -106,15 +106,15 @@ class RowPlanner:
         return self._extents.part_block[part] * TAR_BLOCK_BYTES, self._extents.part_size[part]
 
 
-def _widen(row: NativeRow, count: int) -> NativeRow:
+def _widen(row: ReaderRow, count: int) -> ReaderRow:
     missing = count - len(row.extents)
     if not missing:
         return row
-    return NativeRow(row.shard, (*row.extents, *[None] * missing), row.width, row.height, row.orientation, row.seed)
+    return ReaderRow(row.shard, (*row.extents, *[None] * missing), row.width, row.height, row.orientation, row.seed)
 
 
 def split_batch(batch: Any, components: Sequence[str]) -> Iterator[tuple[Any, dict[str, bytes]]]:
-    """Gives (outcome of the image, content of the other parts by name) of each row of a NativeBatch."""
+    """Gives (outcome of the image, content of the other parts by name) of each row of a ReaderBatch."""
     for number, outcome in enumerate(batch.images):
         contents = ((name, batch.parts[name][number]) for name in components[1:])
         yield outcome, {name: content for name, content in contents if content is not None}

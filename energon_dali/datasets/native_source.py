@@ -242,7 +242,7 @@ class _NativeIterator(StreamIterator[Any]):
 
     def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
         """Gives what was read for each planned sample, in order."""
-        from energon_dali.decode.dali.images.native import NativeReader
+        from energon_dali.decode.dali.images.dali_reader import DaliReader
 
         reader = self._dataset.reader
         folder = reader.folder
@@ -252,7 +252,7 @@ class _NativeIterator(StreamIterator[Any]):
         paths = [str(folder.root / name) for name in folder.shard_names]
         batches: Any = iter(())
         if rows:
-            batches = NativeReader(
+            batches = DaliReader(
                 self._dataset.decoder,
                 paths,
                 rows,

@@ -13,8 +13,8 @@ from benchmarks import tuning
 from benchmarks.tuning_crossover import CLIP_CODECS, best_range, crossover_table
 from benchmarks.tuning_media import encode_video
 from energon_dali.decode.clips import VideoClips
-from energon_dali.decode.dali.crossover import CLIPS, IMAGES
-from energon_dali.decode.dali.video import suits_dali_video
+from energon_dali.decode.dali.thresholds import CLIPS, IMAGES
+from energon_dali.decode.dali.video import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 
 MEASURED = [(kind, path) for kind in ("cpu", "gpu") if (path := tuning.RESULTS / f"tuning-{kind}.json").exists()]
@@ -49,7 +49,7 @@ def test_a_quick_run_measures_all_parts(tmp_path: Path, capsys: pytest.CaptureFi
     assert {row["what"] for row in report["crossover"]} == {"image", "clips"}
     assert all(row["ratio"] > 0 for row in report["crossover"] + report["settings"])
     assert tuning.main(["--table", str(target)]) == 0
-    assert '"jpeg": Crossover(' in capsys.readouterr().out
+    assert '"jpeg": Threshold(' in capsys.readouterr().out
     page = tmp_path / "page.md"
     page.write_text(f"before\n{tuning.BEGIN}\nold\n{tuning.END}\nafter\n")
     (tmp_path / "tuning-cpu.json").write_text(json.dumps(report))  # quick: it measured nothing
@@ -98,7 +98,7 @@ def test_a_sweep_that_is_interrupted_leaves_what_it_has(tmp_path: Path, monkeypa
 def test_a_gpu_decodes_the_videos_of_its_sweep(codec: str) -> None:
     handle, file = stage_clips("video", encode_video(codec, (320, 240), 8), VideoClips(1, 8))
     file.close()
-    assert suits_dali_video(handle, "gpu")
+    assert is_eligible_video(handle, "gpu")
 
 
 def test_the_page_is_made_from_the_results() -> None:

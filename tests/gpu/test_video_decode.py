@@ -12,7 +12,7 @@ from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
-from energon_dali.decode.dali.video import suits_dali_video
+from energon_dali.decode.dali.video import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.gpu.where import Where
@@ -60,8 +60,8 @@ def test_frames_times_and_colours_are_those_of_the_cpu(where: Where, name: str, 
     data = encode_video(RECIPES[name])
     spec = VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random", size=size, layout="FHWC")
     handle = handle_of(data, spec)
-    assert suits_dali_video(handle, "gpu")  # in a dry run too
-    route = f"dali-{where.kind}" if suits_dali_video(handle, where.kind) else "pyav"
+    assert is_eligible_video(handle, "gpu")  # in a dry run too
+    route = f"dali-{where.kind}" if is_eligible_video(handle, where.kind) else "pyav"
     (outcome,) = decode(where.decoder(av_decode=spec), [handle])
     assert outcome.route == route
     theirs = SampleDecoder(av_decode=spec).stage("mp4", data, seed=3)

@@ -11,7 +11,7 @@ from energon_dali import SampleDecoder
 from energon_dali.decode import Decoded
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
-from energon_dali.decode.dali.video import suits_dali_video
+from energon_dali.decode.dali.video import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.gpu.observations import Observations
@@ -60,7 +60,7 @@ def test_colours_and_pixels(where: Where, observe: Observations, name: str) -> N
     data, spec = encode_video(RECIPES[name]), VideoClips(2, 6, layout="FHWC")
     handle, file = stage_clips("mp4", data, spec)
     file.close()
-    assert suits_dali_video(handle, "gpu")  # in a dry run too
+    assert is_eligible_video(handle, "gpu")  # in a dry run too
     (outcome,) = where.decoder(av_decode=spec).decode_block([handle])
     assert isinstance(outcome, Decoded), outcome
     ours = outcome.value.frames.cpu().flatten(0, 1).numpy()

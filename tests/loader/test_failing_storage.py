@@ -170,13 +170,13 @@ def test_dalis_own_reader_goes_on_after_an_error(tmp_path: Path) -> None:
         "Native", (Dali,), {"decoder": DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu", feed="native")}
     )
     errors = [OSError(errno.EIO, "once")] * 2
-    from energon_dali.decode.dali.images.native import NativeReader
+    from energon_dali.decode.dali.images.dali_reader import DaliReader
 
     def refuses(self: Any, places: Any, first: int) -> None:
         raise RuntimeError("encountered: cannot read")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeReader, "_check_order", refuses)
+        patch.setattr(DaliReader, "_check_order", refuses)
         with (
             failing_preads(lambda path, fd: errors.pop() if path.endswith(".tar") and errors else None),
             get_loader(dataset_of(folder, encoder)) as loader,

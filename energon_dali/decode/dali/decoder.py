@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.crossover import prefers_dali_image
+from energon_dali.decode.dali.eligibility import decode_on_cpu, goes_to_dali, is_eligible_image
 from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
-from energon_dali.decode.dali.routing import decode_on_cpu, suits_dali, takes_dali
 from energon_dali.decode.dali.runtime.device import (
     Device,
     DeviceOption,
@@ -22,6 +21,7 @@ from energon_dali.decode.dali.runtime.device import (
     sees_gpu,
     uses_dali,
 )
+from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
@@ -55,7 +55,7 @@ class DaliDecoder(MediaDecoder):
 
     Args:
         image_decode_device: "auto" (a GPU if there is one, else the CPU, and PIL where that is faster: the module
-            `crossover`), "cpu", "gpu" (torch's current one) or an ordinal.
+            `thresholds`), "cpu", "gpu" (torch's current one) or an ordinal.
         video_decode_device: Likewise for clips of videos. "auto" takes what is faster for each video, and PyAV is one
             of the choices.
         num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
@@ -167,7 +167,7 @@ class DaliDecoder(MediaDecoder):
         """
         spec = self.spec
         header = screen_image(raw, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
-        kind = DaliHandle if suits_dali(header, spec) else MediaHandle
+        kind = DaliHandle if is_eligible_image(header, spec) else MediaHandle
         return kind(name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
 
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
@@ -187,9 +187,9 @@ class DaliDecoder(MediaDecoder):
             future: Future[list[Outcome]] = Future()
             future.set_result([decode_on_cpu(handle) for handle in handles])
             return future
-        from energon_dali.decode.dali.blocks import submit_to_engines
+        from energon_dali.decode.dali.dispatch import submit_block
 
-        return submit_to_engines(self, handles)
+        return submit_block(self, handles)
 
     def config(self) -> dict[str, Any]:
         """Returns the options as plain values."""
@@ -272,7 +272,7 @@ class DaliDecoder(MediaDecoder):
             return decode_clips(handle, file)
         on_gpu = self.video_decode_device != "cpu" and sees_gpu()
         # Whether a GPU decodes AV1 is known in the rank alone.
-        if takes_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
+        if goes_to_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
             on_gpu and handle.codec == "av1"
         ):
             file.close()

@@ -14,7 +14,7 @@ _TAR_BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class NativeRow:
+class ReaderRow:
     """One sample of an order, as DALI's reader finds it."""
 
     shard: int
@@ -34,7 +34,7 @@ class NativeRow:
 def write_index_files(
     folder: str | os.PathLike[str],
     shards: Sequence[str],
-    rows: Sequence[NativeRow],
+    rows: Sequence[ReaderRow],
     num_components: int,
     image: int,
     first_row: int = 0,
@@ -88,7 +88,7 @@ def _size_of(shard: str) -> int | None:
         raise ShardError(f"Shard {shard} cannot be read: {error}. Prepare the dataset again.", shard) from error
 
 
-def _check_row(row: NativeRow, num_components: int, image: int, shard: str, shard_size: int | None) -> None:
+def _check_row(row: ReaderRow, num_components: int, image: int, shard: str, shard_size: int | None) -> None:
     if len(row.extents) != num_components or row.extents[image] is None:
         raise ConfigError(
             f"{row} cannot be read: it needs {num_components} extents, and the image's (number {image}) must not be "

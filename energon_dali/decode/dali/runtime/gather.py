@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
-from energon_dali.decode.dali.runtime.stream_future import StreamFuture
+from energon_dali.decode.dali.runtime.futures import StreamFuture
 from energon_dali.decode.interface import Outcome
 
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from energon_dali.decode.dali.runtime.futures import StreamFuture
 from energon_dali.decode.dali.runtime.library import Pipeline
-from energon_dali.decode.dali.runtime.stream_future import StreamFuture
 from energon_dali.decode.interface import Outcome
 
 BatchT = TypeVar("BatchT")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from energon_dali.decode.dali.video.eligibility import is_eligible_video, prefers_dali
 from energon_dali.decode.dali.video.submission import submit_clips
-from energon_dali.decode.dali.video.suitability import prefers_dali, suits_dali_video
 
-__all__ = ["prefers_dali", "submit_clips", "suits_dali_video"]
+__all__ = ["is_eligible_video", "prefers_dali", "submit_clips"]

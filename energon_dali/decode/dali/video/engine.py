@@ -17,9 +17,9 @@ from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.dali.runtime.output import bring_to_device
 from energon_dali.decode.dali.runtime.run import Block, Run
+from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.dali.video.frames import take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeline, find_correction
-from energon_dali.decode.dali.video.suitability import count_decoded_bytes
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pyav import decode_by_pyav
 from energon_dali.errors import ConfigError, DecodeError

@@ -31,7 +31,7 @@ def submit_clips(
     Args:
         decoder: Gives threads and limits.
         device: Where to decode.
-        handles: Videos that suit DALI there (`suits_dali_video`). Their data must stay unchanged until it is done.
+        handles: Videos that suit DALI there (`is_eligible_video`). Their data must stay unchanged until it is done.
         stream: torch.cuda.Stream on which the frames will be used, on a GPU; nothing waits for them.
 
     Returns:

@@ -20,7 +20,7 @@ from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
-from energon_dali.decode.dali.video import prefers_dali, submit_clips, suits_dali_video
+from energon_dali.decode.dali.video import is_eligible_video, prefers_dali, submit_clips
 from energon_dali.decode.dali.video.engine import DaliVideoEngine
 from energon_dali.decode.dali.video.frames import take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
@@ -123,8 +123,8 @@ def test_a_matrix_that_changes_stays_away_from_dali() -> None:
     assert data.count(second) == 1
     assert second[4] >> 5 == 1
     changed = data.replace(second, second[:4] + bytes([second[4] & 0x1F | 2 << 5]) + second[5:])
-    assert suits_dali_video(handle_of(data), "cpu")
-    assert not suits_dali_video(handle_of(changed), "cpu")
+    assert is_eligible_video(handle_of(data), "cpu")
+    assert not is_eligible_video(handle_of(changed), "cpu")
 
 
 @pytest.mark.parametrize("size", [(61, 45), 40, (120, 120)], ids=str)
@@ -186,8 +186,8 @@ def test_frames_that_are_not_what_the_container_says_stay_away(name: str) -> Non
     handle, file = stage_clips("webm", uneven_video(name), VideoClips(1, 2))
     file.close()
     assert handle.packets_are_frames
-    assert not suits_dali_video(handle, "cpu")
-    assert not suits_dali_video(handle, "gpu")
+    assert not is_eligible_video(handle, "cpu")
+    assert not is_eligible_video(handle, "gpu")
 
 
 def test_what_suits_which_device() -> None:
@@ -198,7 +198,7 @@ def test_what_suits_which_device() -> None:
             handle.uniform_frames = True
         for key, value in changes.items():
             setattr(handle, key, value)
-        return suits_dali_video(handle, kind)
+        return is_eligible_video(handle, kind)
 
     assert all(suits(name, "cpu") for name in ON_CPU)
     for name in ("mjpeg-avi", "vp8-avi", "h264-mp4", "hevc-mkv", "av1-webm", "mpeg4-mp4", "h264-edit-two-mp4"):
@@ -234,7 +234,7 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
     good, short = handle_of(video_file(name)), handle_of(video_file(name))
     short.frame_indices = short.frame_indices + 1000
     cut = handle_of(video_file("vp9-webm"))
-    assert suits_dali_video(cut, "cpu")
+    assert is_eligible_video(cut, "cpu")
     cut.data = bytes(cut.data)[: len(cut.data) // 3]
     outcomes = submit_clips(decoder_of(TWO_CLIPS), Device("cpu"), [good, short, good, cut, good]).result(60)
     assert [type(outcome) for outcome in outcomes] == [Decoded, DecodeFailure, Decoded, DecodeFailure, Decoded]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, HorizontalFlip, RandomResizedCrop, screen_image
-from energon_dali.decode.dali.images.index_file import NativeRow, write_index_files
-from energon_dali.decode.dali.images.native import NativeReader
+from energon_dali.decode.dali.images.dali_reader import DaliReader
+from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
 from energon_dali.errors import ConfigError, ShardError
 from tests.decode.pictures import broken_pictures, pictures
 
@@ -29,7 +29,7 @@ ORDER = [7, 3, 3, 19, 0, 12, BAD, 1, 18, 2, 17, 5, 5, 5, 11, 10, 4]
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[NativeRow]]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[ReaderRow]]:
     """Two shards of ten samples, with spaces in their names, every fourth without a text; and all rows."""
     folder = tmp_path_factory.mktemp("shards")
     paths, rows = [], []
@@ -48,7 +48,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Na
         for i in range(10 * shard, 10 * shard + 10):
             header = screen_image(FILES[i])
             rows.append(
-                NativeRow(
+                ReaderRow(
                     shard,
                     (found[f"sample {i}.jpg"], found.get(f"sample {i}.txt")),
                     header.width,
@@ -60,9 +60,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Na
     return paths, rows
 
 
-def read(decoder: DaliDecoder, paths: list[str], rows: list[NativeRow], batch_size: int) -> Iterator[tuple[Any, Any]]:
+def read(decoder: DaliDecoder, paths: list[str], rows: list[ReaderRow], batch_size: int) -> Iterator[tuple[Any, Any]]:
     seen = 0
-    with NativeReader(decoder, paths, rows, components=["jpg", "txt"], image="jpg", batch_size=batch_size) as reader:
+    with DaliReader(decoder, paths, rows, components=["jpg", "txt"], image="jpg", batch_size=batch_size) as reader:
         for batch in reader:
             assert batch.first == seen
             assert len(batch.images) == len(batch.parts["txt"]) == min(batch_size, len(rows) - seen)
@@ -101,7 +101,7 @@ def test_values_outlive_the_reader(shards: Any) -> None:
 
 def test_no_rows() -> None:
     decoder = DaliDecoder(image_decode_device="cpu")
-    assert list(NativeReader(decoder, [], [], components=["jpg"], image="jpg", batch_size=4)) == []
+    assert list(DaliReader(decoder, [], [], components=["jpg"], image="jpg", batch_size=4)) == []
 
 
 def test_a_shard_that_is_too_short_is_refused_before_dali_opens_it(shards: Any, tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_no_crash(shards: 
     code = f"""
 import os
 from energon_dali.decode import DaliDecoder
-from energon_dali.decode.dali.images.index_file import NativeRow
-from energon_dali.decode.dali.images.native import NativeReader
+from energon_dali.decode.dali.images.index_file import ReaderRow
+from energon_dali.decode.dali.images.dali_reader import DaliReader
 from energon_dali.errors import ShardError
-rows = [NativeRow(0, (extent,)) for extent in {[row.extents[0] for row in rows[:10]]}] * 40
-reader = NativeReader(DaliDecoder(image_decode="rgb8", image_decode_device="cpu"), [{str(tmp_path / "s.tar")!r}], rows,
+rows = [ReaderRow(0, (extent,)) for extent in {[row.extents[0] for row in rows[:10]]}] * 40
+reader = DaliReader(DaliDecoder(image_decode="rgb8", image_decode_device="cpu"), [{str(tmp_path / "s.tar")!r}], rows,
                       components=["jpg"], image="jpg", batch_size=8)
 next(reader)
 os.truncate({str(tmp_path / "s.tar")!r}, 4096)
@@ -143,7 +143,7 @@ def test_refuses_rows_that_do_not_fit(shards: Any, tmp_path: Path) -> None:
     paths, rows = shards
     decoder = DaliDecoder(image_decode_device="cpu")
     with pytest.raises(ConfigError, match="The image is one of the components"):
-        NativeReader(decoder, paths, rows, components=["txt"], image="jpg", batch_size=4)
+        DaliReader(decoder, paths, rows, components=["txt"], image="jpg", batch_size=4)
     for row, text in (
         (replace(rows[0], extents=(None, rows[0].extents[1])), "must not be None"),
         (replace(rows[0], extents=(rows[0].extents[0],)), "needs 2 extents"),

@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.eligibility import decode_by_pil, goes_to_dali, is_eligible_image
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
-from energon_dali.decode.dali.routing import decode_by_pil, suits_dali, takes_dali
 from energon_dali.decode.dali.runtime.device import Device, use_device
 from energon_dali.decode.dali.runtime.gather import Gather
 from energon_dali.decode.dali.runtime.output import bring_to_device, consumer_stream, seal, work_stream
@@ -33,7 +33,7 @@ _of_thread = threading.local()
 """`streams`: the CUDA streams that a thread of the pool copies on, by device."""
 
 
-def submit_to_engines(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+def submit_block(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
     """Starts to decode a block with the engines of this process; returns a future of one outcome per handle.
 
     Args:
@@ -66,7 +66,7 @@ def _submit_clips(
     for position in positions:
         handle = handles[position]
         assert isinstance(handle, ClipsHandle)
-        if takes_dali(handle, decoder.video_decode_device, device):
+        if goes_to_dali(handle, decoder.video_decode_device, device):
             for_dali[position] = handle
         else:
             gather.put_when_done([position], _pool().submit(_bring, _decode_clips, handle, device, stream))
@@ -159,7 +159,7 @@ def _submit(
 def _is_fit(handle: MediaHandle) -> bool:
     spec = handle.spec
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
-    return suits_dali(header, spec) and (header.width, header.height) == (handle.width, handle.height)
+    return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)
 
 
 def _move_one(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:

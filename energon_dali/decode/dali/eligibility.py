@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageSpec
 
 
-def takes_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
+def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
     """Returns whether DALI, and not PyAV, decodes the clips of a video.
 
     Args:
@@ -25,16 +25,16 @@ def takes_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> boo
             DALI can decode the video rightly.
         device: Where DALI would decode it; a GPU without a number in a process that must not ask it anything.
     """
-    from energon_dali.decode.dali.video import prefers_dali, suits_dali_video
+    from energon_dali.decode.dali.video import is_eligible_video, prefers_dali
 
     if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
         return False
     if option == "auto" and not prefers_dali(handle, device.kind):
         return False
-    return suits_dali_video(handle, device.kind, device.ordinal)
+    return is_eligible_video(handle, device.kind, device.ordinal)
 
 
-def suits_dali(header: ImageHeader, spec: ImageSpec) -> bool:
+def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
     """Returns whether DALI decodes an image for certain, to the pixels that PIL gives."""
     if not header.dali_decodable or header.bit_depth > 8:
         return False

@@ -1,7 +1,7 @@
-"""The native feed: DALI reads tar shards itself, in exactly the order that it is given, and decodes in the same graph.
+"""feed="native": DALI reads tar shards itself, in exactly the order it is given, and decodes with the same graph.
 
-Only for images whose header was screened and found fit for DALI (`suits_dali`), as the header check of `prepare` does:
-a file that DALI's parser refuses can end the process here, and nothing looks at the bytes before DALI does.
+Only for images that passed `is_eligible_image`, as the header check of `prepare` does: a file that DALI's parser
+refuses can end the process here, and nothing looks at the bytes before DALI does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.images.feed import ImageBatch, feed_geometry
 from energon_dali.decode.dali.images.graph import ImageGraph, define_graph, define_inputs
-from energon_dali.decode.dali.images.index_file import NativeRow, write_index_files
+from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
 from energon_dali.decode.dali.runtime.device import current_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
@@ -36,7 +36,7 @@ _AHEAD = 2
 
 
 @dataclass(slots=True, eq=False)
-class NativeBatch:
+class ReaderBatch:
     """Consecutive rows, read and decoded."""
 
     first: int
@@ -47,7 +47,7 @@ class NativeBatch:
     """Bytes of every other component, one entry per row; None where the row has none."""
 
 
-class NativeReader:
+class DaliReader:
     """An iterator over the batches of an order; for one thread at a time, closed with `close` or as a context manager.
 
     Args:
@@ -70,7 +70,7 @@ class NativeReader:
         self,
         decoder: DaliDecoder,
         shards: Sequence[str | os.PathLike[str]],
-        rows: Sequence[NativeRow],
+        rows: Sequence[ReaderRow],
         *,
         components: Sequence[str],
         image: str,
@@ -94,10 +94,10 @@ class NativeReader:
         self._flying: deque[tuple[int, int, ImageBatch]] = deque()
         self._pipeline: Pipeline | None = None
 
-    def __iter__(self) -> Iterator[NativeBatch]:
+    def __iter__(self) -> Iterator[ReaderBatch]:
         return self
 
-    def __next__(self) -> NativeBatch:
+    def __next__(self) -> ReaderBatch:
         """Returns the next batch; a batch that DALI cannot read or decode is read again and decoded image by image.
 
         Raises:
@@ -124,7 +124,7 @@ class NativeReader:
         values = take_values(outputs[0], self._decoder.spec, stream)[: last - first]
         route: Route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"  # the formats are DALI's to know
         images: list[Outcome] = [Decoded(value, route) for value in values]
-        return NativeBatch(first, images, self._bytes_of_parts(outputs[1:-1], first, last))
+        return ReaderBatch(first, images, self._bytes_of_parts(outputs[1:-1], first, last))
 
     def close(self) -> None:
         """Lets go of the shards, the pipeline and the index files."""
@@ -133,7 +133,7 @@ class NativeReader:
         self._next_row = len(self._rows)
         self._folder.cleanup()
 
-    def __enter__(self) -> NativeReader:
+    def __enter__(self) -> DaliReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -208,7 +208,7 @@ class NativeReader:
             ]
         return parts
 
-    def _recover(self, error: BaseException) -> NativeBatch:
+    def _recover(self, error: BaseException) -> ReaderBatch:
         """Reads the oldest batch in flight again and decodes it with the block engine; a new pipeline follows it."""
         raise_if_device_failed(error, self._device)
         first, last, _ = self._flying[0]
@@ -231,7 +231,7 @@ class NativeReader:
             except DecodeError as refused:
                 outcomes.append(DecodeFailure(refused.reason, refused.format, refused.route))
         decoded = iter(self._decoder.decode_block(handles))
-        return NativeBatch(first, [next(decoded) if known is None else known for known in outcomes], parts)
+        return ReaderBatch(first, [next(decoded) if known is None else known for known in outcomes], parts)
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
         path = self._shards[shard]

@@ -13,7 +13,7 @@ Kind = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)
-class Crossover:
+class Threshold:
     """Sizes for which DALI is taken."""
 
     least_pixels: int | None = 0
@@ -23,26 +23,26 @@ class Crossover:
     measured: bool = True
     """Whether a measurement says so, or a guess."""
 
-    def takes_dali(self, pixels: int) -> bool:
+    def includes(self, pixels: int) -> bool:
         """Returns whether something of this size is decoded by DALI."""
         if self.least_pixels is None:
             return False
         return self.least_pixels <= pixels and (self.most_pixels is None or pixels <= self.most_pixels)
 
 
-_GUESSED = Crossover(measured=False)
-_NEVER = Crossover(None)
-_FROM_8_FRAMES = Crossover(8 * 640 * 360, measured=False)
+_GUESSED = Threshold(measured=False)
+_NEVER = Threshold(None)
+_FROM_8_FRAMES = Threshold(8 * 640 * 360, measured=False)
 """Setting up NVDEC for a file should cost as much as PyAV takes for some frames."""
 
-IMAGES: dict[Kind, dict[str, Crossover]] = {
+IMAGES: dict[Kind, dict[str, Threshold]] = {
     "cpu": {
-        "jpeg": Crossover(),
-        "png": Crossover(),
-        "tiff": Crossover(0, 110000),
+        "jpeg": Threshold(),
+        "png": Threshold(),
+        "tiff": Threshold(0, 110000),
         "jpeg2000": _GUESSED,
-        "bmp": Crossover(0, 33000),
-        "pnm": Crossover(0, 4100),
+        "bmp": Threshold(0, 33000),
+        "pnm": Threshold(0, 4100),
     },
     "gpu": {
         "jpeg": _GUESSED,
@@ -54,7 +54,7 @@ IMAGES: dict[Kind, dict[str, Crossover]] = {
     },
 }
 """Images at their own size as uint8, by format. Where they are resampled or normalised too, DALI is taken always."""
-CLIPS: dict[Kind, dict[str, Crossover]] = {
+CLIPS: dict[Kind, dict[str, Threshold]] = {
     "cpu": {"vp8": _NEVER, "vp9": _NEVER, "mjpeg": _NEVER},
     "gpu": {
         "h264": _FROM_8_FRAMES,
@@ -76,7 +76,7 @@ def prefers_dali_image(format: str, width: int, height: int, kind: Kind) -> bool
         height: In pixels.
         kind: Where DALI would decode it.
     """
-    return IMAGES[kind].get(format, _GUESSED).takes_dali(width * height)
+    return IMAGES[kind].get(format, _GUESSED).includes(width * height)
 
 
 def prefers_dali_clips(codec: str, width: int, height: int, frames_to_decode: int, kind: Kind) -> bool:
@@ -89,4 +89,4 @@ def prefers_dali_clips(codec: str, width: int, height: int, frames_to_decode: in
         frames_to_decode: Frames that must be decoded to have the wanted ones.
         kind: Where DALI would decode it.
     """
-    return CLIPS[kind].get(codec, _NEVER).takes_dali(frames_to_decode * width * height)
+    return CLIPS[kind].get(codec, _NEVER).includes(frames_to_decode * width * height)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from energon_dali.decode import CenterCrop, DaliDecoder, Decoded, SampleDecoder
-from energon_dali.decode.dali import crossover, decoder
-from energon_dali.decode.dali.crossover import CLIPS, IMAGES, Crossover
+from energon_dali.decode.dali import decoder, thresholds
 from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
 from energon_dali.decode.dali.runtime import device
+from energon_dali.decode.dali.thresholds import CLIPS, IMAGES, Threshold
 from energon_dali.loader.workers.transport import pack, unpack
 from tests.decode.pictures import encode, photograph, pictures
 
@@ -22,18 +22,18 @@ SMALL_BMP = encode(photograph(size=(60, 50)), "BMP")
 
 
 def test_sizes_at_the_edges() -> None:
-    middle = Crossover(100, 200)
-    assert [middle.takes_dali(pixels) for pixels in (99, 100, 200, 201)] == [False, True, True, False]
-    assert not Crossover(None).takes_dali(10**12)
-    assert Crossover().takes_dali(1)
+    middle = Threshold(100, 200)
+    assert [middle.includes(pixels) for pixels in (99, 100, 200, 201)] == [False, True, True, False]
+    assert not Threshold(None).includes(10**12)
+    assert Threshold().includes(1)
 
 
 def test_the_table_knows_what_dali_decodes() -> None:
     assert set(IMAGES["cpu"]) == set(IMAGES["gpu"]) == {"jpeg", "png", "tiff", "jpeg2000", "bmp", "pnm"}
     assert set(CLIPS["cpu"]) == {"vp8", "vp9", "mjpeg"}
     assert set(CLIPS["gpu"]) == {"h264", "hevc", "vp9", "mpeg4", "av1"}
-    assert not crossover.prefers_dali_clips("vp9", 4096, 4096, 10**6, "cpu")
-    assert not crossover.prefers_dali_clips("unheard", 4096, 4096, 10**6, "gpu")
+    assert not thresholds.prefers_dali_clips("vp9", 4096, 4096, 10**6, "cpu")
+    assert not thresholds.prefers_dali_clips("unheard", 4096, 4096, 10**6, "gpu")
 
 
 def test_auto_follows_the_table_and_a_named_device_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_auto_follows_the_table_and_a_named_device_does_not(monkeypatch: pytest.
     assert staged(LARGE_BMP, image_decode="rgb8", operations=[CenterCrop(50)]) is DaliHandle
     assert staged(LARGE_BMP, image_decode="torchrgb") is DaliHandle
     assert staged(pictures()["jpeg-420"], image_decode="rgb8") is DaliHandle
-    monkeypatch.setitem(IMAGES["cpu"], "jpeg", Crossover(10**9))
+    monkeypatch.setitem(IMAGES["cpu"], "jpeg", Threshold(10**9))
     assert staged(pictures()["jpeg-420"], image_decode="rgb8") is np.ndarray
 
 
@@ -57,7 +57,7 @@ def test_what_pil_decodes_for_a_gpu_is_decoded_in_the_worker_and_moved_by_the_ra
 ) -> None:
     for module in (decoder, device):
         monkeypatch.setattr(module, "sees_gpu", lambda: True)
-    monkeypatch.setitem(IMAGES["gpu"], "png", Crossover(None))
+    monkeypatch.setitem(IMAGES["gpu"], "png", Threshold(None))
     worker = DaliDecoder(image_decode="torchrgb8")
     names = ("gif", "png-rgb", "png-16bit-gray")
     handles = [worker.stage("png", pictures()[name]) for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from energon_dali.decode.dali.crossover import prefers_dali_clips
+from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
 from energon_dali.kernels.color_matrix import STANDARDS
@@ -41,7 +41,7 @@ _GPU_SIDES: dict[str, tuple[int, int]] = {
 """Smallest and largest side in pixels: NVDEC Video Decoder API Programming Guide, table of capabilities."""
 
 
-def suits_dali_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: int | None = None) -> bool:
+def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: int | None = None) -> bool:
     """Returns whether DALI decodes the clips of a video rightly and without danger to the process.
 
     The frame headers of a video that passes all other tests are read and its first frame is decoded, once per handle.
