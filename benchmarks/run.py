@@ -22,7 +22,7 @@ from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
 from benchmarks.results import as_text
-from benchmarks.workload import Device, Workload
+from benchmarks.workload import Bar, Candidate, Device, Workload
 from benchmarks.workload_run import WorkloadRun
 
 SUITES: dict[str, tuple[Workload, ...]] = {"cpu": cpu.WORKLOADS, "trainer": trainer.WORKLOADS, "video": video.WORKLOADS}
@@ -79,6 +79,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=(), metavar="WORKLOAD", help="names of workloads")
     parser.add_argument("--all", action="store_true", help="workloads too that else run where they are named alone")
     parser.add_argument("--candidates", nargs="*", default=(), metavar="TEXT", help="texts, one of them in the name")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="also run our candidates of another checkout")
     parser.add_argument("--repetitions", type=int, help="runs per candidate, instead of the workload's own")
     parser.add_argument("--minutes", type=float, help="begin nothing after this time, shared by the workloads")
     parser.add_argument("--quick", action="store_true", help="a smoke test, whose numbers mean nothing")
@@ -102,7 +103,24 @@ def choose(options: argparse.Namespace) -> list[Workload]:
     if not set(options.only) <= set(names):
         raise SystemExit(f"--only {' '.join(options.only)}: the suite {options.suite} has {', '.join(names)}.")
     chosen = [one for one in known if one.name in options.only or (not options.only and (options.all or not one.extra))]
+    if options.against is not None:
+        chosen = [against(workload, options.against.resolve()) for workload in chosen]
     return [quick(workload) for workload in chosen] if options.quick else chosen
+
+
+def against(workload: Workload, checkout: Path) -> Workload:
+    """Returns a workload in which each of our candidates is followed by itself in another checkout.
+
+    The ratio of the two is told, and not held to a bound. Other libraries take part once.
+    """
+    candidates: list[Candidate] = []
+    bars = list(workload.bars)
+    for one in workload.candidates:
+        candidates.append(one)
+        if one.environment == "own" and one.options.get("library") == cpu.OURS:
+            candidates.append(dataclasses.replace(one, name=f"{one.name} ({checkout.name})", checkout=str(checkout)))
+            bars.append(Bar(of=one.name, to=candidates[-1].name))
+    return dataclasses.replace(workload, candidates=tuple(candidates), bars=tuple(bars))
 
 
 def quick(workload: Workload) -> Workload:

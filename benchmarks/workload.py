@@ -34,6 +34,8 @@ class Candidate:
     """Other files than the workload's."""
     batch_size: int | None = None
     """Another batch size than the workload's."""
+    checkout: str = ""
+    """Another checkout of the repository whose package and programs run, such as a git worktree of an older commit."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.program.isidentifier():

@@ -113,3 +113,15 @@ def test_a_candidate_finds_what_lies_on_the_python_path_and_another_python_does_
 def test_without_its_environment_energon_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENERGON_PYTHON", "/nowhere/python")
     assert python_of("energon") is None
+
+
+def test_against_another_checkout_our_candidates_run_twice_and_others_once(tmp_path: Path) -> None:
+    (workload,) = (one for one in run.SUITES["cpu"] if one.name == "uint8")
+    both = run.against(workload, tmp_path / "before")
+    ours = [one.name for one in workload.candidates if one.options.get("library") == "energon_dali"]
+    assert ours
+    assert [one.name for one in both.candidates if one.checkout] == [f"{name} (before)" for name in ours]
+    assert {one.name for one in both.candidates} == {one.name for one in workload.candidates} | {
+        f"{name} (before)" for name in ours
+    }
+    assert {(bar.of, bar.to) for bar in both.bars} >= {(name, f"{name} (before)") for name in ours}
