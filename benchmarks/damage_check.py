@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +22,7 @@ from unittest.mock import patch
 from benchmarks.tuning_media import encode_image, jpegs, photographs
 from energon_dali import DaliDecoder
 from energon_dali.decode import Decoded
+from energon_dali.decode.formats import FORMATS
 
 SIZE = (500, 375)
 TARGET_BYTES = 104_000
@@ -112,8 +114,8 @@ def decode_seconds(decoder: DaliDecoder, handles: list[Any]) -> float:
 def no_look() -> Iterator[None]:
     """Leaves out what is done for damage alone: following a JPEG's markers, and the sums of a PNG's chunks."""
     with (
-        patch("energon_dali.decode.screen.has_whole_scans", lambda data: True),
-        patch("energon_dali.decode.headers.png._has_right_sum", lambda *_: True),
+        patch.dict(FORMATS, jpeg=replace(FORMATS["jpeg"], is_whole=None)),
+        patch("energon_dali.decode.formats.png._has_right_sum", lambda *_: True),
     ):
         yield
 

@@ -36,11 +36,10 @@ def check_image(name: str, data: bytes) -> PartFacts:
     Raises:
         DecodeError: The header cannot be parsed, or is beyond what any decoder here would take.
     """
-    from energon_dali.decode.headers.label import pack_header  # with PIL behind it: `--help` should not wait for that
-    from energon_dali.decode.screen import screen_image
+    from energon_dali.decode.screen import screen_image  # imports PIL, which `--help` should not wait for
 
     header = screen_image(data)
-    return PartFacts(pack_header(header), header.width, header.height)
+    return PartFacts(header.to_label(), header.width, header.height)
 
 
 def usable_workers(asked: int) -> int:

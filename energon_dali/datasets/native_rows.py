@@ -8,7 +8,7 @@ from typing import Any
 from energon_dali.datasets.load_sample import part_seed
 from energon_dali.decode.dali.eligibility import is_eligible_image
 from energon_dali.decode.dali.images.index_file import ReaderRow
-from energon_dali.decode.headers.label import unpack_header
+from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.decode.spec import ImageSpec
 from energon_dali.shards import ExtentIndex
@@ -60,7 +60,7 @@ class RowPlanner:
         image, others = self._parts(sample)
         if image < 0:
             return None
-        header = unpack_header(
+        header = ImageHeader.from_label(
             extents.formats[extents.part_format[image]], extents.part_width[image], extents.part_height[image]
         )
         spec = self._spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.headers import ImageHeader
+from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, map_handles
 from energon_dali.decode.media_decoder import MediaDecoder
 from energon_dali.decode.operations import (

@@ -1,90 +1,28 @@
-"""What a part is: image, video or audio, or something basic; by its name, or by its content."""
+"""What a part is, by its name or by its content: an image, video or audio, or anything else ("basic")."""
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
+from energon_dali.decode.formats import SUFFIXES
 from energon_dali.errors import ConfigError
 
 PartKind = Literal["image", "av", "basic"]
 
-IMAGE_SUFFIXES = frozenset(
-    {
-        "apng",
-        "avif",
-        "avifs",
-        "blp",
-        "bmp",
-        "bw",
-        "cur",
-        "dcx",
-        "dds",
-        "dib",
-        "emf",
-        "eps",
-        "fit",
-        "fits",
-        "flc",
-        "fli",
-        "ftc",
-        "ftu",
-        "gbr",
-        "gif",
-        "icb",
-        "icns",
-        "ico",
-        "iim",
-        "im",
-        "j2c",
-        "j2k",
-        "jfif",
-        "jp2",
-        "jpc",
-        "jpe",
-        "jpeg",
-        "jpf",
-        "jpg",
-        "jpx",
-        "mpo",
-        "msp",
-        "pbm",
-        "pcd",
-        "pcx",
-        "pgm",
-        "png",
-        "pnm",
-        "ppm",
-        "ps",
-        "psd",
-        "pxr",
-        "qoi",
-        "ras",
-        "rgb",
-        "rgba",
-        "sgi",
-        "tga",
-        "tif",
-        "tiff",
-        "vda",
-        "vst",
-        "webp",
-        "wmf",
-        "xbm",
-        "xpm",
-    }
-)
-"""Suffixes (in lower case) of images. Against webdataset: avif, avifs, mpo and qoi came in; mpg and mpeg are video
-here, and bufr, grib, h5, hdf stay bytes, because PIL cannot decode them."""
+IMAGE_SUFFIXES = SUFFIXES.keys()
+"""Suffixes (in lower case) of the registered image formats."""
 AV_SUFFIXES = frozenset(
     {"aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm"}
 )
-"""Suffixes (in lower case) of video and audio. Against Energon: aac, m4a, m4v, mpeg, mpg, ogg and opus came in."""
+"""Suffixes (in lower case) of video and audio: Energon's, and aac, m4a, m4v, mpeg, mpg, ogg and opus."""
 _GUESS_BYTES = 8192
 """What `filetype` looks at."""
 
 
+@functools.lru_cache(1000)
 def find_part_kind(name: str) -> tuple[PartKind, str]:
-    """Returns what a part is by its part name or file name, and its suffix.
+    """Returns what a part is by its part name or file name, and its suffix. Results are cached.
 
     Args:
         name: Part name ("jpg", "left.png"), or file name with a directory ("train/0001.jpg").
@@ -98,11 +36,11 @@ def find_part_kind(name: str) -> tuple[PartKind, str]:
 
 
 def guess_part_kind(raw: bytes | memoryview, named: tuple[PartKind, str]) -> tuple[PartKind, str]:
-    """Returns the kind of a part by its content where that is media; what its name says otherwise.
+    """Returns the kind of a part by its content if that is media, otherwise by its name.
 
     Args:
         raw: The content.
-        named: What `find_part_kind` says of its name.
+        named: What `find_part_kind` returned for the name.
     """
     import filetype
 
@@ -116,7 +54,7 @@ def guess_part_kind(raw: bytes | memoryview, named: tuple[PartKind, str]) -> tup
 
 
 def require_filetype() -> None:
-    """Does nothing where the package that guesses is installed.
+    """Checks that the package `filetype` is installed.
 
     Raises:
         ConfigError: It is not.
@@ -125,6 +63,6 @@ def require_filetype() -> None:
         import filetype  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "guess_content=True was given and the package filetype is not installed. It is what recognises media by "
-            "their content. Run `pip install filetype`, or leave guess_content out."
+            "guess_content=True was given and the package filetype is not installed. It recognises media by their "
+            "content. Run `pip install filetype`, or leave guess_content out."
         ) from error

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
 from energon_dali.decode.geometry import Geometry, draw_geometry
-from energon_dali.decode.headers.header import Buffer
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.interface import MediaHandle
     from energon_dali.decode.spec import ImageSpec
 
-_PLUGINS = {
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WEBP",
-    "bmp": "BMP",
-    "tiff": "TIFF",
-    "pnm": "PPM",
-    "jpeg2000": "JPEG2000",
-    "gif": "GIF",
-    "avif": "AVIF",
-}
-_REFUSED_PLUGINS = frozenset({"EPS", "WMF", "MPEG", "BUFR", "GRIB", "HDF5"})
-"""EPS starts Ghostscript, that is: it runs a program out of a dataset. The others PIL can only name, not decode."""
 _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -44,8 +31,25 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_OWN_ORIENTATION = frozenset({"jpeg", "png", "webp", "tiff"})
-"""Formats whose orientation the header screening reads (a TIFF is turned by PIL itself); the others' PIL reads."""
+
+
+class EncodedImage(Protocol):
+    """What `decode_image` needs to know of a `MediaHandle`."""
+
+    @property
+    def data(self) -> Buffer: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def spec(self) -> ImageSpec: ...
+    @property
+    def orientation(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 def open_image(data: Buffer, format: str = "") -> Image.Image:
@@ -59,23 +63,26 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
         DecodeError: PIL cannot read it, or it is of a format that is refused.
     """
     try:
-        plugin = _PLUGINS.get(format)
-        if plugin == "BMP" and data[:2] != b"BM":
-            plugin = "DIB"  # a bitmap without the file's own header
-        if plugin is not None:
+        known = FORMATS.get(format)
+        if known is not None and known.pil_names and not known.refused:
+            plugin = known.pil_names[0]
+            if known.pil_name_without_signature and not re.match(known.signature, data):
+                plugin = known.pil_name_without_signature
             if plugin not in Image.OPEN:
                 Image.init()
-            # Not through Image.open: the screening knows the format, and `max_pixels` is the limit in place of PIL's.
-            return Image.OPEN[plugin][0](BytesIO(data), "")
+            if plugin in Image.OPEN:
+                # Not through Image.open: the screening knows the format, and `max_pixels` replaces PIL's limit.
+                return Image.OPEN[plugin][0](BytesIO(data), "")
         Image.init()
-        return Image.open(BytesIO(data), formats=[name for name in Image.ID if name not in _REFUSED_PLUGINS])
+        refused = {name for name, known in PIL_NAMES.items() if known.refused}
+        return Image.open(BytesIO(data), formats=[name for name in Image.ID if name not in refused])
     except UnidentifiedImageError as error:
         raise DecodeError("PIL does not recognise this as an image", format, "pil") from error
     except Exception as error:
         raise _decode_error(error, format, 0) from error
 
 
-def decode_image(handle: MediaHandle) -> Any:
+def decode_image(handle: EncodedImage) -> Any:
     """Returns the pixels of a handle as its spec says, with all declared operations; a new value that is writable.
 
     Of the time for a JPEG of 500 x 400 pixels two thirds go to the JPEG library, which does not hold the interpreter
@@ -167,8 +174,9 @@ def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
     return tensor.to(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
 
 
-def _upright(image: Image.Image, handle: MediaHandle) -> Image.Image:
-    if handle.format not in _OWN_ORIENTATION:
+def _upright(image: Image.Image, handle: EncodedImage) -> Image.Image:
+    known = FORMATS.get(handle.format)
+    if known is None or not known.reads_orientation:
         return ImageOps.exif_transpose(image)
     turn = _UPRIGHT.get(handle.orientation)
     return image if turn is None else image.transpose(turn)

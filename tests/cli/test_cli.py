@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from energon_dali import __version__
 from energon_dali.cli.main import main
-from energon_dali.decode.headers.label import unpack_header
+from energon_dali.decode.formats import ImageHeader
 from energon_dali.shards import ShardReader, WebdatasetFolder, prepare_dataset
 from tests.shards.tars import captions, jpeg, write_tar
 
@@ -123,7 +123,7 @@ def test_header_facts_reach_the_index(tmp_path: Path) -> None:
     extents = folder.index.shard(0)
     sizes = zip(extents.array("part_width").tolist(), extents.array("part_height").tolist(), strict=True)
     assert list(sizes)[::3] == [(8, 9), (9, 9), (10, 9), (11, 9)]
-    header = unpack_header(extents.formats[extents.part_format[0]], 8, 9)
+    header = ImageHeader.from_label(extents.formats[extents.part_format[0]], 8, 9)
     assert header is not None
     assert (header.format, header.color, header.bit_depth, header.dali_decodable) == ("jpeg", "gray", 8, True)
     folder.index.close()

@@ -12,7 +12,7 @@ from energon_dali.decode.pil import decode_image
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.headers import ImageHeader
+    from energon_dali.decode.formats import ImageHeader
     from energon_dali.decode.spec import ImageSpec
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.decode.formats import FORMATS
 from energon_dali.decode.interface import Route
 
-GPU_FORMATS = frozenset({"jpeg", "jpeg2000", "tiff"})
-"""Formats with a codec on the GPU: nvJPEG, nvJPEG2000, nvTIFF. PNG, BMP and PNM are decoded by CPU threads."""
 _REGIONS_INTERPOLATE_FROM = (13, 2)
 """nvJPEG from which on nvImageCodec decodes a region of a JPEG whose chroma is interpolated. Below that the outermost
 pixels of the region may be wrong, nvImageCodec refuses, and DALI's CPU threads decode the file."""
@@ -20,12 +19,13 @@ _RTLD_NOLOAD = 4
 
 
 def has_gpu_codec(format: str) -> bool:
-    """Returns whether a format is decoded on the GPU in a GPU's pipeline.
+    """Returns whether a format is decoded on the GPU in a GPU's pipeline: by nvJPEG, nvJPEG2000 or nvTIFF.
 
     Args:
         format: As in the header ("jpeg").
     """
-    return format in GPU_FORMATS
+    known = FORMATS.get(format)
+    return known is not None and known.gpu_codec
 
 
 def image_route(format: str, device: Device) -> Route:

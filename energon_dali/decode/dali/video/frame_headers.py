@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from energon_dali.av.container import translated_errors
 from energon_dali.av.source import MemoryReader
 from energon_dali.decode.dali.video.parameter_sets import CODECS_WITH_PARAMETERS, keeps_parameters
-from energon_dali.decode.headers.header import IrregularHeaderError
-from energon_dali.decode.headers.jpeg import read_jpeg
+from energon_dali.decode.formats import IrregularHeaderError
+from energon_dali.decode.formats.jpeg import read_jpeg
 from energon_dali.demuxers import open_container
 from energon_dali.errors import DecodeError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
 
 _SPACE = rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])"
 _BITMAP = re.compile(rb"P[14]" + _SPACE + rb"+(\d{1,9})" + _SPACE + rb"+(\d{1,9})[ \t\r\n]")
@@ -46,3 +46,13 @@ def read_pnm(data: Buffer) -> ImageHeader:
         # Text maps and other ranges than 0..255 go to PIL. DALI's parser knows comments only at some places.
         dali_decodable=kind in b"56" and largest == 255 and b"#" not in head[: found.end()],
     )
+
+
+FORMAT = ImageFormat(
+    "pnm",
+    pil_names=("PPM",),
+    suffixes=("pbm", "pgm", "pnm", "ppm"),
+    signature=rb"P[1-6]",
+    read_header=read_pnm,
+    max_pixels_per_byte=8,
+)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from struct import Struct
 
-from energon_dali.decode.headers.exif import exif_orientation, xmp_orientation
-from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+from energon_dali.decode.formats.exif import exif_orientation, xmp_orientation
+from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
 
 _CHUNK = Struct("<4sI").unpack_from
 _SIDES = Struct("<HH").unpack_from
@@ -83,3 +83,13 @@ def _stream_size(data: Buffer, position: int, kind: bytes, length: int) -> tuple
         if not bits >> 29:
             return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), bool(bits >> 28 & 1)
     raise IrregularHeaderError
+
+
+FORMAT = ImageFormat(
+    "webp",
+    pil_names=("WEBP",),
+    suffixes=("webp",),
+    signature=rb"RIFF....WEBP",
+    read_header=read_webp,
+    reads_orientation=True,
+)

@@ -6,7 +6,7 @@ import re
 from struct import error as struct_error
 from struct import unpack_from
 
-from energon_dali.decode.headers.header import Buffer
+from energon_dali.decode.formats.image_format import Buffer
 
 _ORIENTATION_TAG = 0x0112
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
 
 _HEADER = Struct("<2sIHHIIiiHHII").unpack_from
 
@@ -42,3 +42,14 @@ def _is_short_ramp(data: Buffer, start: int, colors: int) -> bool:
     return 0 < colors < 256 and all(
         bytes(data[start + 4 * i : start + 4 * i + 3]) == bytes((level,) * 3) for i, level in enumerate(levels)
     )
+
+
+FORMAT = ImageFormat(
+    "bmp",
+    pil_names=("BMP", "DIB"),
+    suffixes=("bmp", "dib"),
+    signature=rb"BM",
+    pil_name_without_signature="DIB",  # a bitmap without the file's own header
+    read_header=read_bmp,
+    max_pixels_per_byte={0: 8},
+)

@@ -6,12 +6,13 @@ is in order and whose codestream is not. PIL reports them.
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 
-from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
 
-JP2_SIGNATURE = b"\0\0\0\x0cjP  \r\n\x87\n"
-CODESTREAM_SIGNATURE = b"\xff\x4f\xff\x51"
+_JP2_SIGNATURE = b"\0\0\0\x0cjP  \r\n\x87\n"
+_CODESTREAM_SIGNATURE = b"\xff\x4f\xff\x51"
 _BOX = Struct(">I4s").unpack_from
 _SIZE = Struct(">HHIIIIIIIIH").unpack_from
 _IHDR = Struct(">IIHBBBB").unpack_from
@@ -26,7 +27,7 @@ def read_jpeg2000(data: Buffer) -> ImageHeader:
         IrregularHeaderError: An unusual or broken file.
         struct.error: The file ends inside the header.
     """
-    if data[:4] == CODESTREAM_SIGNATURE:
+    if data[:4] == _CODESTREAM_SIGNATURE:
         return _read_codestream(data, 0)
     length, kind = _BOX(data, 12)
     if kind != b"ftyp" or length < 16:
@@ -74,7 +75,7 @@ def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, i
 
 
 def _read_codestream(data: Buffer, position: int) -> ImageHeader:
-    if data[position : position + 4] != CODESTREAM_SIGNATURE:
+    if data[position : position + 4] != _CODESTREAM_SIGNATURE:
         raise IrregularHeaderError
     length, _, right, bottom, left, top, tile_width, tile_height, *tile_corner, channels = _SIZE(data, position + 4)
     if length != 38 + 3 * channels or channels not in (1, 3) or [left, top, *tile_corner] != [0, 0, 0, 0]:
@@ -86,3 +87,13 @@ def _read_codestream(data: Buffer, position: int) -> ImageHeader:
         if bytes(data[component : component + 3]) != b"\x07\x01\x01":
             raise IrregularHeaderError
     return ImageHeader("jpeg2000", right, bottom, channels, color="gray" if channels == 1 else "rgb")
+
+
+FORMAT = ImageFormat(
+    "jpeg2000",
+    pil_names=("JPEG2000",),
+    suffixes=("j2c", "j2k", "jp2", "jpc", "jpf", "jpx"),
+    signature=re.escape(_JP2_SIGNATURE) + b"|" + re.escape(_CODESTREAM_SIGNATURE),
+    read_header=read_jpeg2000,
+    gpu_codec=True,
+)

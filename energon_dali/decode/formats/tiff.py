@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from struct import unpack_from
+from typing import TYPE_CHECKING
 
-from energon_dali.decode.headers.exif import xmp_orientation
-from energon_dali.decode.headers.header import Buffer, ImageHeader, IrregularHeaderError
+from energon_dali.decode.formats.exif import xmp_orientation
+from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _FILL_ORDER, _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _LENGTHS = 266, 273, 274, 277, 278, 279
@@ -100,3 +104,29 @@ def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]
             raise IrregularHeaderError
         tags[tag] = unpack_from(f"{byte_order}{values}{_CODES[kind]}", data, where)
     return tags
+
+
+def _turns_by_xmp(image: Image.Image) -> bool:
+    """Returns whether PIL finds the orientation in the XMP document only, and turns the image when it loads it."""
+    xmp = image.info.get("xmp")
+    return _ORIENTATION not in getattr(image, "tag_v2", ()) and isinstance(xmp, bytes) and xmp_orientation(xmp) >= 5
+
+
+FORMAT = ImageFormat(
+    "tiff",
+    pil_names=("TIFF",),
+    suffixes=("tif", "tiff"),
+    signature=rb"II\*\0|MM\0\*",
+    read_header=read_tiff,
+    reads_orientation=True,  # PIL turns the image
+    swaps_sides=_turns_by_xmp,
+    max_pixels_per_byte={
+        "raw": 8,
+        "packbits": 8 * 64,
+        "tiff_lzw": 8 * _MOST_BYTES_PER_BYTE,
+        "tiff_adobe_deflate": 8 * 1033,
+        "tiff_deflate": 8 * 1033,
+        "jpeg": 2048,
+    },
+    gpu_codec=True,
+)
