@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Literal
 
-from energon_dali.decode.formats import SUFFIXES
+from energon_dali.decode.formats.registry import SUFFIXES
 from energon_dali.errors import ConfigError
 
 PartKind = Literal["image", "av", "basic"]

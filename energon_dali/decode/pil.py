@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from energon_dali.decode.formats import FORMATS, PIL_NAMES, Buffer
+from energon_dali.decode.formats import Buffer
+from energon_dali.decode.formats.registry import FORMATS, PIL_NAMES
 from energon_dali.decode.geometry import Geometry, draw_geometry
 from energon_dali.errors import DecodeError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from struct import error as struct_error
 
-from energon_dali.decode.formats import PIL_NAMES, Buffer, ImageFormat, ImageHeader, IrregularHeaderError, registry
+from energon_dali.decode.formats import Buffer, ImageFormat, ImageHeader, IrregularHeaderError, registry
 from energon_dali.decode.pil import open_image
 from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS
 from energon_dali.errors import DecodeError
@@ -70,7 +70,7 @@ def _open_with_pil(data: Buffer, recognised: ImageFormat | None) -> ImageHeader:
         name = "" if recognised is None else recognised.name
         raise DecodeError(error.reason, error.format or name, "screen") from error
     pil_name = image.format or ""
-    format = PIL_NAMES.get(pil_name) or ImageFormat(pil_name.lower())
+    format = registry.PIL_NAMES.get(pil_name) or ImageFormat(pil_name.lower())
     width, height = image.size
     if format.swaps_sides is not None and format.swaps_sides(image):
         width, height = height, width

@@ -8,12 +8,9 @@ A package outside this one calls `register_format` before the first sample is re
 from __future__ import annotations
 
 from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
-from energon_dali.decode.formats.registry import FORMATS, PIL_NAMES, SUFFIXES, register_format, unregister_format
+from energon_dali.decode.formats.registry import register_format, unregister_format
 
 __all__ = [
-    "FORMATS",
-    "PIL_NAMES",
-    "SUFFIXES",
     "Buffer",
     "ImageFormat",
     "ImageHeader",
