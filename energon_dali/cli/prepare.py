@@ -17,10 +17,10 @@ from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prep
 from energon_dali.shards.meta.dataset_config import CRUDE, write_dataset_config
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
-from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME, find_shards
+from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
 from energon_dali.shards.prepare.media_metadata import MediaFilter
-from energon_dali.shards.prepare.split_plan import parse_ratio
+from energon_dali.shards.prepare.split_plan import find_shards, parse_ratio
 
 SHOWN_PARTS = 10
 SHOWN_UNREADABLE = 20

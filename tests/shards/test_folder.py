@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError, DatasetFormatError, UntrustedCodeError
 from energon_dali.shards import WebdatasetFolder, is_crude, prepare_dataset, resolve_sample_loader, sample_type_name
+from energon_dali.shards.documents.braces import collapse_names
 from energon_dali.shards.meta.splits import read_split, write_split
-from energon_dali.shards.prepare.brace_collapse import collapse_names
 from energon_dali.shards.storage import StoragePath
 from tests.shards.tars import captions, write_tar
 

@@ -1,9 +1,9 @@
-"""Expands braces such as `shard_{000..999}.tar`, after counting what that gives."""
+"""Expands and collapses patterns with braces, such as `shard_{000..999}.tar`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from braceexpand import braceexpand
 
@@ -19,6 +19,8 @@ MAX_BRACE_DEPTH = 32
 MAX_RANGE_LETTERS = 100
 
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?$")  # as braceexpand takes it
+_NUMBER = re.compile(r"\d+")
+_SPECIAL = re.compile(r"[{},\\]")
 
 
 def expand_braces(patterns: Iterable[str]) -> list[str]:
@@ -112,3 +114,47 @@ def _range_length(text: str) -> int | None:
 
 def _short(pattern: str) -> str:
     return repr(pattern if len(pattern) <= 100 else f"{pattern[:97]}...")
+
+
+def collapse_names(names: Sequence[str]) -> list[str]:
+    """Returns patterns that expand to exactly these names in this order.
+
+    `a_00.tar, a_01.tar, a_02.tar` becomes `a_{00..02}.tar`. Names that hold braces, commas or backslashes are escaped.
+
+    Args:
+        names: Shard names, in the order they have to keep.
+    """
+    patterns: list[str] = []
+    position = 0
+    while position < len(names):
+        length, pattern = _run(names, position)
+        patterns.append(pattern)
+        position += length
+    return patterns
+
+
+def _run(names: Sequence[str], start: int) -> tuple[int, str]:
+    """Returns (names covered, pattern) of the longest run that begins at `start`."""
+    first = names[start]
+    best = (1, _escape(first))
+    if _SPECIAL.search(first) or start + 1 == len(names):
+        return best
+    for match in _NUMBER.finditer(first):
+        head, tail, digits = first[: match.start()], first[match.end() :], match[0]
+        padded = digits.startswith("0") and len(digits) > 1
+        value, count = int(digits), 1
+        while start + count < len(names):
+            number = str(value + count).zfill(len(digits)) if padded else str(value + count)
+            if (padded and len(number) > len(digits)) or names[start + count] != head + number + tail:
+                break
+            count += 1
+        if count > best[0]:
+            last = str(value + count - 1).zfill(len(digits)) if padded else str(value + count - 1)
+            pattern = f"{head}{{{digits}..{last}}}{tail}"
+            if list(braceexpand(pattern)) == list(names[start : start + count]):
+                best = (count, pattern)
+    return best
+
+
+def _escape(name: str) -> str:
+    return _SPECIAL.sub(lambda match: "\\" + match[0], name)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
-from energon_dali.shards.documents.content import excerpt, excerpt_names
-from energon_dali.shards.documents.inner_path import check_inner_path
+from energon_dali.shards.documents.content import check_inner_path, excerpt, excerpt_names
 from energon_dali.shards.documents.yaml_text import write_yaml
 from energon_dali.shards.meta.document import META, check_keys, read_meta_document
 from energon_dali.shards.storage import StoragePath

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from energon_dali.errors import DatasetFormatError
-from energon_dali.shards.documents.inner_path import check_inner_paths
+from energon_dali.shards.documents.content import check_inner_paths
 from energon_dali.shards.documents.yaml_text import write_yaml
 from energon_dali.shards.meta.document import META, read_meta_document
 from energon_dali.shards.storage import StoragePath

@@ -1,8 +1,9 @@
-"""Makes a folder of tar shards a dataset: indexes it, looks at its media, splits it."""
+"""Prepares a folder of tar shards as a dataset: indexes it, describes its media, and splits it."""
 
 from __future__ import annotations
 
-from energon_dali.shards.prepare.dataset import PrepareResult, prepare_dataset
+from energon_dali.shards.prepare.dataset import prepare_dataset
+from energon_dali.shards.prepare.index_writer import PrepareResult
 from energon_dali.shards.prepare.shard_job import UnreadablePart
 
 __all__ = ["PrepareResult", "UnreadablePart", "prepare_dataset"]

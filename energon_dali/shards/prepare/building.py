@@ -1,4 +1,4 @@
-"""Where an index is built, how it takes its place, and how many processes build it."""
+"""Builds an index in a folder of its own and installs it in one step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,30 +18,27 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import sync, sync_folder, writing
 from energon_dali.shards.storage.owned_folder import OwnedFolder, remove_stale
 
-BYTES_PER_WORKER = 256 << 20
-"""Shards of this size take less time to scan than a process takes to start."""
-
 PREFIX = ".energon-dali-prepare-"
 _WRITERS = 16
-"""Threads that write the indices next to the shards."""
+"""Number of threads that write the indices next to the shards."""
 _NEW, _OLD = "new-meta", "old-meta"
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
-"""What file systems answer that cannot exchange two names: NFS, Lustre, many that run in user space."""
+"""Errors of file systems that cannot exchange two names: NFS, Lustre, and many that run in user space."""
 
 
 @contextmanager
 def building_folder(root: StoragePath, tmp_path: Path | None) -> Iterator[Path]:
-    """Yields a new local folder for files that are not finished, and removes it afterwards.
+    """Yields a new local folder for unfinished files, and removes it afterwards.
 
-    It is next to `.nv-meta` where that is possible: the temporary folder of the system is often too small. Folders that
-    killed processes left there are removed, and what they had begun to put in place is completed.
+    It is next to `.nv-meta` if possible, because the temporary folder of the system is often too small. Folders that
+    killed processes left there are removed, and an installation that they had begun is completed.
 
     Args:
         root: Folder of the dataset.
-        tmp_path: Folder in which to make it instead.
+        tmp_path: Folder in which to make the new one instead.
 
     Raises:
         StorageError: It cannot be made.
@@ -59,12 +56,12 @@ def owned_folder(parent: Path | None) -> Iterator[Path]:
     Raises:
         StorageError: It cannot be made.
     """
-    place = Path(tempfile.gettempdir()) if parent is None else parent
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
     try:
-        folder = OwnedFolder(place, PREFIX)
+        folder = OwnedFolder(parent, PREFIX)
     except OSError as error:
         raise StorageError(
-            f"No folder for the index can be made in {place}: {error}. Give one with tmp_path."
+            f"No folder for the index can be made in {parent}: {error}. Give another one with tmp_path."
         ) from error
     try:
         yield folder.path
@@ -73,11 +70,12 @@ def owned_folder(parent: Path | None) -> Iterator[Path]:
 
 
 def _meta(root: StoragePath) -> Path:
-    """Returns the real folder of `.nv-meta`, which may be a link."""
+    """Returns the path of `.nv-meta` with links resolved."""
     return Path(os.path.realpath((root / META).local))
 
 
 def _parent(root: StoragePath) -> Path | None:
+    """Returns the folder in which to build: next to `.nv-meta`, or in it; None for a remote dataset."""
     if not root.is_local:
         return None
     meta = _meta(root)
@@ -85,7 +83,7 @@ def _parent(root: StoragePath) -> Path | None:
 
 
 def _tidy(root: StoragePath) -> None:
-    """Removes what killed processes left; if one was killed between two renames, does the second."""
+    """Removes what killed processes left; if one was killed between two renames, does the second rename."""
     meta = _meta(root)
 
     def salvage(folder: Path) -> None:
@@ -98,24 +96,24 @@ def _tidy(root: StoragePath) -> None:
 
 
 def install(
-    root: StoragePath, folder: Path, new: Mapping[str, Path], gone: Iterable[str], beside: Mapping[str, Path]
+    root: StoragePath, folder: Path, new: Mapping[str, Path], gone: Iterable[str], next_to_shards: Mapping[str, Path]
 ) -> None:
-    """Puts new files into `.nv-meta`, all at once on local disks: readers find all old files or all new ones.
+    """Installs new files in `.nv-meta`. On local disks readers find either all old files or all new ones.
 
-    On object stores, and where `.nv-meta` is a mount point, file after file is replaced, in the given order.
+    On object stores, and if `.nv-meta` is a mount point, the files are replaced one by one, in the given order.
 
     Args:
         root: Folder of the dataset.
         folder: Building folder.
         new: Local files by their names in `.nv-meta`; they are moved.
-        gone: Names that shall no longer be there.
-        beside: Local files by their paths below the dataset; they are put in place first, where they differ.
+        gone: Names of files to remove.
+        next_to_shards: Local files by their paths below the dataset; those that differ are installed first.
 
     Raises:
         StorageError: Something cannot be written.
     """
     with ThreadPoolExecutor(_WRITERS) as pool:
-        for done in [pool.submit(_put, root / name, file) for name, file in beside.items()]:
+        for done in [pool.submit(_put, root / name, file) for name, file in next_to_shards.items()]:
             done.result()
     if root.is_local and os.access(_meta(root).parent, os.W_OK):
         _install_at_once(root, folder, new, gone)
@@ -123,15 +121,16 @@ def install(
         _install_one_by_one(root, new, gone)
 
 
-def _put(place: StoragePath, file: Path) -> None:
-    if place.read_if_there() == file.read_bytes():
+def _put(target: StoragePath, file: Path) -> None:
+    """Moves or uploads a file unless the target already has this content."""
+    if target.read_if_there() == file.read_bytes():
         return
-    if place.is_local:
-        with suppress(OSError):  # another disk; what else is wrong is told by the slower way
+    if target.is_local:
+        with suppress(OSError):  # another disk; the slower way below reports any other fault
             sync(file)
-            os.replace(file, place.local)
+            os.replace(file, target.local)
             return
-    place.write_file(file)
+    target.write_file(file)
 
 
 def _install_one_by_one(root: StoragePath, new: Mapping[str, Path], gone: Iterable[str]) -> None:
@@ -163,7 +162,7 @@ def _install_at_once(root: StoragePath, folder: Path, new: Mapping[str, Path], g
 
 
 def _keep(old: Path, new: Path, replaced: set[str]) -> None:
-    """Takes over what is not replaced: the configuration of the dataset, other splits, files of other programs."""
+    """Keeps what is not replaced: the configuration of the dataset, other splits, files of other programs."""
     for entry in os.scandir(old):
         if entry.name in replaced or entry.name.startswith(PREFIX):
             continue
@@ -181,7 +180,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _swap(new: Path, old: Path, aside: Path) -> bool:
-    """Puts the folder `new` in the place of `old`; returns whether it could, which mount points do not allow."""
+    """Replaces the folder `old` by `new`; returns whether it could: a mount point cannot be replaced."""
     try:
         if not old.exists():
             os.rename(new, old)
@@ -200,7 +199,7 @@ def _swap(new: Path, old: Path, aside: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges two names in one step; returns whether the system can."""
+    """Exchanges two names in one step; returns whether the system supports that."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -210,16 +209,3 @@ def _exchange(one: Path, other: Path) -> bool:
     if number in _NO_EXCHANGE:
         return False
     raise OSError(number, os.strerror(number), str(other))
-
-
-def useful_workers(root: StoragePath, shards: Sequence[str], num_workers: int) -> int:
-    """Returns how many processes are worth their start; small local datasets are scanned in this one."""
-    if num_workers <= 1 or not root.is_local:
-        return num_workers
-    total = 0
-    for shard in shards:
-        path = (root / shard).local
-        total += path.stat().st_size if path.is_file() else 0
-        if total >= num_workers * BYTES_PER_WORKER:
-            return num_workers
-    return min(num_workers, total // BYTES_PER_WORKER + 1)

@@ -1,4 +1,4 @@
-"""Makes sample keys unique over a dataset by writing the shards anew, with the name of its shard before each key."""
+"""Makes sample keys unique in a dataset: rewrites the shards with the name of the shard before each key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from energon_dali.shards.storage.atomic_file import atomic_file
 
 
 class DuplicateKeysError(DatasetFormatError):
-    """Sample keys are not unique over the dataset.
+    """Sample keys are not unique in the dataset.
 
     Args:
         message: What was given, what is allowed, what to do.
-        in_one_shard: Whether a key comes back inside its shard, where the shard's name before the keys does not help.
+        in_one_shard: Whether a key is repeated within its shard, where a prefix does not help.
     """
 
     def __init__(self, message: str, in_one_shard: bool = False) -> None:
@@ -27,15 +27,15 @@ class DuplicateKeysError(DatasetFormatError):
 
 
 def prefix_keys(path: str | StoragePath, shards: Sequence[str], *, num_workers: int = 1) -> None:
-    """Writes local shards anew: `key.part` in `a/shard_0.tar` becomes `a/shard_0/key.part`.
+    """Rewrites local shards: `key.part` in `a/shard_0.tar` becomes `a/shard_0/key.part`.
 
-    Each shard is written beside the old one and takes its place when it is whole. The disk needs room for one shard per
-    process. Members that belong to no sample stay as they are. Prepare the dataset afterwards.
+    Each shard is written next to the old one, which it replaces when it is complete. The disk needs room for one shard
+    per process. Members that do not belong to a sample stay as they are. Prepare the dataset afterwards.
 
     Args:
         path: Local folder of the dataset.
         shards: Tar files, relative to the folder.
-        num_workers: Processes; see `prepare_dataset`.
+        num_workers: Number of processes; see `prepare_dataset`.
 
     Raises:
         StorageError: The folder is not local.
@@ -48,12 +48,12 @@ def prefix_keys(path: str | StoragePath, shards: Sequence[str], *, num_workers: 
 
 
 def _prefix_shard(root: StoragePath, shard: str) -> str:
-    place = (root / shard).local
+    path = (root / shard).local
     prefix = shard.removesuffix(".tar")
     try:
         with (
-            atomic_file(place) as temporary,
-            tarfile.open(place, "r:") as old,
+            atomic_file(path) as temporary,
+            tarfile.open(path, "r:") as old,
             tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as new,
         ):
             for member in old:
@@ -63,6 +63,6 @@ def _prefix_shard(root: StoragePath, shard: str) -> str:
                 new.addfile(member, old.extractfile(member) if member.isreg() else None)
     except (tarfile.TarError, OSError, StorageError) as error:
         raise ShardError(
-            f"{place} could not be written with unique keys: {error}. It stays as it was.", shard
+            f"{path} could not be written with unique keys: {error}. It stays as it was.", shard
         ) from error
     return shard

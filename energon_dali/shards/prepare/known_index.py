@@ -1,4 +1,4 @@
-"""The index of a dataset that is prepared again: the same samples at the same positions keep its identity."""
+"""The existing index of a dataset that is prepared again: if its samples stay in place, so does its identity."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from energon_dali.shards.meta.info import read_shard_counts
 from energon_dali.shards.storage import StoragePath
 
 _LONGEST_UUID = 40
-"""Bytes that an extent file has for it."""
+"""Bytes that an extent file reserves for it."""
 
 
 class KnownIndex:
-    """What is left of the index of before: `extents.bin`, or else `index.sqlite`, of the present `index.uuid`.
+    """The existing index: `extents.bin`, or else `index.sqlite`, as long as it belongs to `index.uuid`.
 
     Shards are compared one by one as they are scanned, in the order of the new index.
 
@@ -31,7 +31,7 @@ class KnownIndex:
 
     def __init__(self, root: StoragePath) -> None:
         self.uuid = ""
-        """Its identity; "" if nothing says which samples it is of."""
+        """Its identity; "" if nothing says which samples it describes."""
         self._counts: Mapping[str, int] = {}
         self._extents: ExtentFile | None = None
         self._sqlite: SqliteIndex | None = None
@@ -48,12 +48,12 @@ class KnownIndex:
         self._names = list(self._counts)
 
     def compare(self, number: int, shard: str, extents: ShardExtents) -> None:
-        """Gives up the identity if a shard of the new index is not that of the old one.
+        """Drops the identity if a shard of the new index differs from the old one.
 
         Args:
             number: Number of the shard.
             shard: Its name.
-            extents: What it holds now.
+            extents: Its present content.
 
         Raises:
             StorageError: The old index cannot be read.
@@ -64,11 +64,11 @@ class KnownIndex:
             self.uuid = ""
 
     def identity(self, shard_counts: Mapping[str, int]) -> str:
-        """Returns its identity if all shards are the same, else ""."""
+        """Returns the identity if all shards are the same, else ""."""
         return self.uuid if list(shard_counts.items()) == list(self._counts.items()) else ""
 
     def close(self) -> None:
-        """Lets go of its files."""
+        """Closes its files."""
         for file in (self._extents, self._sqlite):
             if file is not None:
                 file.close()
@@ -95,7 +95,7 @@ def _extents(root: StoragePath, uuid: str, counts: Mapping[str, int]) -> ExtentF
 
 
 def _are_same(one: ShardExtents, other: ShardExtents) -> bool:
-    """Returns whether keys, part names, places and sizes are equal; what is known of the media does not matter."""
+    """Returns whether keys, part names, offsets and sizes are equal; media metadata does not matter."""
     columns = ("first_part", "key_start", "keys", "part_block", "part_size")
     if any(bytes(getattr(one, column)) != bytes(getattr(other, column)) for column in columns):
         return False

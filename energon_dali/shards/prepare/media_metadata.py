@@ -1,4 +1,4 @@
-"""Describes media for the table `media_metadata`: sizes and formats that are known before anything is decoded."""
+"""Describes media for the table `media_metadata`: sizes and formats, from their headers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AV_SUFFIXES = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3"
 
 @dataclass(frozen=True, slots=True)
 class MediaFilter:
-    """Says which parts are media, and describes them; picklable.
+    """Selects the parts that are media, and describes them; picklable.
 
     Raises:
         ConfigError: GLOB without a pattern, or patterns without GLOB.
@@ -50,7 +50,7 @@ class MediaFilter:
     strategy: Strategy
     """GLOB: by patterns of `KEY.PART`. HEADER: by the first bytes. EXTENSION: by the usual suffixes."""
     patterns: tuple[str, ...] = ()
-    """Shell patterns, for GLOB; upper and lower case are the same."""
+    """Shell patterns, for GLOB; case does not matter."""
 
     def __post_init__(self) -> None:
         if (self.strategy == "GLOB") != bool(self.patterns):
@@ -77,11 +77,11 @@ class MediaFilter:
         return cls("EXTENSION") if extension else None
 
     def __call__(self, name: str, content: Callable[[], bytes]) -> tuple[str, str] | None:
-        """Returns (kind, JSON) of a part, None if it is no media or cannot be understood.
+        """Returns (kind, JSON) of a part, None if it is not a media part or cannot be parsed.
 
         Args:
             name: `KEY.PART`.
-            content: Gives its bytes; called only where the name does not rule it out.
+            content: Returns its bytes; called only if the name does not rule it out.
         """
         kind = self.kind_of(name, content)
         if kind is None:
@@ -90,7 +90,7 @@ class MediaFilter:
         return None if described is None else (kind, json.dumps(described, separators=(",", ":")))
 
     def kind_of(self, name: str, content: Callable[[], bytes]) -> Kind | None:
-        """Returns what kind of media a part is, None if it is none or not wanted."""
+        """Returns the kind of media of a part, None if it is not a media part or not selected."""
         by_name = kind_of_suffix(name)
         if self.strategy == "EXTENSION":
             return by_name
@@ -103,13 +103,13 @@ class MediaFilter:
 
 
 def kind_of_suffix(name: str) -> Kind | None:
-    """Returns the kind of media that a file name speaks of."""
+    """Returns the kind of media that a file name suggests."""
     suffix = name.rpartition(".")[2].lower()
     return "image" if suffix in IMAGE_SUFFIXES else "av" if suffix in AV_SUFFIXES else None
 
 
 def kind_of_content(data: bytes) -> Kind | None:
-    """Returns the kind of media that the first bytes speak of."""
+    """Returns the kind of media that the first bytes suggest."""
     import filetype
 
     guess = filetype.guess(data[:8192])
@@ -125,7 +125,7 @@ def describe_image(data: bytes) -> dict[str, Any] | None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a size that PIL calls a bomb is described all the same
+            warnings.simplefilter("ignore")  # describe also what PIL calls a decompression bomb
             with Image.open(io.BytesIO(data)) as image:
                 return {
                     "width": image.width,
@@ -138,7 +138,7 @@ def describe_image(data: bytes) -> dict[str, Any] | None:
 
 
 def describe_av(data: bytes) -> dict[str, Any] | None:
-    """Returns durations (seconds), sizes (pixels), rates and counts of video or audio, as the header has them."""
+    """Returns durations (seconds), sizes (pixels), rates and counts from the header of a video or audio file."""
     from energon_dali.demuxers import open_container
 
     try:

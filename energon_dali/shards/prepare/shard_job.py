@@ -1,4 +1,4 @@
-"""Indexes one shard: scans the tar, looks at media, and packs what was found into a few byte strings."""
+"""Indexes one shard: scans the tar, parses the headers of media, and packs the result into a few byte strings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import WindowReader
 
 CheckPart = Callable[[str, bytes], PartFacts | None]
-"""(part name, content) -> what its header says, None if it is no media. Raises DecodeError; picklable."""
+"""Takes (part name, content); returns what its header says, None if it is not media. Raises DecodeError; picklable."""
 DescribeMedia = Callable[[str, Callable[[], bytes]], tuple[str, str] | None]
-"""(key.part, a function that gives the content) -> ("image" or "av", JSON) or None. Picklable."""
+"""Takes (`KEY.PART`, function that returns the content); returns ("image" or "av", JSON) or None. Picklable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class UnreadablePart:
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What to do with a shard; picklable."""
+    """What to do with each shard; picklable."""
 
     root: StoragePath
     check_part: CheckPart | None = None
@@ -43,7 +43,7 @@ class ShardJob:
 
 @dataclass(slots=True)
 class ShardScan:
-    """What was found in a shard; its size in memory is about 60 bytes per part."""
+    """What was found in a shard, in about 60 bytes per part."""
 
     shard: str
     section: bytes = b""
@@ -113,14 +113,13 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
             if part.part in parts_seen:
                 raise ShardError(
                     f"{job.root / shard} holds the part {part.part!r} of the sample {part.key!r} twice. A sample has "
-                    f"one "
-                    "part of each name: write the shard anew, with another name for one of them.",
+                    "one part of each name: write the shard again, with another name for one of the two.",
                     shard,
                 )
             parts_seen.add(part.part)
             facts = None
             if job.check_part is not None or job.describe_media is not None:
-                facts = _look_at(job, scan, part, _Content(read_at, member.content_offset, member.size))
+                facts = _inspect(job, scan, part, _Content(read_at, member.content_offset, member.size))
             builder.add_part(part.part, member.content_offset, member.size, facts)
     finally:
         reader.close()
@@ -135,7 +134,7 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
 
 
 class _Content:
-    """The content of a member, read once, when it is asked for."""
+    """The content of a member, read once, on first use."""
 
     __slots__ = ("_data", "_offset", "_read_at", "_size")
 
@@ -149,14 +148,14 @@ class _Content:
         return self._data
 
 
-def _look_at(job: ShardJob, scan: ShardScan, part: PartMember, content: _Content) -> PartFacts | None:
+def _inspect(job: ShardJob, scan: ShardScan, part: PartMember, content: _Content) -> PartFacts | None:
     facts = None
     if job.check_part is not None and kind_of_suffix(part.part) == "image":
         try:
             facts = job.check_part(part.part, content())
         except DecodeError as error:
             scan.unreadable.append(UnreadablePart(scan.shard, part.key, part.part, str(error)))
-            return None  # what cannot be parsed is not described either
+            return None  # a part that cannot be parsed is not described
     if job.describe_media is not None:
         name = f"{part.key}.{part.part}"
         described = job.describe_media(name, content)

@@ -7,8 +7,13 @@ import pytest
 
 from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards import StoragePath
-from energon_dali.shards.documents.content import excerpt, excerpt_names, read_content
-from energon_dali.shards.documents.inner_path import check_inner_path, check_inner_paths
+from energon_dali.shards.documents.content import (
+    check_inner_path,
+    check_inner_paths,
+    excerpt,
+    excerpt_names,
+    read_content,
+)
 
 
 def test_content_is_read_up_to_a_size(tmp_path: Path) -> None:
