@@ -20,8 +20,9 @@ from benchmarks.tuning_media import CODECS, FORMATS, encode_image, encode_video,
 from energon_dali.decode import DaliDecoder, Decoded, SampleDecoder
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali import close_engines
+from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.dali.runtime.device import resolve_device
-from energon_dali.decode.dali.video import is_eligible_video, submit_clips
+from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import decode_clips, stage_clips
 
 Kind = Literal["cpu", "gpu"]
@@ -96,7 +97,7 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                 decoder = DaliDecoder(av_decode=spec, num_threads=1 if kind == "cpu" else None)
 
                 def by_dali(handles: Sequence[Any] = handles, decoder: DaliDecoder = decoder) -> int:
-                    outcomes = submit_clips(decoder, device, handles).result()
+                    outcomes = submit_clips(decoder.engine_options, device, handles).result()
                     routes = [outcome.route for outcome in outcomes]
                     assert set(routes) == {f"dali-{kind}"}, routes
                     return len(routes)

@@ -14,7 +14,7 @@ from benchmarks.tuning_crossover import CLIP_CODECS, best_range, crossover_table
 from benchmarks.tuning_media import encode_video
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.thresholds import CLIPS, IMAGES
-from energon_dali.decode.dali.video import is_eligible_video
+from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 
 MEASURED = [(kind, path) for kind in ("cpu", "gpu") if (path := tuning.RESULTS / f"tuning-{kind}.json").exists()]

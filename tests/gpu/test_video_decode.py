@@ -12,7 +12,7 @@ from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
-from energon_dali.decode.dali.video import is_eligible_video
+from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.gpu.where import Where

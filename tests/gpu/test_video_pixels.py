@@ -11,7 +11,7 @@ from energon_dali import SampleDecoder
 from energon_dali.decode import Decoded
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
-from energon_dali.decode.dali.video import is_eligible_video
+from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.gpu.observations import Observations
@@ -34,7 +34,7 @@ sys.path.insert(0, ".")
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.dali.runtime.device import resolve_device
-from energon_dali.decode.dali.video import submit_clips
+from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
 kind, codec, container, pixel_format = sys.argv[1:]
@@ -50,7 +50,7 @@ handle, file = stage_clips(container, data, spec)
 file.close()
 print(json.dumps({"staged": handle.profile}), flush=True)
 decoder = DaliDecoder(av_decode=spec, video_decode_device=kind)
-(outcome,) = submit_clips(decoder, resolve_device(kind, "video"), [handle]).result(60)
+(outcome,) = submit_clips(decoder.engine_options, resolve_device(kind, "video"), [handle]).result(60)
 print(json.dumps({"outcome": type(outcome).__name__, "route": outcome.route, "said": said}), flush=True)
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -10,8 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.decode.clips import ClipsHandle, VideoClips
-from energon_dali.decode.dali.eligibility import decode_on_cpu, goes_to_dali, is_eligible_image
-from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
+from energon_dali.decode.dali.eligibility import (
+    DaliHandle,
+    DecodedHandle,
+    decode_on_cpu,
+    goes_to_dali,
+    is_eligible_image,
+)
 from energon_dali.decode.dali.runtime.device import (
     Device,
     DeviceOption,
@@ -21,6 +25,7 @@ from energon_dali.decode.dali.runtime.device import (
     sees_gpu,
     uses_dali,
 )
+from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
@@ -33,12 +38,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from energon_dali.av import MediaFile
-    from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
     from energon_dali.samples import SourceInfo
 
 DEFAULT_MAX_BATCH_SIZE = 64
 """Images per run of a pipeline."""
-_MAX_CPU_THREADS = 32
 
 
 class DaliDecoder(MediaDecoder):
@@ -189,7 +192,7 @@ class DaliDecoder(MediaDecoder):
             return future
         from energon_dali.decode.dali.dispatch import submit_block
 
-        return submit_block(self, handles)
+        return submit_block(self.engine_options, handles)
 
     def config(self) -> dict[str, Any]:
         """Returns the options as plain values."""
@@ -204,36 +207,15 @@ class DaliDecoder(MediaDecoder):
             "tuning": asdict(self.tuning),
         }
 
-    def threads_on(self, device: Device, *, on_host: bool = False) -> int:
-        """Returns the number of CPU threads of a pipeline on a device.
-
-        Args:
-            device: Where it decodes.
-            on_host: Whether it is a GPU's pipeline whose CPU threads decode: PNG, BMP and PNM.
-        """
-        if self.num_threads is not None:
-            return self.num_threads
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" or on_host else 4)
-
-    def pipeline_options(
-        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None, on_host: bool = False
-    ) -> PipelineOptions:
-        """Returns how a pipeline of this decoder runs on a device.
-
-        Args:
-            device: Where it decodes.
-            most_samples: Bound of the samples per run beside `max_batch_size`.
-            batch_size: Samples per run, in place of both.
-            on_host: Whether the CPU threads of a GPU's pipeline decode.
-        """
-        from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
-
-        samples = batch_size or min(self.max_batch_size, most_samples or self.max_batch_size)
-        return PipelineOptions(
-            device=device,
-            num_threads=self.threads_on(device, on_host=on_host),
-            max_batch_size=samples,
+    @property
+    def engine_options(self) -> EngineOptions:
+        """The options that decide where and how blocks are decoded."""
+        return EngineOptions(
+            image_decode_device=self.image_decode_device,
+            video_decode_device=self.video_decode_device,
+            num_threads=self.num_threads,
+            max_batch_size=self.max_batch_size,
+            gpu_memory_budget_bytes=self.gpu_memory_budget_bytes,
             tuning=self.tuning,
         )
 

@@ -1,4 +1,4 @@
-"""Sends the handles of a block to where each belongs: an engine per graph, PIL and PyAV for what DALI must not see."""
+"""Sends the handles of a block to their decoders: DALI engines, one per graph, and PIL or PyAV for all other media."""
 
 from __future__ import annotations
 
@@ -8,161 +8,206 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.dali.eligibility import decode_by_pil, goes_to_dali, is_eligible_image
+from energon_dali.decode.clips import ClipsHandle, VideoClips
+from energon_dali.decode.dali.eligibility import (
+    DaliHandle,
+    DecodedHandle,
+    decode_by_pil,
+    goes_to_dali,
+    is_eligible_image,
+)
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
-from energon_dali.decode.dali.images.handles import DaliHandle, DecodedHandle
-from energon_dali.decode.dali.runtime.device import Device, use_device
-from energon_dali.decode.dali.runtime.gather import Gather
-from energon_dali.decode.dali.runtime.output import bring_to_device, consumer_stream, seal, work_stream
+from energon_dali.decode.dali.runtime.device import Device, resolve_device, use_device
+from energon_dali.decode.dali.runtime.futures import (
+    FutureGroup,
+    bring_to_device,
+    consumer_stream,
+    seal,
+    work_stream,
+)
+from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.runtime.registry import engine_for
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.dali.decoder import DaliDecoder
     from energon_dali.decode.spec import ImageSpec
 
+_MAX_VIDEOS_PER_RUN = 16
+"""A run ends with its slowest video, and its frames take memory at their full size."""
 _PIL_THREADS = 2
 _pil_pool: ThreadPoolExecutor | None = None
 _pil_lock = threading.Lock()
 _of_thread = threading.local()
-"""`streams`: the CUDA streams that a thread of the pool copies on, by device."""
+"""`streams`: the CUDA streams on which a thread of the pool copies, by device."""
 
 
-def submit_block(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
     """Starts to decode a block with the engines of this process; returns a future of one outcome per handle.
 
     Args:
-        decoder: Gives device, threads and limits.
-        handles: Of any decoder. A DaliHandle is trusted; any other is screened here, as a file that DALI's parser
-            refuses would end the process.
+        options: Devices, threads and limits of the decoder.
+        handles: Handles of any decoder. A DaliHandle is trusted; any other image is screened here, because a file that
+            DALI's parser refuses would end the process.
 
     Raises:
-        DeviceError: The decoder's device is not there.
+        DeviceError: A device that the options name is not there.
     """
     clips = [position for position, handle in enumerate(handles) if isinstance(handle, ClipsHandle)]
     if not clips:
-        return _submit_images(decoder, handles)
-    gather = Gather(len(handles), consumer_stream(decoder.video_device))
-    _submit_clips(decoder, handles, clips, gather)
+        return _submit_images(options, handles)
+    device = resolve_device(options.video_decode_device, "video")
+    stream = consumer_stream(device)
+    block = FutureGroup(len(handles), stream)
+    for_dali: dict[int, ClipsHandle] = {}
+    for position in clips:
+        handle = handles[position]
+        assert isinstance(handle, ClipsHandle)
+        if goes_to_dali(handle, options.video_decode_device, device):
+            for_dali[position] = handle
+        else:
+            block.put_when_done([position], _pool().submit(_decode_on_cpu, _decode_clips, handle, device, stream))
+    if for_dali:
+        block.put_when_done(list(for_dali), submit_clips(options, device, list(for_dali.values()), stream))
     if len(clips) < len(handles):
         chosen = set(clips)
         images = [position for position in range(len(handles)) if position not in chosen]
-        gather.put_when_done(images, _submit_images(decoder, [handles[position] for position in images]))
-    return gather.future
+        block.put_when_done(images, _submit_images(options, [handles[position] for position in images]))
+    return block.future
 
 
-def _submit_clips(
-    decoder: DaliDecoder, handles: Sequence[MediaHandle], positions: Sequence[int], gather: Gather
-) -> None:
-    """Starts to decode the clips at some positions of a block."""
-    device = decoder.video_device
-    stream = consumer_stream(device)
-    for_dali: dict[int, ClipsHandle] = {}
-    for position in positions:
-        handle = handles[position]
-        assert isinstance(handle, ClipsHandle)
-        if goes_to_dali(handle, decoder.video_decode_device, device):
-            for_dali[position] = handle
-        else:
-            gather.put_when_done([position], _pool().submit(_bring, _decode_clips, handle, device, stream))
-    if for_dali:
-        from energon_dali.decode.dali.video import submit_clips
+def submit_clips(
+    options: EngineOptions, device: Device, handles: Sequence[ClipsHandle], stream: Any = None
+) -> Future[list[Outcome]]:
+    """Starts to decode the clips of videos with DALI; returns a future of one outcome per handle, in their order.
 
-        gather.put_when_done(list(for_dali), submit_clips(decoder, device, list(for_dali.values()), stream))
-
-
-def _bring(
-    decode: Callable[[Any, Callable[[Any], Any]], Outcome], handle: MediaHandle, device: Device, consumer: Any
-) -> list[Outcome]:
-    """Returns the outcome of a handle that the CPU decodes; a thread of the pool copies its values to the device.
+    PyAV decodes a video that DALI cannot decode after all (route "fallback"), and always the sound.
 
     Args:
-        decode: Decodes a handle and brings what it made to the device by the function that it is given.
-        handle: The handle.
-        device: Where the other values of the block are.
-        consumer: torch.cuda.Stream on which they will be used.
+        options: Threads and limits of the decoder.
+        device: Where to decode.
+        handles: Videos that pass `is_eligible_video` there. Their data must not change until the future is done.
+        stream: torch.cuda.Stream on which the frames will be used, on a GPU. It does not wait for them yet.
+
+    Returns:
+        A future that fails only with DeviceFailedError or MemoryError, never because of a file.
     """
-    use_device(device)
-    work = _work_stream_of_thread(device)
-    copies = consumer if work is None else work
-    outcomes = [decode(handle, lambda value: bring_to_device(value, device, copies))]
-    seal(outcomes, work, consumer)
-    return outcomes
+    from energon_dali.decode.dali.video.engine import DaliVideoEngine  # PyAV too: blocks of images do without it
+    from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
+
+    groups: dict[VideoClips, list[int]] = {}
+    for position, handle in enumerate(handles):
+        groups.setdefault(handle.spec, []).append(position)
+    block = FutureGroup(len(handles))
+    for spec, positions in groups.items():
+        group = [handles[i] for i in positions]
+        corrects = any(not find_correction(handle).is_identity for handle in group)
+        engine = engine_for(
+            DaliVideoEngine,
+            VideoGraph.from_spec(spec, device, corrects=corrects),
+            options.on(device, most_samples=_MAX_VIDEOS_PER_RUN),
+            gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
+        )
+        block.put_when_done(positions, engine.submit(group, stream=stream))
+    return block.future
 
 
-def _work_stream_of_thread(device: Device) -> Any:
-    """Returns the stream that the calling thread, one of the pool's, copies on: made once per GPU."""
-    streams: dict[Device, Any] = _of_thread.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = work_stream(device)
-    return streams[device]
-
-
-def _decode_clips(handle: ClipsHandle, bring: Callable[[Any], Any]) -> Outcome:
-    from energon_dali.decode.pyav import decode_by_pyav
-
-    return decode_by_pyav(handle, bring)
-
-
-def _submit_images(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
-    device = decoder.device
+def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+    device = resolve_device(options.image_decode_device)
     stream = consumer_stream(device)
-    first = handles[0].spec if handles else decoder.spec
-    # CPU threads decode some formats, and a pipeline for these has more threads.
-    on_host = device.kind == "gpu" and bool(handles) and not has_gpu_codec(handles[0].format)
+    if not handles:
+        return FutureGroup(0).future
+    first = handles[0].spec
+    # CPU threads decode some formats on a GPU's pipeline too; a pipeline for these has more threads.
+    on_host = device.kind == "gpu" and not has_gpu_codec(handles[0].format)
     if all(
         type(handle) is DaliHandle
         and handle.spec is first
         and (device.kind == "cpu" or has_gpu_codec(handle.format) != on_host)
         for handle in handles
     ):
-        return _submit(decoder, first, device, handles, stream, on_host)
-    gather = Gather(len(handles), stream)
+        return _submit_to_engine(options, first, device, handles, stream, on_host)
+    block = FutureGroup(len(handles), stream)
     groups: dict[tuple[ImageSpec, bool], list[int]] = {}
     for position, handle in enumerate(handles):
         if isinstance(handle, DecodedHandle):
-            gather.put_when_done([position], _pool().submit(_bring, _move_one, handle, device, stream))
+            block.put_when_done([position], _pool().submit(_decode_on_cpu, _take_pixels, handle, device, stream))
             continue
         try:
-            fit = type(handle) is DaliHandle or _is_fit(handle)
+            eligible = type(handle) is DaliHandle or _is_eligible(handle)
         except DecodeError as error:
-            gather.put([position], [DecodeFailure(error.reason, error.format, error.route, handle.source)])
+            block.put([position], [DecodeFailure(error.reason, error.format, error.route, handle.source)])
             continue
-        if fit:
+        if eligible:
             on_host = device.kind == "gpu" and not has_gpu_codec(handle.format)
             groups.setdefault((handle.spec, on_host), []).append(position)
         else:
-            gather.put_when_done([position], _pool().submit(_bring, decode_by_pil, handle, device, stream))
+            block.put_when_done([position], _pool().submit(_decode_on_cpu, decode_by_pil, handle, device, stream))
     for (spec, on_host), positions in groups.items():
-        part = _submit(decoder, spec, device, [handles[i] for i in positions], stream, on_host)
-        gather.put_when_done(positions, part)
-    return gather.future
+        part = _submit_to_engine(options, spec, device, [handles[i] for i in positions], stream, on_host)
+        block.put_when_done(positions, part)
+    return block.future
 
 
-def _submit(
-    decoder: DaliDecoder, spec: ImageSpec, device: Device, handles: Sequence[MediaHandle], stream: Any, on_host: bool
+def _submit_to_engine(
+    options: EngineOptions,
+    spec: ImageSpec,
+    device: Device,
+    handles: Sequence[MediaHandle],
+    stream: Any,
+    on_host: bool,
 ) -> Future[list[Outcome]]:
     engine = engine_for(
         DaliImageEngine,
         ImageGraph.from_spec(spec),
-        decoder.pipeline_options(device, on_host=on_host),
-        gpu_memory_budget_bytes=decoder.gpu_memory_budget_bytes,
+        options.on(device, on_host=on_host),
+        gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
     )
     return engine.submit(handles, stream=stream)
 
 
-def _is_fit(handle: MediaHandle) -> bool:
+def _is_eligible(handle: MediaHandle) -> bool:
+    """Returns whether DALI may decode the handle of another decoder, whose fields may not fit its data."""
     spec = handle.spec
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
     return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)
 
 
-def _move_one(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:
+# --- on the threads of the pool ------------------------------------------------------------------------------------
+
+
+def _decode_on_cpu(
+    decode: Callable[[Any, Callable[[Any], Any]], Outcome], handle: MediaHandle, device: Device, consumer: Any
+) -> list[Outcome]:
+    """Returns the outcome of a handle that the CPU decodes, with its values copied to the device.
+
+    Args:
+        decode: Decodes a handle and moves its values to the device with the function that it is given.
+        handle: The handle.
+        device: Where the other values of the block are.
+        consumer: torch.cuda.Stream on which they will be used.
+    """
+    use_device(device)
+    streams: dict[Device, Any] = _of_thread.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = work_stream(device)
+    work = streams[device]
+    copies = consumer if work is None else work
+    outcomes = [decode(handle, lambda value: bring_to_device(value, device, copies))]
+    seal(outcomes, work, consumer)
+    return outcomes
+
+
+def _decode_clips(handle: ClipsHandle, bring: Callable[[Any], Any]) -> Outcome:
+    from energon_dali.decode.pyav import decode_by_pyav  # blocks of images do without PyAV
+
+    return decode_by_pyav(handle, bring)
+
+
+def _take_pixels(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:
     return Decoded(bring(handle.pixels), "pil")
 
 
@@ -175,7 +220,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    """After a fork: the pool's threads live in the parent alone."""
+    """After a fork: the threads of the pool exist only in the parent."""
     global _pil_pool, _pil_lock
     _pil_pool, _pil_lock = None, threading.Lock()
 

@@ -1,12 +1,14 @@
-"""Which media DALI may decode, and which it should; and the CPU's decoders for all the others."""
+"""Which media DALI may decode, the handles that say so, and the CPU's decoders for all other media."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
+from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.pil import decode_image
 from energon_dali.errors import DecodeError
@@ -14,6 +16,27 @@ from energon_dali.errors import DecodeError
 if TYPE_CHECKING:
     from energon_dali.decode.formats import ImageHeader
     from energon_dali.decode.spec import ImageSpec
+
+
+class DaliHandle(MediaHandle):
+    """A handle whose header was screened and found fit for DALI; any other handle is screened again, or goes to PIL."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class DecodedHandle(MediaHandle):
+    """An image that PIL decoded where it was read and that only waits to be moved to a GPU; `data` is empty.
+
+    A worker must not touch the GPU, and the rank's process has few threads to spare for PIL.
+    """
+
+    pixels: Any = None
+    """Torch tensor, numpy array or PIL image, as the spec says."""
+
+    def decode(self) -> Any:
+        """Returns the pixels, on the CPU."""
+        return self.pixels
 
 
 def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> bool:
@@ -25,11 +48,13 @@ def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> b
             DALI can decode the video rightly.
         device: Where DALI would decode it; a GPU without a number in a process that must not ask it anything.
     """
-    from energon_dali.decode.dali.video import is_eligible_video, prefers_dali
+    from energon_dali.decode.dali.video.eligibility import is_eligible_video
 
     if handle.decoded is not None or handle.rotation or handle.spec.damaged != "error":
         return False
-    if option == "auto" and not prefers_dali(handle, device.kind):
+    if option == "auto" and not prefers_dali_clips(
+        handle.codec, handle.width, handle.height, handle.frames_to_decode, device.kind
+    ):
         return False
     return is_eligible_video(handle, device.kind, device.ordinal)
 

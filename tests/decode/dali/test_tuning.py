@@ -40,14 +40,14 @@ def test_the_decoder_takes_nothing_else_and_tells_them() -> None:
         DaliDecoder(tuning={"hw_decoder_load": 1})  # type: ignore[arg-type]
     decoder = pickle.loads(pickle.dumps(DaliDecoder(tuning=DaliTuning(hw_decoder_load=0.9))))
     assert decoder.config()["tuning"]["hw_decoder_load"] == 0.9
-    assert decoder.pipeline_options(Device("gpu", 0), most_samples=16).max_batch_size == 16
+    assert decoder.engine_options.on(Device("gpu", 0), most_samples=16).max_batch_size == 16
 
 
 def test_every_setting_is_an_argument_of_dalis_decoder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether DALI knows all names is seen without a GPU: defining a graph checks them, building needs one."""
     dali, seen = load_dali(), {}
     tuning = DaliTuning(hw_decoder_load=0.25, preallocate_width_hint=1920, preallocate_height_hint=1080)
-    options = DaliDecoder(tuning=tuning).pipeline_options(Device("gpu", 0))
+    options = DaliDecoder(tuning=tuning).engine_options.on(Device("gpu", 0))
     image = dali.fn.decoders.image
     monkeypatch.setattr(dali.fn.decoders, "image", lambda *args, **given: seen.update(given) or image(*args, **given))
     with dali.Pipeline(batch_size=1, num_threads=1, device_id=None):

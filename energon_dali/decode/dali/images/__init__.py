@@ -1,1 +1,1 @@
-"""Images decoded by DALI: the graph, what it is fed, the engine that runs it, bad files, and the native reader."""
+"""Images decoded by DALI: the graph, the engine that runs it, recovery from bad files, and DALI's own reader."""

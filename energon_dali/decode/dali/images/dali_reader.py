@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.images.feed import ImageBatch, feed_geometry
-from energon_dali.decode.dali.images.graph import ImageGraph, define_graph, define_inputs
+from energon_dali.decode.dali.images.engine import set_geometry_inputs, take_values
+from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_graph, define_inputs
 from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
 from energon_dali.decode.dali.runtime.device import current_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
+from energon_dali.decode.dali.runtime.futures import consumer_stream
 from energon_dali.decode.dali.runtime.library import Pipeline, load_dali
-from energon_dali.decode.dali.runtime.output import consumer_stream, take_values
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Route
@@ -147,7 +147,7 @@ class DaliReader:
         first = self._next_row
         last = min(first + self._batch_size, len(self._rows))
         batch = self._batch_of(first, last)
-        feed_geometry(self._pipeline, self._graph, batch)
+        set_geometry_inputs(self._pipeline, self._graph, batch)
         self._pipeline.schedule_run()
         self._flying.append((first, last, batch))
         self._next_row = last
@@ -171,7 +171,7 @@ class DaliReader:
         paths, indices = write_index_files(
             self._folder.name, self._shards, self._rows, len(self._components), self._image, first_row
         )
-        options = self._decoder.pipeline_options(self._device, batch_size=self._batch_size)
+        options = self._decoder.engine_options.on(self._device, batch_size=self._batch_size)
 
         def define() -> tuple[Any, ...]:
             fn = load_dali().fn

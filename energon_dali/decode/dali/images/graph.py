@@ -5,6 +5,7 @@ The graph makes the final layout and dtype: a torch operation per sample would g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from energon_dali.decode.operations import (
 )
 
 if TYPE_CHECKING:
+    from energon_dali.decode.geometry import Geometry
+    from energon_dali.decode.interface import MediaHandle
     from energon_dali.decode.operations import GeometricOperation
     from energon_dali.decode.spec import ImageDtype, ImageLayout, ImageMode, ImageSpec
 
@@ -96,6 +99,25 @@ class ImageGraph:
         """Memory per pixel of the source while it is decoded: the RGB bytes, and the result if it is not resampled."""
         width = {"uint8": 1, "float16": 2, "float32": 4}[self.dtype]
         return 3 + (0 if self.size is not None else (3 if self.dtype != "uint8" else 0) + width * len(self.mode))
+
+
+@dataclass(slots=True, eq=False)
+class ImageBatch:
+    """Images that run through a pipeline together."""
+
+    handles: list[MediaHandle]
+    """Screened images that DALI's parser accepts."""
+    geometries: list[Geometry | None]
+    """Window, size and flip of each; None leaves the image as it is."""
+    inputs: tuple[Any, ...] = ()
+    """What the pipeline reads while it runs: DALI keeps no reference to the Python objects."""
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def select(self, positions: Sequence[int]) -> ImageBatch:
+        """Returns a batch of some of the images."""
+        return ImageBatch([self.handles[i] for i in positions], [self.geometries[i] for i in positions])
 
 
 def define_pipeline(graph: ImageGraph, options: PipelineOptions) -> Any:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.decode.dali.images.feed import ImageBatch
+from energon_dali.decode.dali.images.graph import ImageBatch
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import NAMED_SAMPLE, first_line, raise_if_device_failed
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome

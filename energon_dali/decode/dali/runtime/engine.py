@@ -9,22 +9,41 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from energon_dali.decode.dali.runtime.device import Media, use_device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
+from energon_dali.decode.dali.runtime.futures import FutureGroup, seal, work_stream
 from energon_dali.decode.dali.runtime.library import Pipeline
-from energon_dali.decode.dali.runtime.memory import DeviceMemory
-from energon_dali.decode.dali.runtime.output import count_bytes, seal, work_stream
+from energon_dali.decode.dali.runtime.memory import DeviceMemory, count_bytes
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions, build_pipeline
-from energon_dali.decode.dali.runtime.run import BatchT, Block, Run
 from energon_dali.decode.interface import Decoded, MediaHandle, Outcome, Route
 from energon_dali.errors import DeviceFailedError
 
 _LOG = logging.getLogger(__name__)
 
 GraphT = TypeVar("GraphT")
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(slots=True, eq=False)
+class Run(Generic[BatchT]):
+    """A part of a block that goes through the pipeline at once."""
+
+    block: FutureGroup
+    """The block that it is a part of."""
+    positions: list[int]
+    """Which handles of the block."""
+    batch: BatchT
+    """What goes through the pipeline."""
+    source_bytes: int
+    """Memory that it takes, as estimated from the sizes of its media."""
+    pipeline: Pipeline | None = None
+    """Where it was started."""
+    error: BaseException | None = None
+    """Why it failed."""
 
 
 class _Rested(Exception):  # noqa: N818 - not an error
@@ -59,7 +78,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._flying: deque[Run[BatchT]] = deque()
         self._held: Run[BatchT] | None = None
         # Plain sets, which need no lock: their callers may be a finaliser in a thread that holds one.
-        self._open_blocks: set[Block] = set()
+        self._open_blocks: set[FutureGroup] = set()
         self._booked: set[Run[BatchT]] = set()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
@@ -92,8 +111,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         """Returns the output node of a new pipeline; called on the engine's thread, inside the pipeline's scope."""
 
     @abstractmethod
-    def feed(self, pipeline: Pipeline, batch: BatchT) -> None:
-        """Gives a batch to the inputs of a pipeline; what the pipeline reads is kept alive by the batch."""
+    def set_inputs(self, pipeline: Pipeline, batch: BatchT) -> None:
+        """Sets the inputs of a pipeline to a batch, which keeps alive what the pipeline reads."""
 
     @abstractmethod
     def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
@@ -137,7 +156,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             for run in runs:
                 self._queue.put(run)
 
-    def _forget(self, block: Block, done: Future[list[Outcome]]) -> None:
+    def _forget(self, block: FutureGroup, done: Future[list[Outcome]]) -> None:
         self._open_blocks.discard(block)
 
     @property
@@ -282,7 +301,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def _launch(self, batch: BatchT) -> Pipeline:
         if self._pipeline is None:
             self._pipeline = build_pipeline(self.options, lambda: (self.define(),))
-        self.feed(self._pipeline, batch)
+        self.set_inputs(self._pipeline, batch)
         self._pipeline.schedule_run()
         return self._pipeline
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_backend
@@ -87,6 +89,15 @@ class DeviceMemory:
         """Returns what is taken now and the high-water marks."""
         with self._free:
             return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output)
+
+
+def count_bytes(images: Any) -> int:
+    """Returns the number of bytes that a TensorList holds."""
+    itemsize = {"UINT8": 1, "FLOAT16": 2, "FLOAT": 4}[images.dtype.name]
+    shapes: list[tuple[int, ...]] = images.shape()
+    if images.is_dense_tensor():
+        return len(shapes) * math.prod(shapes[0]) * itemsize
+    return sum(map(math.prod, shapes)) * itemsize
 
 
 def has_room(device: Device, needed_bytes: int) -> bool:

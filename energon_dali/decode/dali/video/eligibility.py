@@ -1,10 +1,9 @@
-"""Which videos DALI may decode, and for which of them it is worth while: the one place for both questions."""
+"""Which videos DALI decodes correctly and without danger to the process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.dali.video.frame_headers import has_uniform_frames
 from energon_dali.errors import DecodeError
 from energon_dali.kernels.color_matrix import STANDARDS
@@ -73,16 +72,6 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal:
         return handle.find_colour().matrix in STANDARDS
     except DecodeError:
         return False
-
-
-def prefers_dali(handle: ClipsHandle, kind: Literal["cpu", "gpu"]) -> bool:
-    """Returns whether DALI is taken for the faster decoder of a video that suits it: what "auto" goes by.
-
-    Args:
-        handle: A video that suits DALI.
-        kind: Where DALI would decode it.
-    """
-    return prefers_dali_clips(handle.codec, handle.width, handle.height, handle.frames_to_decode, kind)
 
 
 def count_decoded_bytes(handle: ClipsHandle) -> int:

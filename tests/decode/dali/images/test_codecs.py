@@ -10,11 +10,10 @@ import pytest
 
 from energon_dali.decode import DaliDecoder
 from energon_dali.decode.dali.images import codecs, graph
-from energon_dali.decode.dali.images.feed import ImageBatch, feed_batch
-from energon_dali.decode.dali.images.graph import ImageGraph, define_pipeline
+from energon_dali.decode.dali.images.engine import set_inputs, take_values
+from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_pipeline
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_dali
-from energon_dali.decode.dali.runtime.output import take_values
 from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.geometry import handle_geometry
@@ -40,7 +39,7 @@ def test_a_region_is_asked_for_only_where_the_gpu_decodes_it(
     decoder = DaliDecoder(
         operations=[RandomResizedCrop(32)], image_decode_device=0, tuning=DaliTuning(jpeg_fancy_upsampling=fancy)
     )
-    options = decoder.pipeline_options(Device("gpu", 0))
+    options = decoder.engine_options.on(Device("gpu", 0))
     pipeline = load_dali().Pipeline(batch_size=4, num_threads=1, device_id=None)
     with pipeline:
         node = define_pipeline(ImageGraph.from_spec(decoder.spec), options)
@@ -75,12 +74,12 @@ def test_a_part_of_the_whole_is_the_region(upright: bool, monkeypatch: pytest.Mo
     handles = [decoder.make_handle("part", pictures()[name], seed=seed) for name in names for seed in range(4)]
     batch = ImageBatch(handles, [handle_geometry(handle) for handle in handles])
     image_graph = ImageGraph.from_spec(decoder.spec)
-    options = decoder.pipeline_options(Device("cpu"))
+    options = decoder.engine_options.on(Device("cpu"))
     made = []
     for whole in (False, True):
         define = lambda whole=whole: (define_node(image_graph, options, whole, monkeypatch),)  # noqa: E731
         pipeline = build_pipeline(options, define)
-        feed_batch(pipeline, image_graph, batch)
+        set_inputs(pipeline, image_graph, batch)
         pipeline.schedule_run()
         made.append(take_values(pipeline.outputs()[0], decoder.spec))
     for region, part in zip(*made, strict=True):

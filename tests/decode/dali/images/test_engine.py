@@ -14,13 +14,11 @@ import torch
 
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle, SampleDecoder
 from energon_dali.decode.dali import close_engines, memory_use, release_memory
-from energon_dali.decode.dali.images.engine import DaliImageEngine
-from energon_dali.decode.dali.images.feed import split_block
+from energon_dali.decode.dali.images.engine import DaliImageEngine, split_block, split_memory
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
-from energon_dali.decode.dali.runtime.output import split_memory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.dali.runtime.registry import engine_for
 from tests.decode.pictures import pictures

@@ -13,7 +13,7 @@ from energon_dali.decode import DaliDecoder
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.dali.runtime.device import Device, resolve_device
-from energon_dali.decode.dali.video import eligibility
+from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceError
 from energon_dali.loader.rank_stream import RankStream
@@ -127,8 +127,8 @@ def test_av1_is_asked_of_the_gpu_that_decodes(monkeypatch: pytest.MonkeyPatch, c
     handle, file = stage_clips("mp4", video_file("av1-mp4"), VideoClips(1, 2))
     file.close()
     handle.width, handle.height, handle.uniform_frames = 640, 360, True
-    assert eligibility.is_eligible_video(handle, "gpu", 3) is decodes
-    assert not eligibility.is_eligible_video(handle, "gpu")
+    assert is_eligible_video(handle, "gpu", 3) is decodes
+    assert not is_eligible_video(handle, "gpu")
 
 
 def test_a_device_that_is_the_cpu_works() -> None:

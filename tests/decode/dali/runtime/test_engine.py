@@ -15,7 +15,7 @@ from energon_dali.decode.dali.images.engine import DaliImageEngine
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.runtime import registry
 from energon_dali.decode.dali.runtime.device import Device
-from energon_dali.decode.dali.runtime.gather import Gather
+from energon_dali.decode.dali.runtime.futures import FutureGroup
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.interface import Outcome
@@ -37,12 +37,12 @@ class FaultyEngine(DaliImageEngine):
         self.launches = self.takes = 0
         self.failing_launch, self.failing_take = failing_launch, failing_take
 
-    def feed(self, pipeline: Any, batch: Any) -> None:
+    def set_inputs(self, pipeline: Any, batch: Any) -> None:
         assert self.go.wait(60)
         self.launches += 1
         if self.launches == self.failing_launch:
             raise RuntimeError("the input is not there")
-        super().feed(pipeline, batch)
+        super().set_inputs(pipeline, batch)
 
     def take(self, outputs: Any, batch: Any, stream: Any) -> list[Any]:
         self.takes += 1
@@ -92,13 +92,13 @@ def test_whatever_ends_the_thread_fails_all_blocks_and_every_later_one() -> None
 
 @pytest.mark.parametrize("fault", ["cancelled", "too few"])
 def test_a_part_that_is_cancelled_or_short_fails_the_whole_block(fault: str) -> None:
-    gather, part = Gather(2), Future[list[Outcome]]()
-    gather.put_when_done([0, 1], part)
+    group, part = FutureGroup(2), Future[list[Outcome]]()
+    group.put_when_done([0, 1], part)
     if fault == "cancelled":
         assert part.cancel()
     else:
         part.set_result([Decoded(1, "pil")])
-    assert isinstance(gather.future.exception(0), CancelledError if fault == "cancelled" else ValueError)
+    assert isinstance(group.future.exception(0), CancelledError if fault == "cancelled" else ValueError)
 
 
 def test_engines_that_are_not_used_any_more_rest_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from energon_dali.decode import DaliDecoder, Decoded
 from energon_dali.decode.dali import close_engines
+from energon_dali.decode.dali.eligibility import DecodedHandle
 from energon_dali.decode.dali.images import codecs
-from energon_dali.decode.dali.images.handles import DecodedHandle
 from energon_dali.errors import DeviceFailedError
 from tests.decode.pictures import pictures
 from tests.fake_cuda import FakeCuda, GpuTensor, install_dali

@@ -16,13 +16,14 @@ from energon_dali.kernels.color_matrix import convert_colors
 from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
+from energon_dali.decode.dali.dispatch import submit_clips
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.failure import raise_if_device_failed
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
+from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.dali.tolerance import CLIPS, explain_difference
-from energon_dali.decode.dali.video import is_eligible_video, prefers_dali, submit_clips
-from energon_dali.decode.dali.video.engine import DaliVideoEngine
-from energon_dali.decode.dali.video.frames import take_frames
+from energon_dali.decode.dali.video.eligibility import is_eligible_video
+from energon_dali.decode.dali.video.engine import DaliVideoEngine, take_frames
 from energon_dali.decode.dali.video.graph import VideoGraph, find_correction
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceFailedError
@@ -222,10 +223,9 @@ def test_what_suits_which_device() -> None:
     ):
         assert not suits(name, "gpu"), name
     small = handle_of(video_file("vp9-webm"))
-    assert not prefers_dali(small, "cpu")
-    assert not prefers_dali(small, "gpu")
-    small.frames_to_decode = 100_000
-    assert prefers_dali(small, "gpu")
+    assert not prefers_dali_clips(small.codec, small.width, small.height, small.frames_to_decode, "cpu")
+    assert not prefers_dali_clips(small.codec, small.width, small.height, small.frames_to_decode, "gpu")
+    assert prefers_dali_clips(small.codec, small.width, small.height, 100_000, "gpu")
 
 
 @pytest.mark.parametrize("name", ["vp9-webm", "vp8-webm", "mjpeg-mp4"])
@@ -236,7 +236,9 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
     cut = handle_of(video_file("vp9-webm"))
     assert is_eligible_video(cut, "cpu")
     cut.data = bytes(cut.data)[: len(cut.data) // 3]
-    outcomes = submit_clips(decoder_of(TWO_CLIPS), Device("cpu"), [good, short, good, cut, good]).result(60)
+    outcomes = submit_clips(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [good, short, good, cut, good]).result(
+        60
+    )
     assert [type(outcome) for outcome in outcomes] == [Decoded, DecodeFailure, Decoded, DecodeFailure, Decoded]
     first = clips_of(video_file(name), TWO_CLIPS).frames
     assert first is not None
@@ -248,7 +250,7 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
 
 def test_what_dali_gives_up_and_pyav_decodes_is_no_failure() -> None:
     handle = handle_of(video_file("h264-b-mp4"))
-    (outcome,) = submit_clips(decoder_of(TWO_CLIPS), Device("cpu"), [handle]).result(60)
+    (outcome,) = submit_clips(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [handle]).result(60)
     assert isinstance(outcome, Decoded)
     assert outcome.route == "fallback"
     assert torch.equal(outcome.value.frames, handle.decode().frames)
@@ -377,7 +379,7 @@ def test_fewer_frames_than_asked_for_cost_that_video_alone(
     monkeypatch.setattr("energon_dali.decode.dali.runtime.engine.count_bytes", lambda _: 0)
     engine = DaliVideoEngine(
         VideoGraph.from_spec(spec, Device("cpu"), corrects=False),
-        decoder_of(spec).pipeline_options(Device("cpu"), most_samples=16),
+        decoder_of(spec).engine_options.on(Device("cpu"), most_samples=16),
         DeviceMemory(Device("cpu")),
     )
     outcomes = engine.submit(handles).result(60)
