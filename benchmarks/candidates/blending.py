@@ -17,8 +17,8 @@ import energon_dali
 from benchmarks.candidates.energon_style import make_decoder
 from benchmarks.candidates.leaves import dataset_path
 from benchmarks.candidates.task import Task
-from energon_dali.datasets.base import StreamContext
-from energon_dali.datasets.decode_stage import DecodeDataset
+from energon_dali.datasets.stream import StreamContext
+from energon_dali.datasets.worker_border import WorkerBorder
 
 STREAMS = 2
 
@@ -62,5 +62,5 @@ def _blocks(task: Task) -> Any:
         task_encoder=encoder,
         shuffle_buffer_size=task.options.get("shuffle_window"),
     )
-    assert isinstance(dataset, DecodeDataset)
-    return dataset.dataset.open_blocks(StreamContext(0))
+    assert isinstance(dataset, WorkerBorder)
+    return dataset.open_blocks(StreamContext(0))

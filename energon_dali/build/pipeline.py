@@ -7,13 +7,12 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.batch_count import BatchCountDataset
-from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.sources.measured_blend import BlendBy, MeasuredBlendDataset
+from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
@@ -90,10 +89,9 @@ def build_stages(
     pack_decoder: Decoder | None = None
     if decoder is not None:
         tree = _measure(tree, encoder, stages)
-        hand_over = HandOverDataset(tree, block_size=block_size(stages.batch_size))
         # A packing buffer of a split encoder holds encoded media; what is chosen is decoded there.
         pack_decoder = decoder if split and stages.packing_buffer_size is not None else None
-        tree = DecodeDataset(hand_over, None if pack_decoder else decoder)
+        tree = WorkerBorder(tree, None if pack_decoder else decoder, block_size=block_size(stages.batch_size))
     if overridden(encoder, "encode_sample"):
         tree = _map(tree, encoder, "encode_sample")
     if decoder is None:
@@ -104,7 +102,7 @@ def build_stages(
         tree = _map(tree, encoder, "encode_batch")
     tree = BatchCountDataset(tree)
     if decoder is None and not native:
-        tree = DecodeDataset(HandOverDataset(tree, block_size=1), None)
+        tree = WorkerBorder(tree, block_size=1)
     if stages.virtual_epoch_length > 0:
         tree = EpochizeDataset(tree, stages.virtual_epoch_length)
     if stages.limit is not None:

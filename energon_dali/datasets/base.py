@@ -5,106 +5,22 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from typing_extensions import Self
 
-from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
-from energon_dali.datasets.restore_key import Key, attempt, get_restore_key
+from energon_dali.datasets.restore_key import Key, attempt
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
-from energon_dali.shards.documents.state_entries import DAMAGED
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.hand_over import BlockFeed
-    from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
-    from energon_dali.datasets.sources.share_feedback import ShareFeedback
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
-State = dict[str, Any]
-"""Plain ints, strings, bools, None, lists, and dicts with string keys."""
-
-
-@dataclass(slots=True, eq=False)
-class StreamContext:
-    """What the iterators of one stream share in one process."""
-
-    stream: int
-    """Number of the stream, 0 <= stream < number of streams of the job."""
-    recorder: Recorder = field(default_factory=Recorder)
-    """Takes counts, times and failures."""
-    feed: BlockFeed | None = None
-    """Delivers the blocks of worker processes; None runs the part before the hand-over in this process."""
-    in_worker: bool = False
-    """Whether this process is a worker, which does nothing else."""
-    feedback: ShareFeedback | None = None
-    """Tells a blend below what its samples measured, where its weights hold in a unit other than samples."""
-
-
-class StreamIterator(Iterator[T], ABC, Generic[T]):
-    """The elements of one stream, in order, from a position that can be saved and restored."""
-
-    @abstractmethod
-    def __next__(self) -> T:
-        """Returns the next element.
-
-        Raises:
-            StopIteration: The epoch of this stream is over; the next call begins the next epoch.
-        """
-
-    @abstractmethod
-    def state_dict(self) -> State:
-        """Returns the position after the last returned element, in plain values that survive JSON."""
-
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None:
-        """Continues at `state`; to be called before the first element is taken."""
-
-    def last_key(self, element: T) -> Key:
-        """Returns the restore key of the element that `__next__` gave last, also where the element has no place for it.
-
-        Args:
-            element: That element; not read where the iterator knows the key.
-        """
-        return get_restore_key(element)
-
-    def read_ahead(self, count: int) -> None:
-        """Reads what the next elements need, if there is anything to read; it changes no state.
-
-        Args:
-            count: How many elements will be taken soon; those that were read already count.
-        """
-
-    def close(self) -> None:
-        """Lets go of files and buffers; the iterator is not used afterwards."""
-
-
-def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> None:
-    """Continues an iterator at a state that may come from anywhere.
-
-    Args:
-        iterator: At its beginning.
-        state: Of such an iterator.
-        stream: Its number, for the message.
-
-    Raises:
-        StateError: The state is not one of such an iterator.
-    """
-    try:
-        iterator.load_state_dict(state)
-    except StateError as error:
-        _, of_an_entry, reason = str(error).partition(DAMAGED)
-        if not of_an_entry:
-            raise
-        raise StateError(f"The state of stream {stream} is damaged, or of another release: {reason}") from error
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StateError(
-            f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
-            f"{type(error).__name__}: {str(error)[:300]}. Restore another one."
-        ) from error
 
 
 class SavableDataset(ABC, Generic[T]):
@@ -281,8 +197,6 @@ class SavableDataset(ABC, Generic[T]):
     restore_state = load_state_dict
 
     def _live(self) -> RankIterator[T]:
-        from energon_dali.datasets.rank_iterator import RankIterator
-
         live = self.__dict__.get("_live_iteration")
         if live is None:
             live = self.__dict__["_live_iteration"] = RankIterator(self)
@@ -320,3 +234,28 @@ class WrapperDataset(SavableDataset[T]):
 
     def len_stream(self, stream: int) -> int:
         return self.dataset.len_stream(stream)
+
+    shown_in_config = True
+    """Whether configs name this dataset. False where it changes neither the elements nor their order."""
+
+    def config(self) -> dict[str, Any]:
+        return super().config() if self.shown_in_config else self.dataset.config()
+
+    def inner_config(self) -> dict[str, Any]:
+        """Returns `config` for a dataset inside another."""
+        return self.config() if self.shown_in_config else self.dataset.inner_config()
+
+
+class PassThroughDataset(WrapperDataset[T]):
+    """A wrapper that gives elements of the dataset below as they are, so that their restore keys are restored there."""
+
+    def restore_sample(self, restore_key: Key) -> T:
+        """Returns the element of a key of the dataset below, made again.
+
+        Raises:
+            StateError: The key is not of the dataset below, or a hook is not stateless.
+        """
+        return self.dataset.restore_sample(restore_key)  # type: ignore[no-any-return]
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        return self.dataset.restore_samples(keys)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_dali.datasets.base import State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import WrapperDataset
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.task_encoder.context import batch_context
 
@@ -107,12 +109,6 @@ class _CountIterator(StreamIterator[Any]):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def with_count(state: Any) -> Any:
-    """Returns the state of a pipeline from before its batches were counted, with the count of its last stage."""
-    given = state.get("index", 0) if isinstance(state, dict) else 0
-    return {"given": given, "inner": state}
 
 
 def batch_ahead(index: int, samples_per_batch: int, num_streams: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.recorder import FailureRecord
+from energon_dali.datasets.metrics import FailureRecord
 from energon_dali.error_handlers import LOGGER, log_exception
 from energon_dali.errors import DecodeError, FatalSampleError, SkipSample, StoreUnavailableError, WorkerError
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import StreamContext
+    from energon_dali.datasets.stream import StreamContext
     from energon_dali.worker_config import WorkerConfig
 
 DEFAULT_FAILURE_TOLERANCE = 100
@@ -70,7 +70,7 @@ class HookGuard:
 
     def skipped(self) -> None:
         """Counts a sample that the stage dropped on purpose."""
-        self._context.recorder.skip(self.stage)
+        self._context.metrics.skip(self.stage)
 
     def failed(self, error: Exception, sample: Any, *, epoch: int = 0) -> None:
         """Counts a failure and returns, so that the caller goes on with the next sample.
@@ -104,7 +104,7 @@ class HookGuard:
         key = key_of(sample)
         first = sources[0] if sources else None
         kind = f"{self.stage}: {type(error).__name__}{_place_of(error)}"
-        nth = self._context.recorder.fail(
+        nth = self._context.metrics.fail(
             FailureRecord(
                 stage=self.stage,
                 reason=f"{error}" if isinstance(error, DecodeError) else text_of(error),
@@ -137,7 +137,7 @@ class HookGuard:
                 f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
                 f"sample was {key!r}: {what}. {cure}"
             ) from error
-        self._context.recorder.note_dropped()
+        self._context.metrics.note_dropped()
 
 
 def check_result(stage: str, result: Any) -> Any:

@@ -11,10 +11,11 @@ from dataclasses import is_dataclass
 from types import GeneratorType
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, StreamContext
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.batch_count import batch_ahead
 from energon_dali.datasets.hook_guard import HookGuard, check_result
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
+from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import FatalSampleError, StateError
 from energon_dali.task_encoder.context import batch_context, sample_context
 
@@ -47,7 +48,7 @@ class HookRunner:
         self._function = function
         self.is_generator = inspect.isgeneratorfunction(function)
         self._guard = HookGuard(stage, tolerance, context, owner.worker_config)
-        self._recorder = context.recorder
+        self._metrics = context.metrics
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
@@ -105,7 +106,7 @@ class HookRunner:
             self._fail(error)
             return NOTHING
         finally:
-            self._recorder.spend(self._stage, time.perf_counter() - start)
+            self._metrics.add_time(self._stage, time.perf_counter() - start)
         index = self.global_index
         if self._outputs is None:
             if isinstance(result, GeneratorType):

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
-from energon_dali.datasets.decode_stage import decode_elements, handles_of
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.worker_border import decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError
 from energon_dali.plan import OrderSpec
@@ -270,8 +272,8 @@ class _NativeIterator(StreamIterator[Any]):
                     native.extend(split_batch(next(batches), components))
                 outcome, parts = native.popleft()
                 key, image_name = next(names)
-                self._context.recorder.count("samples.read")
-                self._context.recorder.count(
+                self._context.metrics.count("samples.read")
+                self._context.metrics.count(
                     f"route.{'failed' if isinstance(outcome, DecodeFailure) else outcome.route}"
                 )
                 found: dict[str, Any] = {image_name: outcome, **{name: parts[name] for name in planned.parts}}
@@ -307,7 +309,7 @@ class _NativeIterator(StreamIterator[Any]):
             if planned.parts is None or handles_of(sample):
                 (sample,) = decode_elements(self._dataset.decoder, [sample], strict=True)
             for route, count in self._dataset.source.load.take_routes().items():
-                self._context.recorder.count(f"route.{route}", count)
+                self._context.metrics.count(f"route.{route}", count)
         except DecodeError as error:
             parts = {name: part for name, part in raw.parts.items() if not isinstance(part, (Decoded, DecodeFailure))}
             raw.parts = parts

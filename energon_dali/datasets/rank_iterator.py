@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of
-from energon_dali.datasets.older_state import in_todays_form
-from energon_dali.datasets.recorder import Recorder, describe_dropped
-from energon_dali.datasets.state_snapshot import plain
+from energon_dali.datasets.metrics import Metrics, describe_dropped
+from energon_dali.datasets.state import State, in_todays_form, plain
+from energon_dali.datasets.stream import BlockSource, StreamContext, StreamIterator, restore_stream
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
 from energon_dali.shards.storage.retry import RetryScope, forget_scope, retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
-    from energon_dali.datasets.base import SavableDataset, State, StreamIterator
-    from energon_dali.datasets.hand_over import BlockFeed
+
+    # For its type alone: a dataset iterates itself with a RankIterator.
+    from energon_dali.datasets.base import SavableDataset
 
 T = TypeVar("T")
 logger = logging.getLogger("energon_dali.loader")
@@ -45,8 +46,8 @@ class RankIterator(Iterator[T], Generic[T]):
 
     Args:
         dataset: The outermost dataset.
-        feed: Delivers blocks of worker processes; None runs everything in this process.
-        recorder: Takes counts and times.
+        blocks: Delivers blocks of worker processes; None runs everything in this process.
+        metrics: Takes counts and times.
         cache_pool: What hooks in this process see as `TaskEncoder.cache`; None fetches nothing ahead.
         retries: How reading in this process is repeated after errors; None follows the default policy.
     """
@@ -54,8 +55,8 @@ class RankIterator(Iterator[T], Generic[T]):
     def __init__(
         self,
         dataset: SavableDataset[T],
-        feed: BlockFeed | None = None,
-        recorder: Recorder | None = None,
+        blocks: BlockSource | None = None,
+        metrics: Metrics | None = None,
         cache_pool: CachePool | None = None,
         retries: RetryScope | None = None,
     ) -> None:
@@ -63,10 +64,10 @@ class RankIterator(Iterator[T], Generic[T]):
         # A limit of the rank is counted here, over all streams together.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
         self._even_shares = self._dataset.with_old_shares() is not self._dataset
-        self._feed = feed
+        self._blocks = blocks
         self._cache_pool = cache_pool
-        self.recorder = recorder or Recorder()
-        self._retries = retries or RetryScope(count=self.recorder.count)
+        self.metrics = metrics or Metrics()
+        self._retries = retries or RetryScope(count=self.metrics.count)
         self._streams = dataset.worker_config.streams
         self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
         self._iterators: dict[int, StreamIterator[T]] = {}
@@ -76,14 +77,12 @@ class RankIterator(Iterator[T], Generic[T]):
         self._begun = False
         self._warm = False
         self._restored: set[int] = set()
-        self._dropped_before = self.recorder.dropped()
+        self._dropped_before = self.metrics.dropped()
 
     def _iterator(self, stream: int) -> StreamIterator[T]:
         iterator = self._iterators.get(stream)
         if iterator is None:
-            from energon_dali.datasets.base import StreamContext
-
-            iterator = self._dataset.open(StreamContext(stream, self.recorder, self._feed))
+            iterator = self._dataset.open(StreamContext(stream, self.metrics, self._blocks))
             self._iterators[stream] = iterator
         return iterator
 
@@ -116,7 +115,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 self._ended.add(stream)
                 continue
             finally:
-                self.recorder.spend("rank", time.perf_counter() - start)
+                self.metrics.add_time("rank", time.perf_counter() - start)
             self._counts[stream] += 1
             self._given += 1
             if self._log is not None:
@@ -126,13 +125,8 @@ class RankIterator(Iterator[T], Generic[T]):
     def _start_streams(self) -> None:
         """Lets all workers begin at once, and not each when its stream's turn comes for the first time."""
         self._warm = True
-        if self._feed is not None:
-            from energon_dali.datasets.hand_over import find_hand_overs
-
-            for hand_over in find_hand_overs(self._dataset):
-                for stream in self._streams:
-                    if stream not in self._restored:
-                        self._feed.start(hand_over.feed_stream(stream), None)
+        if self._blocks is not None:
+            self._blocks.start_all(stream for stream in self._streams if stream not in self._restored)
 
     def _check_empty_epoch(self) -> None:
         """Judges an epoch that gave nothing.
@@ -140,7 +134,7 @@ class RankIterator(Iterator[T], Generic[T]):
         Raises:
             FatalSampleError: Samples were tried, and at least one failed.
         """
-        dropped = self.recorder.dropped() - self._dropped_before
+        dropped = self.metrics.dropped() - self._dropped_before
         if not dropped:
             return
         rank = self._dataset.worker_config.rank
@@ -148,7 +142,7 @@ class RankIterator(Iterator[T], Generic[T]):
         if not any(name.startswith("failed.") for name in dropped):
             logger.warning("%s Check the condition on which they are skipped.", what)
             return
-        last = self.recorder.last_failure()
+        last = self.metrics.last_failure()
         example = f" The last was {last.shard}/{last.key}: {last.reason}." if last else ""
         raise FatalSampleError(
             f"{what}{example} An empty epoch would look like a finished one, so the run ends here: correct the hook or "
@@ -157,7 +151,7 @@ class RankIterator(Iterator[T], Generic[T]):
 
     def _end_epoch(self) -> None:
         self._given = 0
-        self._dropped_before = self.recorder.dropped()
+        self._dropped_before = self.metrics.dropped()
         if len(self._ended) == len(self._streams):
             self._ended.clear()
             self._counts = dict.fromkeys(self._streams, 0)
@@ -175,7 +169,7 @@ class RankIterator(Iterator[T], Generic[T]):
         return state
 
     def snapshot(self) -> State:
-        """Returns the same, cheaply: `state_snapshot.plain` makes plain values of it when they are asked for."""
+        """Returns the same, cheaply: `state.plain` makes plain values of it when they are asked for."""
         return {
             "given": self._given,
             **({"shares": "even"} if self._even_shares else {}),
@@ -215,8 +209,6 @@ class RankIterator(Iterator[T], Generic[T]):
                 f"{missing} are missing. "
                 "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
             )
-        from energon_dali.datasets.base import restore_stream
-
         check_plain(state)
         if self._even_shares and state.get("shares") != "even":  # of an earlier release
             self._dataset, self._even_shares = self._dataset.with_old_shares(), False

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hook_guard import HookGuard
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, attempt, expect_name, set_restore_key
 from energon_dali.datasets.sources.row_plan import RowPlan
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
 from energon_dali.shards import RawSample
@@ -163,7 +165,7 @@ class _SourceIterator(StreamIterator[Any]):
         self._order = dataset.order.stream(context.stream)
         self._reader = dataset.reader
         self._load = dataset.load
-        self._recorder = context.recorder
+        self._metrics = context.metrics
         self._read_guard = HookGuard("read", dataset.failure_tolerance, context, dataset.worker_config)
         self._load_guard = HookGuard("load", dataset.failure_tolerance, context, dataset.worker_config)
         self._epoch = 0
@@ -195,10 +197,10 @@ class _SourceIterator(StreamIterator[Any]):
                 self._load_guard.failed(error, RawFailure(raw, self._dataset.name), epoch=epoch)
                 continue
             finally:
-                self._recorder.spend("load", time.perf_counter() - start)
+                self._metrics.add_time("load", time.perf_counter() - start)
             self._load_guard.succeeded()
             for route, count in self._load.take_routes().items():
-                self._recorder.count(f"route.{route}", count)
+                self._metrics.count(f"route.{route}", count)
             return set_restore_key(sample, (NAME, raw.index, epoch))
 
     def _read(self) -> None:
@@ -244,9 +246,9 @@ class _SourceIterator(StreamIterator[Any]):
             else:
                 self._ahead.append((raw, epoch, seed))
                 size += sum(map(len, raw.parts.values()))
-        self._recorder.spend("read", time.perf_counter() - start)
-        self._recorder.count("samples.read", len(raws))
-        self._recorder.count("bytes.read", size)
+        self._metrics.add_time("read", time.perf_counter() - start)
+        self._metrics.count("samples.read", len(raws))
+        self._metrics.count("bytes.read", size)
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "position": self._position}

@@ -15,7 +15,7 @@ from energon_dali.cache import CachePool, pool_context
 from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.error_handlers import LOGGER
 from energon_dali.errors import ConfigError
@@ -33,7 +33,7 @@ from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import State
+    from energon_dali.datasets.state import State
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -114,12 +114,12 @@ class BasicDataLoader(Generic[T]):
         self._decode_process = wants_decode_process(decode_process, self._tree)
         forks = self._decode_process and self._start_method == "fork"
         self._pins = wants_pinning(pin_memory, before_fork=forks)
-        self._recorder = Recorder()
+        self._metrics = Metrics()
         self._watchdog = Watchdog(
             watchdog_timeout_seconds,
             watchdog_initial_timeout_seconds,
             fail_on_timeout=fail_on_timeout,
-            recorder=self._recorder,
+            metrics=self._metrics,
         )
         self._failures_told = 0
         self._clock = TrainerClock()
@@ -205,7 +205,7 @@ class BasicDataLoader(Generic[T]):
             self._cache_share = self._cache_pool.shared_by(self.worker_config.num_workers + 1)
         setup = DeliverySetup(
             dataset=self._tree,
-            recorder=self._recorder,
+            metrics=self._metrics,
             watchdog=self._watchdog,
             state=self._state,
             prefetch_factor=self._prefetch,
@@ -237,7 +237,7 @@ class BasicDataLoader(Generic[T]):
 
     def _sum_up_failures(self) -> None:
         """Logs how many samples failed in which way, where more did than were printed."""
-        kinds = self._recorder.failure_kinds()
+        kinds = self._metrics.failure_kinds()
         total = sum(kinds.values())
         if total == self._failures_told or max(kinds.values()) == 1:
             return
@@ -264,7 +264,7 @@ class BasicDataLoader(Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        retries = RetryScope(self._retry_policy, self._recorder.count, outlasts_stores=False)
+        retries = RetryScope(self._retry_policy, self._metrics.count, outlasts_stores=False)
         with pool_context(self._cache_pool), retry_scope(retries):
             return self._tree.restore_sample(restore_key)
 
@@ -280,7 +280,7 @@ class BasicDataLoader(Generic[T]):
 
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
-        return self._clock.statistics(self._recorder.snapshot())
+        return self._clock.statistics(self._metrics.snapshot())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Asked for by copy, deepcopy and pickle, which would else fail somewhere inside with a lock or a process.

@@ -10,7 +10,8 @@ from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import StateError
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.state import State
 
 _EPOCHS = ("EpochizeDataset", "LimitDataset")
 _BATCHES = ("BatchDataset", "MixBatchDataset")

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_dali.datasets.state_snapshot import plain
+from energon_dali.datasets.state import plain
 from energon_dali.errors import WorkerError
 from energon_dali.loader.rank_stream import RankStream, Seal
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import State
     from energon_dali.datasets.rank_iterator import RankIterator
+    from energon_dali.datasets.state import State
     from energon_dali.loader.workers.pool import WorkerPool
 
 logger = logging.getLogger("energon_dali.loader")
@@ -70,7 +70,7 @@ class DirectDelivery:
         self._monitor = WaitMonitor(watchdog) if pool is None else None
         self._state = rank.snapshot()
         self._busy = self._closed = False
-        rank.recorder.on_dropped = self._check_open
+        rank.metrics.on_dropped = self._check_open
 
     def next(self) -> Any:
         self._busy = True
@@ -153,7 +153,7 @@ class ThreadedDelivery:
         self._state = rank.snapshot()
         self._depth = depth
         self._line = _Line(depth)
-        rank.recorder.on_dropped = self._line.check_open
+        rank.metrics.on_dropped = self._line.check_open
         self._stream = RankStream()
         self._ended = False
         self._failure: BaseException | None = None

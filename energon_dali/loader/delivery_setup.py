@@ -18,8 +18,9 @@ from energon_dali.loader.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
-    from energon_dali.datasets.base import SavableDataset, State
-    from energon_dali.datasets.recorder import Recorder
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.state import State
     from energon_dali.loader.workers.launch import StartMethod
     from energon_dali.shards import RetryPolicy
 
@@ -30,7 +31,7 @@ class DeliverySetup:
 
     dataset: SavableDataset[Any]
     """The tree, with its cut."""
-    recorder: Recorder
+    metrics: Metrics
     """Takes counts and times."""
     watchdog: Watchdog
     """Judges how long a wait may take."""
@@ -82,7 +83,7 @@ def _open_here(setup: DeliverySetup) -> Delivery:
     watchdog = setup.watchdog
     part = RankPart(
         setup.dataset,
-        setup.recorder,
+        setup.metrics,
         state=setup.state,
         prefetch_factor=setup.prefetch_factor,
         start_method=setup.start_method,
@@ -119,7 +120,7 @@ def _open_process(setup: DeliverySetup) -> Delivery:
         retry_policy=setup.retry_policy,
         device=cuda.current_device() if cuda.is_initialized() else None,
     )
-    process = DecodeProcess(task, setup.recorder)
+    process = DecodeProcess(task, setup.metrics)
     setup.watchdog.show_workers = process.show_stacks
 
     def first_state() -> State:

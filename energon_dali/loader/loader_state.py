@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.older_state import config_in_todays_form
+from energon_dali.datasets.state import config_in_todays_form
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.batch_size_change import with_batch_size
 from energon_dali.plan import Layout
@@ -18,7 +18,8 @@ from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.state import State
     from energon_dali.worker_config import WorkerConfig
 
 FORMAT = "energon_dali.loader"

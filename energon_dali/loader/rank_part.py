@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.hand_over import find_hand_overs
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.worker_border import find_worker_borders
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.shards.storage.retry import RetryScope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
-    from energon_dali.datasets.base import SavableDataset, State
-    from energon_dali.datasets.recorder import Recorder
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.state import State
     from energon_dali.shards import RetryPolicy
 
 
 def has_workers(dataset: SavableDataset[Any]) -> bool:
     """Returns whether worker processes run a part of a tree."""
-    return dataset.worker_config.num_workers > 0 and bool(find_hand_overs(dataset))
+    return dataset.worker_config.num_workers > 0 and bool(find_worker_borders(dataset))
 
 
 class RankPart:
@@ -27,7 +28,7 @@ class RankPart:
 
     Args:
         dataset: The tree, with its cut.
-        recorder: Takes counts and times.
+        metrics: Takes counts and times.
         state: Where to begin; None is the beginning.
         prefetch_factor: Blocks per stream that workers make ahead.
         start_method: How workers start.
@@ -43,7 +44,7 @@ class RankPart:
     def __init__(
         self,
         dataset: SavableDataset[Any],
-        recorder: Recorder,
+        metrics: Metrics,
         *,
         state: State | None,
         prefetch_factor: int,
@@ -55,8 +56,8 @@ class RankPart:
         self.pool: WorkerPool | None = None
         if has_workers(dataset):
             self.pool = WorkerPool(
-                find_hand_overs(dataset),
-                recorder,
+                find_worker_borders(dataset),
+                metrics,
                 prefetch_factor=prefetch_factor,
                 start_method=start_method,
                 cache_pool=cache_pool,
@@ -65,8 +66,8 @@ class RankPart:
             if on_pool is not None:
                 on_pool(self.pool)
         try:
-            retries = RetryScope(retry_policy, recorder.count)
-            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, recorder, cache_pool, retries)
+            retries = RetryScope(retry_policy, metrics.count)
+            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, cache_pool, retries)
             if self.pool is not None:
                 self.pool.launch()
             if state is not None:

@@ -128,7 +128,7 @@ class TrainerClock:
             self._fills += 1
 
     def statistics(self, record: dict[str, Any]) -> LoaderStatistics:
-        """Returns what was measured, with what the recorders of all processes counted."""
+        """Returns what was measured, with what the `Metrics` of all processes counted."""
         counts = dict(record["counts"])
         routes, retries = _take_by_prefix(counts, "route."), _take_by_prefix(counts, "retries.")
         return LoaderStatistics(

@@ -12,7 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 
-from energon_dali.datasets.recorder import Recorder, describe_dropped
+from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.errors import ConfigError, WatchdogTimeoutError
 
 logger = logging.getLogger("energon_dali.loader")
@@ -26,7 +26,7 @@ class Watchdog:
         initial_timeout_seconds: The same for the first batch; None is `timeout_seconds`.
         fail_on_timeout: Raise instead of warning.
         show_workers: Makes worker processes print their stacks.
-        recorder: Knows how many samples were dropped, for the message.
+        metrics: Knows how many samples were dropped, for the message.
 
     Raises:
         ConfigError: A timeout is not positive.
@@ -39,7 +39,7 @@ class Watchdog:
         *,
         fail_on_timeout: bool,
         show_workers: Callable[[], None] | None = None,
-        recorder: Recorder | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         for name, seconds in (
             ("watchdog_timeout_seconds", timeout_seconds),
@@ -53,7 +53,7 @@ class Watchdog:
         self._initial = initial_timeout_seconds if initial_timeout_seconds is not None else timeout_seconds
         self._fail = fail_on_timeout
         self.show_workers = show_workers
-        self._recorder = recorder or Recorder()
+        self._metrics = metrics or Metrics()
         self._dropped: Counter[str] = Counter()
         self._first = True
         self._complained = False
@@ -66,7 +66,7 @@ class Watchdog:
     def fed(self) -> None:
         """Notes that a batch came."""
         self._first = self._complained = False
-        self._dropped = self._recorder.dropped()
+        self._dropped = self._metrics.dropped()
 
     def check(self, waited_seconds: float) -> None:
         """Complains, once per wait, if a wait is too long.
@@ -84,7 +84,7 @@ class Watchdog:
         if limit is None or waited_seconds < limit or self._complained:
             return None
         self._complained = True
-        dropped = describe_dropped(self._recorder.dropped() - self._dropped)
+        dropped = describe_dropped(self._metrics.dropped() - self._dropped)
         told = f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
         if dropped:
             told += f"Of the samples since the last batch, {dropped}: if all are, correct the hook or filter. "

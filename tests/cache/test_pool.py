@@ -30,7 +30,7 @@ from energon_dali.cache import (
     SettledLazy,
     SystemFileStore,
 )
-from energon_dali.datasets.decode_stage import handles_of, put_outcomes
+from energon_dali.datasets.worker_border import handles_of, put_outcomes
 from energon_dali.decode import Decoded
 from energon_dali.errors import ConfigError, DatasetError, FileMissingError
 from energon_dali.samples import ImageSample

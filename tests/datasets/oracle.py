@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import Key, expect_name
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.worker_config import WorkerConfig
 
 

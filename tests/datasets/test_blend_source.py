@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_dali.datasets.base import SavableDataset, StreamContext
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
@@ -22,6 +22,7 @@ from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
 from energon_dali.datasets.sources.epochized_blend import EpochizedBlendDataset
 from energon_dali.datasets.sources.leaves import short_names
 from energon_dali.datasets.sources.measured_blend import MeasuredBlendDataset, count_tokens
+from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, SkipSample, StateError
 from energon_dali.plan import OrderSpec, Slices
@@ -328,7 +329,7 @@ def test_names_are_short_and_different() -> None:
     blend = BlendSourceDataset(leaves([3, 3], 1), [1, 3])
     context = StreamContext(0)
     list(itertools.islice(blend.open(context), 1024))
-    counts = context.recorder.snapshot()["counts"]
+    counts = context.metrics.snapshot()["counts"]
     assert counts["blend.samples.part0"] == 256
     assert counts["blend.samples.part1"] == 768
 

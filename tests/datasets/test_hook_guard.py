@@ -43,9 +43,9 @@ def take_from_nothing(*_: Any) -> None:
 
 
 def guard_of(failures: list[Any], tolerance: int = 3, handler: Callable[..., None] = ignore) -> HookGuard:
-    recorder = SimpleNamespace(count=lambda name: None, fail=failures.append, note_dropped=lambda: None)
+    metrics = SimpleNamespace(count=lambda name: None, fail=failures.append, note_dropped=lambda: None)
     config: Any = SimpleNamespace(global_error_handler=handler)
-    context: Any = SimpleNamespace(recorder=recorder)
+    context: Any = SimpleNamespace(metrics=metrics)
     return HookGuard("encode_sample", tolerance, context, config)
 
 

@@ -29,7 +29,7 @@ from energon_dali.datasets.wrappers.shuffle_buffer import ShuffleBufferDataset
 from energon_dali.errors import ConfigError, FatalSampleError, StateError
 from energon_dali.samples import Batch, SourceInfo, edataclass
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
-from tests.datasets.test_resume import as_batch, as_many_as_number_mod_3, by_parity, double, handed_over, pairs, square
+from tests.datasets.test_resume import as_batch, as_many_as_number_mod_3, bordered, by_parity, double, pairs, square
 
 
 class Named(Counting):
@@ -84,13 +84,13 @@ TREES = {
         sample_encoder=double,
     ),
     "handed over one by one": lambda s: BlendDataset(
-        (handed_over(MapDataset(a(s), square)), 1), (BatchDataset(handed_over(b(s)), 2, as_batch), 1)
+        (bordered(MapDataset(a(s), square)), 1), (BatchDataset(bordered(b(s)), 2, as_batch), 1)
     ),
     "everything": lambda s: LimitDataset(
         ShuffleBufferDataset(
             BlendDataset(
                 (FilterDataset(ConcatDataset(a(s), b(s)), filter_fn=lambda x: x["number"] % 4 != 1), 2),
-                (BlendDataset((handed_over(RepeatDataset(c(s, 5), repeats=2)), 1), (MapDataset(b(s), square), 1)), 3),
+                (BlendDataset((bordered(RepeatDataset(c(s, 5), repeats=2)), 1), (MapDataset(b(s), square), 1)), 3),
             ),
             5,
             first=2,
@@ -138,7 +138,7 @@ def test_a_blend_keeps_its_weights_and_ends_when_all_have_ended() -> None:
 def test_what_was_drawn_is_counted() -> None:
     live = RankIterator(BlendDataset((a(1), 1), (BlendDataset((b(1), 1), (c(1), 1)), 1)))
     assert len(list(live)) == 28
-    counts = live.recorder.snapshot()["counts"]
+    counts = live.metrics.snapshot()["counts"]
     assert counts == {"blend.samples.0": 17, "blend.samples.1": 11, "blend.samples.1/0": 9, "blend.samples.1/1": 2}
 
 

@@ -156,7 +156,7 @@ def test_a_sample_whose_length_cannot_be_known_does_not_take_its_neighbours_alon
     live = RankIterator(PackingDataset(Counting(12, options), 7, SequencePacker(10, length=length), numbers))
     assert [next(live)["numbers"] for _ in range(2)] == [[0, 1], [3, 4]]
     assert named == [errors[2], errors[6]]
-    assert live.recorder.snapshot()["counts"]["samples.skipped"] == 1
+    assert live.metrics.snapshot()["counts"]["samples.skipped"] == 1
     with pytest.raises(FatalSampleError, match="seven"):
         next(live)
 

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, FatalSampleError, SkipSample, StateError
 from tests.datasets.oracle import Counting, check_resume, config, silent, take
@@ -56,14 +55,14 @@ def numbers(samples: list[Any]) -> list[int]:
     return [number_of(sample) for sample in samples]
 
 
-def handed_over(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
-    return DecodeDataset(HandOverDataset(dataset, block_size=4), None)
+def bordered(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    return WorkerBorder(dataset, block_size=4)
 
 
 TREES: dict[str, Callable[[SavableDataset[Any]], SavableDataset[Any]]] = {
     "group": lambda s: GroupBatchDataset(s, None, by_parity, numbers),
     "packing": lambda s: PackingDataset(s, 6, pairs, numbers),
-    "packing behind the hand-over": lambda s: PackingDataset(handed_over(s), 6, pairs, numbers),
+    "packing after the border": lambda s: PackingDataset(bordered(s), 6, pairs, numbers),
     "packing of packs": lambda s: PackingDataset(PackingDataset(s, 4, pairs, lambda p: p[0]), 4, pairs, numbers),
 }
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.hand_over import HandOverDataset
 from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
@@ -81,8 +80,8 @@ def double(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "number": 2 * sample["number"]}
 
 
-def handed_over(dataset: SavableDataset[Any], block_size: int = 4) -> SavableDataset[Any]:
-    return DecodeDataset(HandOverDataset(dataset, block_size=block_size), None)
+def bordered(dataset: SavableDataset[Any], block_size: int = 4) -> SavableDataset[Any]:
+    return WorkerBorder(dataset, block_size=block_size)
 
 
 def source(streams: int, total: int = 23, repeat: bool = False) -> Counting:
@@ -94,13 +93,13 @@ TREES = {
     "generator": lambda s: MapDataset(s, as_many_as_number_mod_3),
     "generators in each other": lambda s: MapDataset(MapDataset(s, as_many_as_number_mod_3), as_many_as_number_mod_3),
     "one object twice": lambda s: MapDataset(MapDataset(s, the_same_twice), changed_in_place),
-    "one object twice, handed over": lambda s: MapDataset(handed_over(MapDataset(s, the_same_twice)), changed_in_place),
+    "one object twice, handed over": lambda s: MapDataset(bordered(MapDataset(s, the_same_twice)), changed_in_place),
     "batch": lambda s: BatchDataset(s, 4, as_batch),
     "batch, last dropped": lambda s: BatchDataset(s, 4, as_batch, drop_last=True),
     "batch of generator": lambda s: BatchDataset(MapDataset(s, as_many_as_number_mod_3), 4, as_batch),
     "generator batcher": lambda s: BatchDataset(s, 4, in_halves),
-    "handed over": lambda s: handed_over(MapDataset(s, square)),
-    "handed over, batched": lambda s: BatchDataset(handed_over(MapDataset(s, as_many_as_number_mod_3)), 3, as_batch),
+    "handed over": lambda s: bordered(MapDataset(s, square)),
+    "handed over, batched": lambda s: BatchDataset(bordered(MapDataset(s, as_many_as_number_mod_3)), 3, as_batch),
     "group": lambda s: GroupBatchDataset(s, 3, by_parity, as_batch),
     "group, own sizes": lambda s: GroupBatchDataset(s, None, own_size, as_batch),
     "group, by lot": lambda s: GroupBatchDataset(s, 3, by_lot, as_batch),
@@ -109,7 +108,7 @@ TREES = {
     "packing": lambda s: PackingDataset(s, 6, pairs, as_batch),
     "packing with encoder": lambda s: PackingDataset(s, 5, pairs, as_batch, sample_encoder=double),
     "packing, generator packer": lambda s: BatchDataset(PackingDataset(s, 6, pairs, in_halves), 2, list),
-    "packing behind the hand-over": lambda s: PackingDataset(handed_over(MapDataset(s, square)), 6, pairs, as_batch),
+    "packing after the border": lambda s: PackingDataset(bordered(MapDataset(s, square)), 6, pairs, as_batch),
     "virtual epochs": lambda s: EpochizeDataset(MapDataset(s, square), 5),
     "limit": lambda s: LimitDataset(BatchDataset(s, 2, as_batch), 3),
     "virtual epochs, batched": lambda s: BatchDataset(EpochizeDataset(MapDataset(s, square), 7), 2, as_batch),
@@ -232,7 +231,7 @@ def test_a_failing_hook_loses_its_sample_alone_and_is_named() -> None:
     live = RankIterator(MapDataset(source(1), square))
     numbers = [sample["number"] for sample in live]
     assert numbers == [n for n in range(23) if n % 5 != 3 and n % 7 != 4]
-    record = live.recorder.snapshot()
+    record = live.metrics.snapshot()
     assert record["counts"]["samples.skipped"] == len([n for n in range(23) if n % 5 == 3])
     assert [failure["key"] for failure in record["failures"]] == ["sample4", "sample11"]
     assert all(failure["reason"] == "ValueError: seven" for failure in record["failures"])

@@ -6,9 +6,10 @@ import json
 from itertools import islice
 from typing import Any
 
-from energon_dali.datasets.base import StreamContext
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.state_snapshot import Rest, Snapshot, StateReceiver, StateSender, plain
+from energon_dali.datasets.state import Rest, Snapshot, plain
+from energon_dali.datasets.stream import StreamContext
+from energon_dali.loader.state_transfer import StateReceiver, StateSender
 from tests.datasets.oracle import Counting, config
 
 BUFFER = 60

@@ -193,7 +193,7 @@ def test_what_repeats_nothing_is_an_error_and_no_endless_loop() -> None:
 def test_a_filter_leaves_out_silently() -> None:
     live = RankIterator(FilterDataset(source(1), filter_fn=not_by_three))
     assert [sample["number"] for sample in live] == [n for n in range(23) if n % 3 and n != 5]
-    counts = live.recorder.snapshot()["counts"]
+    counts = live.metrics.snapshot()["counts"]
     skipped = 8
     assert counts == {
         "samples.failed": 1,
@@ -208,7 +208,7 @@ def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_what_it_held() 
     pairs = [(0, 1), (2, 3), (4, 5), (6, 7), (9, 10), (11, None)]
     for _ in range(2):
         assert [(sample["number"], sample["other"]) for sample in live] == pairs
-    assert live.recorder.snapshot()["failures"][0]["key"] == "sample8"
+    assert live.metrics.snapshot()["failures"][0]["key"] == "sample8"
 
 
 @given(size=st.integers(1, 12), share=st.floats(0, 1), total=st.integers(0, 70), seed=st.integers(0, 5))

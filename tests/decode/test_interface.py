@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from energon_dali import DaliDecoder, SampleDecoder
-from energon_dali.datasets.decode_stage import decode_elements
+from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import MediaHandle, map_handles
 from tests.decode.pictures import photograph
 

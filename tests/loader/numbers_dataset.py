@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
-from energon_dali.datasets.decode_stage import DecodeDataset
-from energon_dali.datasets.hand_over import HandOverDataset
+from energon_dali.datasets.base import SavableDataset, WrapperDataset
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.worker_config import WorkerConfig
 
 LENGTHS = [5, 3, 0, 7]
@@ -69,7 +70,7 @@ class _Numbers(StreamIterator[Any]):
     def __init__(self, dataset: NumbersDataset, context: StreamContext) -> None:
         self.dataset = dataset
         self.stream = context.stream
-        self.recorder = context.recorder
+        self.metrics = context.metrics
         self.epoch = self.place = 0
 
     def __next__(self) -> Any:
@@ -85,7 +86,7 @@ class _Numbers(StreamIterator[Any]):
         if mishap is not None and mishap.kind == "unpicklable" and self.place == mishap.place:
             element = (x for x in range(3))
         self.place += 1
-        self.recorder.count("made")
+        self.metrics.count("made")
         return element
 
     def state_dict(self) -> State:
@@ -136,5 +137,5 @@ class _Marked(StreamIterator[Any]):
 
 def tree(config: WorkerConfig, *, rank_work: bool = False, block_size: int = 2, **options: Any) -> SavableDataset[Any]:
     numbers = NumbersDataset(options.pop("lengths", LENGTHS), config, **options)
-    delivered = DecodeDataset(HandOverDataset(numbers, block_size=block_size), None)
+    delivered = WorkerBorder(numbers, block_size=block_size)
     return RankWorkDataset(delivered) if rank_work else delivered

@@ -27,13 +27,12 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.decode_stage import DecodeDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
-from energon_dali.datasets.hand_over import find_hand_overs
 from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.datasets.mixing.concat import ConcatDataset
 from energon_dali.datasets.mixing.concatenation import concat_pad, homogeneous_concat_mix
 from energon_dali.datasets.mixing.mix_batch import MixBatchDataset
+from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.gc import GcDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
@@ -223,22 +222,22 @@ def test_mixed_types_become_one_batch_by_a_function_of_the_users(start_method: s
 
 
 def parts(dataset: SavableDataset[Any]) -> list[str]:
-    """Returns what each hand-over of a cut tree leaves to the workers, outermost dataset of each."""
-    return [hand_over.dataset.describe().split("(")[0] for hand_over in find_hand_overs(cut_tree(dataset))]
+    """Returns what each border of a cut tree leaves to the workers, outermost dataset of each."""
+    return [border.dataset.describe().split("(")[0] for border in find_worker_borders(cut_tree(dataset))]
 
 
 def test_workers_run_all_that_needs_no_device(folders: tuple[Path, Path]) -> None:
     config = job(2)
     lifted = cut_tree(blend(folders, config, ("sample", "sample")))
     assert isinstance(lifted, EpochizeDataset)
-    assert isinstance(lifted.dataset, DecodeDataset)
+    assert isinstance(lifted.dataset, WorkerBorder)
     assert lifted.dataset.decoder is None
     assert parts(lifted) == ["BlendDataset"]
-    assert str(lifted).count("HandOver") == 1
+    assert str(lifted).count("WorkerBorder") == 1
     assert not rank_has_work(lifted)
 
     halves = cut_tree(blend(folders, config, ("dali", "sample")))
-    assert [hand_over.number for hand_over in find_hand_overs(halves)] == [0, 1]
+    assert [border.number for border in find_worker_borders(halves)] == [0, 1]
     assert parts(halves) == ["SourceDataset", "BatchDataset"]
     assert rank_has_work(halves)
     for tree_ in (lifted, halves):

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from energon_dali.datasets.hand_over import HandOverDataset
-from energon_dali.datasets.recorder import Recorder
+from energon_dali.datasets.metrics import Metrics
+from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.workers.channel import INLINE_BYTES, Channel
 from energon_dali.loader.workers.launch import _Forked
@@ -48,7 +48,7 @@ def make_pool(
 ) -> WorkerPool:
     dataset = NumbersDataset(lengths, config(workers, len(lengths)), **options)
     return WorkerPool(
-        [HandOverDataset(dataset, block_size=block_size)], Recorder(), prefetch_factor=prefetch, start_method=method
+        [WorkerBorder(dataset, block_size=block_size)], Metrics(), prefetch_factor=prefetch, start_method=method
     )
 
 

@@ -1,4 +1,4 @@
-"""Clips go the way that images go: through workers, hand-over, batches, failures, save and restore."""
+"""Clips go the way that images go: through workers, their border, batches, failures, save and restore."""
 
 from __future__ import annotations
 

@@ -65,12 +65,12 @@ def test_a_subclass_changes_a_hook() -> None:
 
 
 def test_super_reaches_every_hook_of_the_inner_encoder() -> None:
-    class Recorder(TaskEncoder[Any, Any, Any, Any]):
+    class Metrics(TaskEncoder[Any, Any, Any, Any]):
         pass
 
     for name in HOOKS:
-        setattr(Recorder, name, lambda self, *arguments, _name=name: (_name, arguments))
-    outer = Outer(Recorder())
+        setattr(Metrics, name, lambda self, *arguments, _name=name: (_name, arguments))
+    outer = Outer(Metrics())
     for name in HOOKS:
         count = len(inspect.signature(getattr(AugmentTaskEncoder, name)).parameters) - 1
         arguments = tuple(range(count))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from energon_dali.cli.lint.flaw import Flaw, reason_of
-from energon_dali.datasets.decode_stage import decode_elements
 from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.errors import DatasetError
 from energon_dali.shards import RawSample

@@ -8,14 +8,15 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
-from energon_dali.datasets.decode_stage import decode_elements
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard, check_result
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key, expect_name, freeze_key, restored
-from energon_dali.datasets.state_snapshot import Rest, Snapshot
+from energon_dali.datasets.state import Rest, Snapshot, State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
 from energon_dali.shards.documents.state_entries import checked_count, count_of, flag_of, keys_of, state_of

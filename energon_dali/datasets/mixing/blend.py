@@ -9,8 +9,10 @@ from typing_extensions import Self
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_number
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import blend_draws
 from energon_dali.shards.documents.state_entries import count_of, damaged, indices_of, list_of
@@ -85,7 +87,7 @@ class _BlendIterator(CombinedIterator):
         self._weights = dataset.weights
         self._seed = dataset.place_seed
         self._stream = context.stream
-        self._recorder = context.recorder
+        self._metrics = context.metrics
         self._counters = [f"blend.samples.{dataset.path}{number}" for number in range(len(dataset.datasets))]
         self._draws = 0
         self._running = [weight > 0 for weight in self._weights]
@@ -107,7 +109,7 @@ class _BlendIterator(CombinedIterator):
                     self._running = [weight > 0 for weight in self._weights]
                     raise
                 continue
-            self._recorder.count(self._counters[number])
+            self._metrics.count(self._counters[number])
             return element
 
     def _draw(self) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from typing_extensions import Self
 
-from energon_dali.datasets.base import SavableDataset, StreamContext, StreamIterator, restore_stream
+from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaf_states import LeafStates
+from energon_dali.datasets.stream import StreamContext, StreamIterator, restore_stream
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.shards.documents.state_entries import count_of
 from energon_dali.worker_config import WorkerConfig
@@ -127,7 +128,7 @@ class LeavesIterator(StreamIterator[Any]):
         self._key_name = dataset.key_name
         self._counters = [f"blend.samples.{name}" for name in dataset.names]
         self._context = replace(context, feedback=None)
-        self._recorder = context.recorder
+        self._metrics = context.metrics
         self._stream = context.stream
         self._iterators: dict[int, StreamIterator[Any]] = {}
         self._states = LeafStates(len(dataset.leaves))
@@ -154,7 +155,7 @@ class LeavesIterator(StreamIterator[Any]):
         finally:
             self._states[leaf] = iterator.state_dict()
         self._key = (self._key_name, leaf, *iterator.last_key(element))
-        self._recorder.count(self._counters[leaf])
+        self._metrics.count(self._counters[leaf])
         return set_restore_key(element, self._key)
 
     def _read_ahead(self, draws: Sequence[int]) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
 from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.sources.blend_source import BlendSourceDataset
 from energon_dali.datasets.sources.share_feedback import ShareFeedback
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.state_entries import state_of
 
@@ -90,7 +92,7 @@ class _MeasuredIterator(StreamIterator[Any]):
         self._measure = count_tokens if isinstance(dataset.blend_by, str) else dataset.blend_by
         self._counters = [f"blend.units.{name}" for name in blend.names]
         self._fractions = [0.0] * len(blend.names)
-        self._recorder = context.recorder
+        self._metrics = context.metrics
         self._guard = HookGuard("blend_by", DEFAULT_FAILURE_TOLERANCE, context, dataset.worker_config)
 
     def __next__(self) -> Any:
@@ -109,7 +111,7 @@ class _MeasuredIterator(StreamIterator[Any]):
     def _count(self, leaf: int, units: float) -> None:
         whole = self._fractions[leaf] + units
         self._fractions[leaf] = whole - int(whole)
-        self._recorder.count(self._counters[leaf], int(whole))
+        self._metrics.count(self._counters[leaf], int(whole))
 
     def last_key(self, element: Any) -> Key:
         return self._inner.last_key(element)

@@ -8,10 +8,12 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
-from energon_dali.datasets.base import SavableDataset, State, StreamContext, StreamIterator, WrapperDataset
+from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.hook_runner import NOTHING, HookRunner, input_key, rerun
 from energon_dali.datasets.restore_key import Key, attempt
+from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 

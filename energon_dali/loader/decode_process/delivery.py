@@ -6,13 +6,13 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from energon_dali.datasets.recorder import Recorder
-from energon_dali.datasets.state_snapshot import StateReceiver
+from energon_dali.datasets.metrics import Metrics
 from energon_dali.loader.delivery import ThreadedDelivery
+from energon_dali.loader.state_transfer import StateReceiver
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import State
     from energon_dali.datasets.rank_iterator import RankIterator
+    from energon_dali.datasets.state import State
     from energon_dali.loader.decode_process.process import DecodeProcess
     from energon_dali.loader.watchdog import Watchdog
     from energon_dali.loader.workers.pool import WorkerPool
@@ -61,7 +61,7 @@ class RemoteRank:
 
     def __init__(self, process: DecodeProcess, first_state: Callable[[], State]) -> None:
         self._process = process
-        self.recorder = Recorder()
+        self.metrics = Metrics()
         """Nothing is dropped on this side."""
         self._state: Callable[[], State] | State = first_state
         self._receiver = StateReceiver()
@@ -79,7 +79,7 @@ class RemoteRank:
         return batch
 
     def snapshot(self) -> State:
-        """Returns the state after the last batch, for `state_snapshot.plain`."""
+        """Returns the state after the last batch, for `state.plain`."""
         if callable(self._state):
             self._state = self._state()
         return self._state

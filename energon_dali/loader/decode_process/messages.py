@@ -10,7 +10,8 @@ from energon_dali.loader.workers.messages import Codec, StillAtWork, StreamFaile
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
-    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.state import State
     from energon_dali.loader.decode_process.device_memory import DevicePiece
     from energon_dali.loader.workers.launch import StartMethod
     from energon_dali.shards import RetryPolicy
@@ -76,7 +77,7 @@ class BatchSent:
     state: Extent
     """Where the pickled state behind this batch lies."""
     record: Extent
-    """Where lies, pickled, what the recorder drained."""
+    """Where lies, pickled, what the metrics drained."""
     device_pieces: list[DevicePiece]
     """Where what lies on GPUs lies."""
     dropped_device_arenas: list[int]

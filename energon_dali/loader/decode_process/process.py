@@ -28,8 +28,8 @@ from energon_dali.loader.workers.messages import StillAtWork, StreamFailed
 from energon_dali.loader.workers.task_pickle import pickle_task
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import State
-    from energon_dali.datasets.recorder import Recorder
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.state import State
     from energon_dali.loader.workers.launch import WorkerProcess
 
 _WAKE_MS = 1000
@@ -46,17 +46,17 @@ class DecodeProcess:
 
     Args:
         task: What it runs.
-        recorder: Takes what its recorder counted, and those of its workers.
+        metrics: Takes what its metrics counted, and those of its workers.
 
     Raises:
         ConfigError: The start method cannot work here.
         WorkerError: The dataset cannot be pickled.
     """
 
-    def __init__(self, task: DecodeTask, recorder: Recorder) -> None:
+    def __init__(self, task: DecodeTask, metrics: Metrics) -> None:
         check_fork(task.start_method)
         pickled = _pickled(task)
-        self._recorder = recorder
+        self._metrics = metrics
         self._rank = task.dataset.worker_config.rank
         self._views = ArenaViews()
         self._device_views = DeviceViews()
@@ -151,9 +151,9 @@ class DecodeProcess:
             self._device_views.drop(message.dropped_device_arenas)
             source = payload if message.arena < 0 else self._views.peek(message.arena)
             first, size = message.record
-            self._recorder.merge(pickle.loads(source[first : first + size]))
+            self._metrics.merge(pickle.loads(source[first : first + size]))
         else:
-            self._recorder.merge(message.record)
+            self._metrics.merge(message.record)
         if isinstance(message, StillAtWork):
             return
         self._waiting.append((message, payload))

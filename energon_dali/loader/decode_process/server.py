@@ -17,7 +17,7 @@ from energon_dali.loader.workers.messages import StillAtWork
 from energon_dali.loader.workers.report import DropReport
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import State
+    from energon_dali.datasets.state import State
     from energon_dali.loader.decode_process.messages import DecodeTask
     from energon_dali.loader.rank_part import RankPart
     from energon_dali.loader.workers.channel import Channel
@@ -97,15 +97,15 @@ class DecodeServer:
     """
 
     def __init__(self, channel: Channel, task: DecodeTask, pools: list[WorkerPool]) -> None:
-        from energon_dali.datasets.recorder import Recorder
-        from energon_dali.datasets.state_snapshot import StateSender
+        from energon_dali.datasets.metrics import Metrics
         from energon_dali.loader.decode_process.device_memory import DeviceArenaStore
+        from energon_dali.loader.state_transfer import StateSender
         from energon_dali.loader.workers.arena import ArenaStore
 
         self._channel = channel
         self._task = task
         self._pools = pools
-        self._recorder = Recorder()
+        self._metrics = Metrics()
         self._rank: RankPart | None = None
         # One batch per credit, one in the trainer's hands, and one that is being made.
         self._arenas = ArenaStore(task.prefetch + 2)
@@ -114,7 +114,7 @@ class DecodeServer:
         self._room = 0
         self._ended = False
         self._failed = False
-        self._report = DropReport(channel, self._recorder, lambda record: CODEC.encode(StillAtWork(record)))
+        self._report = DropReport(channel, self._metrics, lambda record: CODEC.encode(StillAtWork(record)))
 
     def serve(self) -> None:
         """Runs until the trainer hangs up; after it said that it wants to stop only for the sake of its GPU memory.
@@ -128,7 +128,7 @@ class DecodeServer:
             while self._heard(wait=not self._room or self._ended):
                 if self._room and not self._ended:
                     self._produce()
-            self._channel.send(CODEC.encode(Farewell(self._recorder.drain())))
+            self._channel.send(CODEC.encode(Farewell(self._metrics.drain())))
         finally:
             if self._rank is not None:
                 self._rank.close()
@@ -147,7 +147,7 @@ class DecodeServer:
         try:
             self._rank = RankPart(
                 task.dataset,
-                self._recorder,
+                self._metrics,
                 state=task.state,
                 prefetch_factor=task.prefetch,
                 start_method=method,
@@ -189,7 +189,7 @@ class DecodeServer:
             data, descriptors = self._encoded(next(rank), rank.snapshot)
         except StopIteration:
             self._ended = True
-            data, descriptors = CODEC.encode(EpochEnded(rank.state_dict(), self._recorder.drain())), ()
+            data, descriptors = CODEC.encode(EpochEnded(rank.state_dict(), self._metrics.drain())), ()
         except BaseException as error:  # also of a batch that cannot be pickled, and of a hook that calls sys.exit
             self._fail(error)
             return
@@ -203,9 +203,9 @@ class DecodeServer:
         """Returns the message with a batch, and the descriptors that go with it, to be closed behind it."""
         packed = pack_batch(batch)
         pieces = self._device_arenas.store(packed.device_segments)
-        self._recorder.count("decode_process.batches")
-        self._recorder.count("decode_process.bytes", packed.size)
-        values = (packed.contents, self._states.send(state()), self._recorder.drain())
+        self._metrics.count("decode_process.batches")
+        self._metrics.count("decode_process.bytes", packed.size)
+        values = (packed.contents, self._states.send(state()), self._metrics.drain())
         tails = [pickle.dumps(value, protocol=5) for value in values]
         begins = [packed.size]
         for tail in tails:
@@ -234,4 +234,4 @@ class DecodeServer:
 
     def _fail(self, error: BaseException) -> None:
         self._ended = self._failed = True
-        self._channel.send(CODEC.encode(failed_stream(0, 0, error, self._recorder.drain())))
+        self._channel.send(CODEC.encode(failed_stream(0, 0, error, self._metrics.drain())))

@@ -29,7 +29,7 @@ def failed_stream(number: int, generation: int, error: BaseException, record: di
         number: The stream that it ended, -1 for the whole process.
         generation: How often that stream was started before.
         error: The exception.
-        record: What the process's recorder drained.
+        record: What the process's metrics drained.
     """
     pickled = None
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from energon_dali.datasets.state_snapshot import StateReceiver
+from energon_dali.loader.state_transfer import StateReceiver
 from energon_dali.loader.workers.failure import rebuild_error
 from energon_dali.loader.workers.transport import unpack
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.hand_over import Block
+    from energon_dali.datasets.stream import Block
     from energon_dali.loader.workers.arena import ArenaViews
     from energon_dali.loader.workers.messages import BlockSent, StreamFailed
 
@@ -51,7 +51,7 @@ class FedStream:
 
     def take(self, views: ArenaViews) -> Block:
         """Returns the first block; its large buffers are views of the worker's arena."""
-        from energon_dali.datasets.hand_over import Block
+        from energon_dali.datasets.stream import Block
 
         message, payload = self.blocks.popleft()
         self._taken = True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
-    from energon_dali.datasets.hand_over import HandOverDataset
+    from energon_dali.datasets.worker_border import WorkerBorder
     from energon_dali.shards import RetryPolicy
 
 Extents = list[tuple[int, int]]
@@ -18,8 +18,8 @@ Extents = list[tuple[int, int]]
 class WorkerTask:
     """The first thing a worker gets, by cloudpickle: what it runs."""
 
-    hand_overs: list[HandOverDataset]
-    """The hand-overs by number, each with everything below it."""
+    borders: list[WorkerBorder]
+    """The borders by number, each with everything below it."""
     rank: int
     """Rank it works for."""
     worker: int
@@ -74,7 +74,7 @@ class BlockSent:
     dropped_arenas: list[int]
     extents: Extents
     record: dict[str, Any] | None
-    """What the worker's recorder drained."""
+    """What the worker's metrics drained."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class StillAtWork:
     """No block or batch is done yet, but samples were tried: what became of them."""
 
     record: dict[str, Any] | None
-    """What the recorder drained."""
+    """What the metrics drained."""
 
 
 @dataclass(slots=True, eq=False)

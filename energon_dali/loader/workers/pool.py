@@ -8,7 +8,7 @@ import select
 import signal
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
@@ -23,9 +23,10 @@ from energon_dali.loader.workers.task_pickle import pickle_task
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
-    from energon_dali.datasets.base import State
-    from energon_dali.datasets.hand_over import Block, HandOverDataset
-    from energon_dali.datasets.recorder import Recorder
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import Block
+    from energon_dali.datasets.worker_border import WorkerBorder
     from energon_dali.shards import RetryPolicy
 
 _WAKE_MS = 1000
@@ -33,15 +34,15 @@ _WAKE_MS = 1000
 
 
 class WorkerPool:
-    """Runs the streams of a rank in worker processes; a BlockFeed.
+    """Runs the streams of a rank in worker processes; a `BlockSource`.
 
     Only one thread at a time may ask for blocks; `close` may be called from any thread.
 
     Args:
-        hand_overs: The hand-overs of a tree, by number; workers run what is below them.
-        recorder: Takes what the workers' recorders counted.
+        borders: The worker borders of a tree, by number; workers run what is below them.
+        metrics: Takes what the workers' `Metrics` counted.
         prefetch_factor: Blocks per stream that a worker makes ahead, at least 1; where there are more than two
-            hand-overs, twice as many over all of them, but at least one of each.
+            borders, twice as many over all of them, but at least one of each.
         start_method: How processes start, see `launch.StartMethod`.
         cache_pool: What the workers' hooks see as `TaskEncoder.cache`; None fetches nothing ahead.
         retry_policy: How the workers repeat reading after errors; None is the default.
@@ -52,8 +53,8 @@ class WorkerPool:
 
     def __init__(
         self,
-        hand_overs: Sequence[HandOverDataset],
-        recorder: Recorder,
+        borders: Sequence[WorkerBorder],
+        metrics: Metrics,
         *,
         prefetch_factor: int = 2,
         start_method: str = "spawn",
@@ -63,21 +64,21 @@ class WorkerPool:
         if prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor={prefetch_factor} leaves the workers nothing to do: give at least 1.")
         self._method: StartMethod = check_start_method(start_method)
-        self._hand_overs = list(hand_overs)
-        self._recorder = recorder
+        self._borders = list(borders)
+        self._metrics = metrics
         self._cache_pool = cache_pool
         self._retry_policy = retry_policy
-        # A blend of many hand-overs must not hold blocks of all of them in proportion: one or two are asked of each.
-        self._prefetch = max(1, -(-2 * prefetch_factor // len(hand_overs))) if len(hand_overs) > 2 else prefetch_factor
+        # A blend of many borders must not hold blocks of all of them in proportion: one or two are asked of each.
+        self._prefetch = max(1, -(-2 * prefetch_factor // len(borders))) if len(borders) > 2 else prefetch_factor
         self.on_wait: Callable[[float], None] | None = None
         """Called with the seconds waited so far, about once per second, while a block is waited for; may raise."""
         self._streams: dict[int, FedStream] = {}
         self._workers: list[WorkerHandle] = []
         self._interrupted = False
-        self._config = config = hand_overs[0].worker_config
+        self._config = config = borders[0].worker_config
         self._worker_of = {
-            hand_over.feed_stream(stream): worker
-            for hand_over in hand_overs
+            border.block_stream(stream): worker
+            for border in borders
             for worker in range(max(1, config.num_workers))
             for stream in config.layout.worker_streams(config.rank, worker)
         }
@@ -112,7 +113,7 @@ class WorkerPool:
         config = self._config
         tasks = [
             WorkerTask(
-                self._hand_overs,
+                self._borders,
                 config.rank,
                 number,
                 config.seed_offset,
@@ -163,6 +164,12 @@ class WorkerPool:
         if self._method != "fork" and pickled is not None:
             with contextlib.suppress(OSError):  # it is gone already; reading finds out how it ended
                 ours.send(pickled)
+
+    def start_all(self, streams: Iterable[int]) -> None:
+        """Starts streams of the job at their beginning below every border, so that all workers begin at once."""
+        for stream in streams:
+            for border in self._borders:
+                self.start(border.block_stream(stream), None)
 
     def start(self, stream: int, state: State | None) -> None:
         """Starts a stream at a state, or at its beginning; a stream that already runs begins anew there."""
@@ -251,13 +258,13 @@ class WorkerPool:
             return False
         message, payload = received
         if isinstance(message, BlockSent):
-            self._recorder.merge(message.record)
+            self._metrics.merge(message.record)
             if not self._streams[message.stream].accept(message, payload) and message.arena >= 0:
                 worker.progress.unseen_arenas.append(message.arena)
         elif isinstance(message, StillAtWork):
-            self._recorder.merge(message.record)
+            self._metrics.merge(message.record)
         elif isinstance(message, StreamFailed):
-            self._recorder.merge(message.record)
+            self._metrics.merge(message.record)
             if message.stream < 0:
                 worker.failure = task_error(message, f"worker {worker.number}")
             else:

@@ -1,4 +1,4 @@
-"""The worker process: runs the part below the hand-over for some streams and sends blocks as the rank takes them."""
+"""The worker process: runs the part below the worker border of some streams and sends blocks as the rank takes them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.state_snapshot import StateSender
 from energon_dali.errors import WorkerError
+from energon_dali.loader.state_transfer import StateSender
 from energon_dali.loader.workers import messages
 from energon_dali.loader.workers.arena import ArenaStore
 from energon_dali.loader.workers.channel import Channel
@@ -19,8 +19,8 @@ from energon_dali.loader.workers.report import DropReport
 from energon_dali.loader.workers.transport import Parcel, pack
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.hand_over import BlockIterator
-    from energon_dali.datasets.recorder import Recorder
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.worker_border import BlockIterator
 
 SMALL_BLOCK_BYTES = 16 * 1024
 """Blocks below this travel inside the message."""
@@ -56,7 +56,7 @@ def _serve(channel: Channel, task: WorkerTask) -> None:
 
     server = WorkerServer(channel, task)
     try:
-        with pool_context(task.cache_pool), retry_scope(RetryScope(task.retry_policy, server.recorder.count)):
+        with pool_context(task.cache_pool), retry_scope(RetryScope(task.retry_policy, server.metrics.count)):
             server.serve()
     finally:
         if task.cache_pool is not None:
@@ -106,15 +106,15 @@ class WorkerServer:
     """
 
     def __init__(self, channel: Channel, task: WorkerTask) -> None:
-        from energon_dali.datasets.recorder import Recorder
+        from energon_dali.datasets.metrics import Metrics
 
         self._channel = channel
         self._task = task
-        self._num_streams = task.hand_overs[0].worker_config.layout.num_streams
-        self.recorder: Recorder = Recorder()
+        self._num_streams = task.borders[0].worker_config.layout.num_streams
+        self.metrics: Metrics = Metrics()
         self._arenas = ArenaStore(task.spare_arenas)
         self._streams: dict[int, _Stream] = {}
-        self._report = DropReport(channel, self.recorder, lambda record: messages.encode(messages.StillAtWork(record)))
+        self._report = DropReport(channel, self.metrics, lambda record: messages.encode(messages.StillAtWork(record)))
 
     def serve(self) -> None:
         """Runs until the rank hangs up.
@@ -153,13 +153,13 @@ class WorkerServer:
                 self._arenas.give_back(arena)
 
     def _start(self, message: StartStream) -> None:
-        from energon_dali.datasets.base import StreamContext
+        from energon_dali.datasets.stream import StreamContext
 
         self._stop(message.stream)
         try:
             number, stream = divmod(message.stream, self._num_streams)
-            context = StreamContext(stream, self.recorder, in_worker=True)
-            iterator = self._task.hand_overs[number].open_blocks(context)
+            context = StreamContext(stream, self.metrics, in_worker=True)
+            iterator = self._task.borders[number].open_blocks(context)
             iterator.load_state_dict(message.state)
         except Exception as error:
             self._fail(message.stream, message.generation, error)
@@ -200,12 +200,12 @@ class WorkerServer:
         """
         extents = parcel.extents
         size = sum(extents[-1])
-        self.recorder.count("blocks")
-        self.recorder.count("blocks.bytes", size)
+        self.metrics.count("blocks")
+        self.metrics.count("blocks.bytes", size)
         if size < SMALL_BLOCK_BYTES:
             payload = bytearray(size)
             parcel.write(memoryview(payload), extents)
-            sent = BlockSent(number, generation, -1, 0, self._arenas.take_dropped(), extents, self.recorder.drain())
+            sent = BlockSent(number, generation, -1, 0, self._arenas.take_dropped(), extents, self.metrics.drain())
             self._channel.send(messages.encode(sent, payload))
             return
         arena = self._arenas.take(size)
@@ -218,10 +218,10 @@ class WorkerServer:
             arena.capacity if new else 0,
             self._arenas.take_dropped(),
             extents,
-            self.recorder.drain(),
+            self.metrics.drain(),
         )
         self._channel.send(messages.encode(sent), new)
         arena.forget_descriptor()
 
     def _fail(self, number: int, generation: int, error: Exception) -> None:
-        self._channel.send(messages.encode(failed_stream(number, generation, error, self.recorder.drain())))
+        self._channel.send(messages.encode(failed_stream(number, generation, error, self.metrics.drain())))

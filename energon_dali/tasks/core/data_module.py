@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch import LightningDataModule, Trainer
 
 from energon_dali.build.datasets import AnyPath, get_train_dataset, get_val_dataset
-from energon_dali.datasets.base import SavableDataset, State
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.state import State
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError
 from energon_dali.samples.transfer import move

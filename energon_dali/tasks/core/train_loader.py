@@ -11,7 +11,8 @@ from energon_dali.loader.loader_state import make_state
 from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderIterator
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.base import SavableDataset, State
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.state import State
 
 T = TypeVar("T")
 

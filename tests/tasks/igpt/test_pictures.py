@@ -72,29 +72,29 @@ def test_a_grid_shows_every_pixel_of_every_row() -> None:
     assert (grid[:, :76] < 128).any()  # the names
 
 
-class Recorder:
+class Metrics:
     """A logger, or what one writes with."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
 
-class WithLogImage(Recorder):
+class WithLogImage(Metrics):
     def log_image(self, key: str, images: list[Image.Image], step: int) -> None:
         self.calls.append((key, len(images), step))
 
 
-class WithAddImage(Recorder):
+class WithAddImage(Metrics):
     def add_image(self, name: str, picture: np.ndarray, step: int, dataformats: str) -> None:
         self.calls.append((name, picture.shape, step, dataformats))
 
 
 def test_loggers_that_take_pictures_get_them() -> None:
     picture = Image.new("RGB", (5, 3))
-    first, board, table = WithLogImage(), Recorder(), Recorder()
+    first, board, table = WithLogImage(), Metrics(), Metrics()
     board.experiment = WithAddImage()  # type: ignore[attr-defined]
-    table.experiment = Recorder()  # type: ignore[attr-defined]
-    for logger in (first, board, table, Recorder()):
+    table.experiment = Metrics()  # type: ignore[attr-defined]
+    for logger in (first, board, table, Metrics()):
         log_picture(logger, "samples", picture, 7)
     assert first.calls == [("samples", 1, 7)]
     assert board.experiment.calls == [("samples", (3, 5, 3), 7, "HWC")]  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ class FailureRecord:
     """What failures of one cause have in common: the stage, the type of the error, and the line that raised it."""
 
 
-class Recorder:
+class Metrics:
     """Counters of one process; safe to use from several threads. `drain` hands over what came since the last drain."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Recorder:
         with self._lock:
             self._counts[name] += amount
 
-    def spend(self, stage: str, seconds: float) -> None:
+    def add_time(self, stage: str, seconds: float) -> None:
         """Adds to the time a stage was at work."""
         with self._lock:
             self._seconds[stage] += seconds
@@ -155,7 +155,7 @@ def describe_dropped(dropped: Counter[str]) -> str:
     """Returns counts of dropped samples as a phrase: "30 failed in decode and 12,000 were skipped by encode_sample".
 
     Args:
-        dropped: As `Recorder.dropped` gives them, or a difference of two; "" where it holds none.
+        dropped: As `Metrics.dropped` gives them, or a difference of two; "" where it holds none.
     """
     phrases = []
     for name, count in sorted(dropped.items()):

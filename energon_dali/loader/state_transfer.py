@@ -1,74 +1,16 @@
-"""Parts of states that many elements share: kept, and sent to another process, once for all of them."""
+"""Sends the states of a stream to another process, parts that many states share only once."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from energon_dali.datasets.restore_key import freeze_key
+from energon_dali.datasets.state import Snapshot
 
 SentStates = tuple[bytes, dict[int, bytes], list[int]]
 """(pickled states with the numbers of snapshots in them, pickled snapshots that are new, numbers that stay known)."""
-
-
-class Snapshot:
-    """Rows of keys that do not change any more, such as what a packing buffer holds in one round.
-
-    Args:
-        rows: Nested lists or tuples of plain values; not changed from now on.
-        data: The same, pickled; given in place of the rows where another process sent them.
-    """
-
-    __slots__ = ("_data", "_rows")
-
-    def __init__(self, rows: Sequence[Any] | None = None, data: bytes = b"") -> None:
-        self._rows = rows
-        self._data = data
-
-    @property
-    def rows(self) -> Sequence[Any]:
-        """The rows; unpickled when they are first asked for."""
-        if self._rows is None:
-            self._rows = pickle.loads(self._data)
-        return self._rows
-
-    @property
-    def data(self) -> bytes:
-        """The rows, pickled."""
-        return self._data or pickle.dumps(self._rows, protocol=5)
-
-
-class Rest:
-    """The rows of a snapshot from one on; stands in a state for the list of them.
-
-    A state with a Rest costs no time that grows with the rows, and `plain` makes JSON of it when it is asked for.
-
-    Args:
-        snapshot: The rows.
-        start: The first of those that are meant.
-    """
-
-    __slots__ = ("snapshot", "start")
-
-    def __init__(self, snapshot: Snapshot, start: int = 0) -> None:
-        self.snapshot = snapshot
-        self.start = start
-
-    def __reduce__(self) -> Any:
-        return Rest, (self.snapshot, self.start)
-
-
-def plain(state: Any) -> Any:
-    """Returns a state in plain values, with lists in place of what it shares with other states."""
-    if isinstance(state, Rest):
-        return freeze_key(state.snapshot.rows[state.start :])
-    if isinstance(state, dict):
-        return {name: plain(value) for name, value in state.items()}
-    if isinstance(state, list):
-        return [plain(value) for value in state]
-    return state
 
 
 class StateSender:

@@ -1,10 +1,73 @@
-"""States as earlier releases saved them, brought into today's form."""
+"""States of datasets: what they may hold, parts that many elements share, and forms that earlier releases saved."""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from typing import Any
 
-from energon_dali.datasets.batch_count import with_count
+from energon_dali.datasets.restore_key import freeze_key
+
+State = dict[str, Any]
+"""Plain ints, strings, bools, None, lists, and dicts with string keys."""
+
+
+class Snapshot:
+    """Rows of keys that do not change any more, such as what a packing buffer holds in one round.
+
+    Args:
+        rows: Nested lists or tuples of plain values; not changed from now on.
+        data: The same, pickled; given in place of the rows where another process sent them.
+    """
+
+    __slots__ = ("_data", "_rows")
+
+    def __init__(self, rows: Sequence[Any] | None = None, data: bytes = b"") -> None:
+        self._rows = rows
+        self._data = data
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The rows; unpickled when they are first asked for."""
+        if self._rows is None:
+            self._rows = pickle.loads(self._data)
+        return self._rows
+
+    @property
+    def data(self) -> bytes:
+        """The rows, pickled."""
+        return self._data or pickle.dumps(self._rows, protocol=5)
+
+
+class Rest:
+    """The rows of a snapshot from one on; stands in a state for the list of them.
+
+    A state with a Rest costs no time that grows with the rows, and `plain` makes JSON of it when it is asked for.
+
+    Args:
+        snapshot: The rows.
+        start: The first of those that are meant.
+    """
+
+    __slots__ = ("snapshot", "start")
+
+    def __init__(self, snapshot: Snapshot, start: int = 0) -> None:
+        self.snapshot = snapshot
+        self.start = start
+
+    def __reduce__(self) -> Any:
+        return Rest, (self.snapshot, self.start)
+
+
+def plain(state: Any) -> Any:
+    """Returns a state in plain values, with lists in place of what it shares with other states."""
+    if isinstance(state, Rest):
+        return freeze_key(state.snapshot.rows[state.start :])
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [plain(value) for value in state]
+    return state
 
 
 def in_todays_form(state: Any, first: Any) -> Any:
@@ -29,7 +92,7 @@ def in_todays_form(state: Any, first: Any) -> Any:
         return first
     counts = isinstance(first, dict) and first.keys() == {"given", "inner"}
     if counts and isinstance(state, dict) and "given" not in state:
-        state = with_count(state)
+        state = {"given": state.get("index", 0), "inner": state}
     if isinstance(state, dict) and isinstance(first, dict):
         return {name: in_todays_form(value, first[name]) if name in first else value for name, value in state.items()}
     if isinstance(state, list) and isinstance(first, list) and len(state) == len(first):

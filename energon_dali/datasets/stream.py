@@ -1,0 +1,163 @@
+"""One stream of a dataset: what its iterator shares with others, how its position is saved, and blocks of elements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from energon_dali.datasets.metrics import Metrics
+from energon_dali.datasets.restore_key import Key, get_restore_key
+from energon_dali.datasets.state import State
+from energon_dali.errors import StateError
+from energon_dali.shards.documents.state_entries import DAMAGED
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.sources.share_feedback import ShareFeedback
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A run of consecutive elements of one stream, with the state of the stream after each of them."""
+
+    stream: int
+    """The stream they belong to, as the source of blocks knows it."""
+    elements: list[Any] = field(default_factory=list)
+    """Samples with media handles, or finished batches."""
+    states: list[State] = field(default_factory=list)
+    """State of the part below the worker border after each element; as many as elements."""
+    keys: dict[int, Key] = field(default_factory=dict)
+    """By index, the restore keys of those elements that cannot hold one themselves."""
+    end_state: State | None = None
+    """Set where the stream's epoch ends after the last element: the state from which the next epoch starts."""
+
+
+class BlockSource(Protocol):
+    """Delivers blocks of streams that run elsewhere; streams have the numbers of `WorkerBorder.block_stream`."""
+
+    def start(self, stream: int, state: State | None) -> None:
+        """Starts a stream at a state, or at its beginning; returns at once."""
+
+    def start_all(self, streams: Iterable[int]) -> None:
+        """Starts streams at their beginning below every border of the tree, so that all workers begin at once.
+
+        Args:
+            streams: Numbers of streams of the job.
+        """
+
+    def next_block(self, stream: int) -> Block:
+        """Returns the next block of a stream, in order; waits for it. A block with an end_state ends an epoch, and the
+        next block belongs to the next epoch.
+
+        Raises:
+            WorkerError: The process that runs the stream is gone.
+            Exception: Whatever error ended the stream there.
+        """
+
+    def ready(self, stream: int) -> bool:
+        """Returns whether `next_block` would return without waiting for the process that runs the stream."""
+
+
+@dataclass(slots=True, eq=False)
+class StreamContext:
+    """What the iterators of one stream share in one process."""
+
+    stream: int
+    """Number of the stream, 0 <= stream < number of streams of the job."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Takes counts, times and failures."""
+    blocks: BlockSource | None = None
+    """Delivers the blocks of worker processes; None runs the part below the worker border in this process."""
+    in_worker: bool = False
+    """Whether this process is a worker, which does nothing else."""
+    feedback: ShareFeedback | None = None
+    """Tells a blend below what its samples measured, where its weights hold in a unit other than samples."""
+
+
+class StreamIterator(Iterator[T], ABC, Generic[T]):
+    """The elements of one stream, in order, from a position that can be saved and restored."""
+
+    @abstractmethod
+    def __next__(self) -> T:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: The epoch of this stream is over; the next call begins the next epoch.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Returns the position after the last returned element, in plain values that survive JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Continues at `state`; to be called before the first element is taken."""
+
+    def last_key(self, element: T) -> Key:
+        """Returns the restore key of the element that `__next__` gave last, also where the element has no place for it.
+
+        Args:
+            element: That element; not read where the iterator knows the key.
+        """
+        return get_restore_key(element)
+
+    def read_ahead(self, count: int) -> None:
+        """Reads what the next elements need, if there is anything to read; it changes no state.
+
+        Args:
+            count: How many elements will be taken soon; those that were read already count.
+        """
+
+    def close(self) -> None:
+        """Lets go of files and buffers; the iterator is not used afterwards."""
+
+
+class WrapperIterator(StreamIterator[T]):
+    """An iterator over another one. What a subclass does not override is that of the inner iterator.
+
+    Args:
+        inner: Gives the elements of the dataset below.
+    """
+
+    def __init__(self, inner: StreamIterator[Any]) -> None:
+        self._inner = inner
+
+    def last_key(self, element: T) -> Key:
+        return self._inner.last_key(element)
+
+    def state_dict(self) -> State:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> None:
+    """Continues an iterator at a state that may come from anywhere.
+
+    Args:
+        iterator: At its beginning.
+        state: Of such an iterator.
+        stream: Its number, for the message.
+
+    Raises:
+        StateError: The state is not one of such an iterator.
+    """
+    try:
+        iterator.load_state_dict(state)
+    except StateError as error:
+        _, of_an_entry, reason = str(error).partition(DAMAGED)
+        if not of_an_entry:
+            raise
+        raise StateError(f"The state of stream {stream} is damaged, or of another release: {reason}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StateError(
+            f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
+            f"{type(error).__name__}: {str(error)[:300]}. Restore another one."
+        ) from error
