@@ -24,7 +24,7 @@ from energon_dali.errors import DecodeError
 from energon_dali.plan import mix
 
 if TYPE_CHECKING:
-    from energon_dali.decode.interface import MediaHandle
+    from energon_dali.decode.spec import EncodedImage
 
 _ATTEMPTS = 10
 """Draws of a RandomResizedCrop before it falls back to the centre, as in torchvision."""
@@ -136,7 +136,7 @@ def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: 
     )
 
 
-def handle_geometry(handle: MediaHandle) -> Geometry | None:
+def handle_geometry(handle: EncodedImage) -> Geometry | None:
     """Returns the geometry of a handle, in its rotated frame where its spec applies the EXIF orientation.
 
     Raises:

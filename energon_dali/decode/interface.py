@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.cache import FileStoreDecoder, Lazy
+from energon_dali.decode.pil import decode_image
 
 if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageSpec
@@ -53,8 +54,6 @@ class MediaHandle:
         Raises:
             DecodeError: The data cannot be decoded.
         """
-        from energon_dali.decode.pil import decode_image
-
         return decode_image(self)
 
     def __repr__(self) -> str:

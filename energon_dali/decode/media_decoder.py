@@ -14,21 +14,15 @@ from energon_dali.decode.basic import decode_basic, gunzip
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import Decoder, MediaHandle
 from energon_dali.decode.operations import Operation
-from energon_dali.decode.part_kind import PartKind, find_part_kind, guess_part_kind, require_filetype
+from energon_dali.decode.part_kind import find_part_kind, guess_part_kind, require_filetype
 from energon_dali.decode.screen import screen_image
-from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, ImageDecode, ImageDtype, ImageSpec
+from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, AVDecode, ImageDecode, ImageDtype, ImageSpec
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
     from energon_dali.decode.clips import ClipsHandle
     from energon_dali.samples import SourceInfo
-
-AVDecode = Literal["AVDecoder", "torch", "pyav"]
-
-
-_KNOWN_NAMES = 1000
-"""Names of parts whose kinds a decoder remembers."""
 
 
 class _Call(threading.local):
@@ -142,7 +136,6 @@ class MediaDecoder(Decoder):
         self.av_options = _checked_options(av_options, av_decode)
         self.video_decode_audio = video_decode_audio
         self.guess_content = guess_content
-        self._kinds: dict[str, tuple[PartKind, str]] = {}
 
     @abstractmethod
     def _finish_image(self, handle: MediaHandle) -> Any:
@@ -208,12 +201,12 @@ class MediaDecoder(Decoder):
         Raises:
             DecodeError: The part cannot be decoded, or its header was refused; the message names the part.
         """
-        kind = self._kinds.get(name) or self._learn(name)
+        kind = find_part_kind(name)
         try:
             content = raw
             while kind[1] == "gz":
                 content, name = gunzip(bytes(content), self.spec.max_bytes), name[:-3]
-                kind = self._kinds.get(name) or self._learn(name)
+                kind = find_part_kind(name)
             if self.guess_content:
                 kind = guess_part_kind(content, kind)
             if kind[0] == "image":
@@ -225,13 +218,14 @@ class MediaDecoder(Decoder):
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
 
     def _stage_av(self, name: str, raw: bytes | memoryview, seed: int, source: SourceInfo | None) -> Any:
-        from energon_dali.decode import pyav  # only here: who reads no video need not load it
+        # Only here: programs that read no video need not load PyAV.
+        from energon_dali.decode.pyav import open_part, stage_clips
 
         if not isinstance(self.av_decode, VideoClips):
-            return pyav.open_part(
+            return open_part(
                 raw, self.av_decode, self.video_decode_audio, {**self.av_options, "limits": self.av_limits}
             )
-        handle, file = pyav.stage_clips(name, raw, self.av_decode, seed=seed, source=source, limits=self.av_limits)
+        handle, file = stage_clips(name, raw, self.av_decode, seed=seed, source=source, limits=self.av_limits)
         return self._finish_clips(handle, file)
 
     def make_handle(
@@ -270,15 +264,6 @@ class MediaDecoder(Decoder):
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
         return f"{type(self).__name__}({options})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kinds": {}}
-
-    def _learn(self, name: str) -> tuple[PartKind, str]:
-        if len(self._kinds) >= _KNOWN_NAMES:  # names of files, each of which comes once
-            self._kinds.clear()
-        kind = self._kinds[name] = find_part_kind(name)
-        return kind
 
 
 def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from energon_dali.decode.geometry import Geometry, draw_geometry
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.spec import ImageSpec
+    from energon_dali.decode.spec import EncodedImage, ImageSpec
 
 _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -32,25 +32,6 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-class EncodedImage(Protocol):
-    """What `decode_image` needs to know of a `MediaHandle`."""
-
-    @property
-    def data(self) -> Buffer: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def height(self) -> int: ...
-    @property
-    def spec(self) -> ImageSpec: ...
-    @property
-    def orientation(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
 
 
 def open_image(data: Buffer, format: str = "") -> Image.Image:

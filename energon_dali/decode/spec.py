@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from energon_dali.decode.operations import (
     GEOMETRIC_OPERATIONS,
@@ -16,6 +16,9 @@ from energon_dali.decode.operations import (
     Resize,
 )
 from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.formats import Buffer
 
 ImageDecode = Literal[
     "l8",
@@ -36,6 +39,7 @@ ImageDecode = Literal[
     "pilrgb",
     "pilrgba",
 ]
+AVDecode = Literal["AVDecoder", "torch", "pyav"]
 Container = Literal["torch", "numpy", "pil"]
 ImageMode = Literal["L", "RGB", "RGBA"]
 ImageDtype = Literal["uint8", "float32", "float16", "bfloat16"]
@@ -171,6 +175,25 @@ class ImageSpec:
                 'fractions and negative numbers, which bytes cannot hold. Take a float name such as "torchrgb", or '
                 'image_dtype="float32".'
             )
+
+
+class EncodedImage(Protocol):
+    """An encoded image and what to make of it: what decoding needs to know of a `MediaHandle`."""
+
+    @property
+    def data(self) -> Buffer: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def spec(self) -> ImageSpec: ...
+    @property
+    def orientation(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
 
 
 def _store(spec: ImageSpec, **values: object) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 
-from energon_dali.decode.formats import bmp, jpeg, jpeg2000, pil_only, png, pnm, tiff, webp
+from energon_dali.decode.formats.bmp import FORMAT as BMP
 from energon_dali.decode.formats.image_format import ImageFormat
+from energon_dali.decode.formats.jpeg import FORMAT as JPEG
+from energon_dali.decode.formats.jpeg2000 import FORMAT as JPEG2000
+from energon_dali.decode.formats.pil_only import FORMATS as PIL_ONLY
+from energon_dali.decode.formats.png import FORMAT as PNG
+from energon_dali.decode.formats.pnm import FORMAT as PNM
+from energon_dali.decode.formats.tiff import FORMAT as TIFF
+from energon_dali.decode.formats.webp import FORMAT as WEBP
 from energon_dali.errors import ConfigError
 
-BUILT_IN = (
-    jpeg.FORMAT,
-    png.FORMAT,
-    webp.FORMAT,
-    tiff.FORMAT,
-    bmp.FORMAT,
-    pnm.FORMAT,
-    jpeg2000.FORMAT,
-    *pil_only.FORMATS,
-)
+BUILT_IN = (JPEG, PNG, WEBP, TIFF, BMP, PNM, JPEG2000, *PIL_ONLY)
+"""The formats of this package; a new module is listed here."""
 
 FORMATS: dict[str, ImageFormat] = {}
 """All formats by name, in the order in which their signatures are tried."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.clips.sound import decode_audio_of_clips
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.failure import first_line, raise_if_device_failed
 from energon_dali.decode.dali.runtime.futures import FutureGroup, bring_to_device
@@ -19,7 +18,7 @@ from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeline, find_correction
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.pyav import decode_by_pyav
+from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.kernels.color_matrix import convert_colors
 
