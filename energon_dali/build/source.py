@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_dali.build.dataset_config import SampleRecipe, read_recipe
 from energon_dali.build.options import AnyEncoder, LeafOptions
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_joined_sample import JoinedSampleLoader
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.native_source import DEFAULT_LANES

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from energon_dali.cli.failure import told_to_user
-from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.loader.loader_state import merge_states, split_state, unpack_config
 from energon_dali.loader.state_file import StateFile, find_state_files, read_state_file, write_state_files

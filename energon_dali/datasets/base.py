@@ -11,9 +11,8 @@ from typing_extensions import Self
 
 from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
-from energon_dali.datasets.restore_key import Key, attempt
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.restore_key import Key, try_restore
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
 
@@ -161,7 +160,7 @@ class SavableDataset(ABC, Generic[T]):
         Raises:
             StateError: A key is not of this dataset, or a hook is not stateless.
         """
-        return [attempt(self.restore_sample, key) for key in keys]
+        return [try_restore(self.restore_sample, key) for key in keys]
 
     def __repr__(self) -> str:
         return f"<{self.describe()}>"

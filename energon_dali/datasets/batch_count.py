@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from energon_dali.datasets.base import WrapperDataset
-from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.task_encoder.context import batch_context
 
@@ -64,7 +63,7 @@ def _divided(key: Any) -> tuple[int | None, Key]:
     if key and key[0] == NAME:
         key = expect_name(key, NAME)
         return key[1], key[2:]
-    return _own_number(key), thaw_key(key)
+    return _own_number(key), key_from_json(key)
 
 
 def _joined(number: int, key: Key) -> Key:
@@ -109,17 +108,3 @@ class _CountIterator(StreamIterator[Any]):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def batch_ahead(index: int, samples_per_batch: int, num_streams: int) -> int:
-    """Returns the number of the batch of a sample in a stage that runs ahead of the batches, in workers.
-
-    Nobody knows there what later stages drop: the samples of the stage are counted as if none was.
-
-    Args:
-        index: Number of the sample in the stage, over all streams.
-        samples_per_batch: At least 1.
-        num_streams: Of the job.
-    """
-    own, stream = divmod(index, num_streams)
-    return own // samples_per_batch * num_streams + stream

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
 from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
 from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError
@@ -180,8 +179,8 @@ class _NativeIterator(StreamIterator[Any]):
         self._context = context
         source = dataset.source
         self._order = source.order.stream(context.stream)
-        self._read_guard, self._load_guard, self._decode_guard = (
-            HookGuard(stage, source.failure_tolerance, context, source.worker_config)
+        self._read_policy, self._load_policy, self._decode_policy = (
+            FailurePolicy(stage, source.failure_tolerance, context, source.worker_config)
             for stage in ("read", "load", "decode")
         )
         self._epoch = 0
@@ -298,7 +297,7 @@ class _NativeIterator(StreamIterator[Any]):
             raise raw  # an index that cannot be understood: every sample of it would fail
         if isinstance(raw, DatasetError):
             unread = ReadFailure(self._dataset.reader, planned.shard, planned.sample, self._dataset.source.name)
-            self._read_guard.failed(raw, unread, epoch=planned.epoch)
+            self._read_policy.on_failure(raw, unread, epoch=planned.epoch)
             return None
         failure = next((part for part in raw.parts.values() if isinstance(part, DecodeFailure)), None)
         try:
@@ -313,14 +312,14 @@ class _NativeIterator(StreamIterator[Any]):
         except DecodeError as error:
             parts = {name: part for name, part in raw.parts.items() if not isinstance(part, (Decoded, DecodeFailure))}
             raw.parts = parts
-            self._decode_guard.failed(error, RawFailure(raw, self._dataset.source.name), epoch=planned.epoch)
+            self._decode_policy.on_failure(error, RawFailure(raw, self._dataset.source.name), epoch=planned.epoch)
             return None
         except Exception as error:
             raw.parts = {}
-            self._load_guard.failed(error, RawFailure(raw, self._dataset.source.name), epoch=planned.epoch)
+            self._load_policy.on_failure(error, RawFailure(raw, self._dataset.source.name), epoch=planned.epoch)
             return None
-        self._load_guard.succeeded()
-        self._decode_guard.succeeded()
+        self._load_policy.on_success()
+        self._decode_policy.on_success()
         return set_restore_key(sample, (NAME, raw.index, planned.epoch))
 
     def state_dict(self) -> State:

@@ -6,13 +6,12 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
-from energon_dali.datasets.state import State, in_todays_form, plain
-from energon_dali.datasets.stream import BlockSource, StreamContext, StreamIterator, restore_stream
+from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
 from energon_dali.shards.storage.retry import RetryScope, forget_scope, retry_scope
@@ -169,7 +168,7 @@ class RankIterator(Iterator[T], Generic[T]):
         return state
 
     def snapshot(self) -> State:
-        """Returns the same, cheaply: `state.plain` makes plain values of it when they are asked for."""
+        """Returns the same, cheaply: `stream.plain` makes plain values of it when they are asked for."""
         return {
             "given": self._given,
             **({"shares": "even"} if self._even_shares else {}),
@@ -239,3 +238,33 @@ class RankIterator(Iterator[T], Generic[T]):
             iterator.close()
         self._iterators.clear()
         forget_scope(self._retries)
+
+
+def in_todays_form(state: Any, first: Any) -> Any:
+    """Returns the state of an iterator in the form that it has today.
+
+    Earlier releases wrote a level `{"inner": state}` for the stage where media are decoded, with None in it as long as
+    nothing had come out. Where that level was depended on the decoder, so that a state fitted no other decoder. And
+    they did not count what a pipeline gave.
+
+    Args:
+        state: What was saved, or a part of it; may be damaged.
+        first: The state of the iterator before its first element, or the part of it at the same place: it shows which
+            levels there are.
+    """
+    while (
+        isinstance(state, dict)
+        and state.keys() == {"inner"}
+        and not (isinstance(first, dict) and first.keys() == {"inner"})
+    ):
+        state = state["inner"]
+    if state is None:
+        return first
+    counts = isinstance(first, dict) and first.keys() == {"given", "inner"}
+    if counts and isinstance(state, dict) and "given" not in state:
+        state = {"given": state.get("index", 0), "inner": state}
+    if isinstance(state, dict) and isinstance(first, dict):
+        return {name: in_todays_form(value, first[name]) if name in first else value for name, value in state.items()}
+    if isinstance(state, list) and isinstance(first, list) and len(state) == len(first):
+        return [in_todays_form(part, of_first) for part, of_first in zip(state, first, strict=True)]
+    return state

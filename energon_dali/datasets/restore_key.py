@@ -34,14 +34,14 @@ def set_restore_key(element: Any, key: Key) -> Any:
     return element
 
 
-def thaw_key(key: Any) -> Key:
+def key_from_json(key: Any) -> Key:
     """Returns a key whose tuples may have become lists (JSON does that) with tuples again."""
-    return tuple(thaw_key(part) if isinstance(part, (list, tuple)) else part for part in key)
+    return tuple(key_from_json(part) if isinstance(part, (list, tuple)) else part for part in key)
 
 
-def freeze_key(key: Any) -> list[Any]:
+def key_to_json(key: Any) -> list[Any]:
     """Returns a key as nested lists, for a state that survives JSON."""
-    return [freeze_key(part) if isinstance(part, (list, tuple)) else part for part in key]
+    return [key_to_json(part) if isinstance(part, (list, tuple)) else part for part in key]
 
 
 def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
@@ -62,10 +62,10 @@ def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
             f"dataset; keys "
             "of another dataset, or of one built with other hooks, cannot be restored here."
         )
-    return thaw_key(key)
+    return key_from_json(key)
 
 
-def attempt(restore: Callable[[Key], Any], key: Key) -> Any:
+def try_restore(restore: Callable[[Key], Any], key: Key) -> Any:
     """Returns the element of a key, made anew, or the error in its place.
 
     Raises:
@@ -85,7 +85,7 @@ def attempt(restore: Callable[[Key], Any], key: Key) -> Any:
         return error
 
 
-def restored(
+def restore_groups(
     restore: Callable[[Sequence[Key]], list[Any]],
     groups: Sequence[Sequence[Any]],
     handler: Callable[[Exception, Any, list[Any] | None], None],
@@ -101,7 +101,7 @@ def restored(
         StateError: A key is not of this dataset.
         Exception: Whatever the handler raises.
     """
-    keys = [(number, thaw_key(key)) for number, group in enumerate(groups) for key in group]
+    keys = [(number, key_from_json(key)) for number, group in enumerate(groups) for key in group]
     made: list[list[tuple[Key, Any]]] = [[] for _ in groups]
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         chunk = keys[start : start + _KEYS_AT_ONCE]

@@ -8,24 +8,33 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.hook_guard import HookGuard
+from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.datasets.restore_key import Key, attempt, expect_name, set_restore_key
-from energon_dali.datasets.sources.row_plan import RowPlan
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, try_restore
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
+from energon_dali.plan.order import StreamOrder
+from energon_dali.plan.repeated import RepeatedStream
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
+
+PLANNED_ROWS = 128
+"""Samples that are planned at once."""
+
+_EPOCHS_AHEAD = 16
+
+Rows = list[list[int]]
+"""Five lists of one length: shards, indices inside them, passes, numbers in the dataset, seeds."""
 
 
 class Reader(Protocol):
@@ -151,7 +160,9 @@ class SourceDataset(SavableDataset[Any]):
             return super().restore_samples(keys)
         raws = self.reader.read([shard for shard, _ in places], [inside for _, inside in places])
         seeds = self.load.seeds(np.array([key[2] for key in keys]), np.array([key[1] for key in keys]))
-        return [attempt(partial(self._load, raw, seed), key) for raw, seed, key in zip(raws, seeds, keys, strict=True)]
+        return [
+            try_restore(partial(self._load, raw, seed), key) for raw, seed, key in zip(raws, seeds, keys, strict=True)
+        ]
 
     def _load(self, raw: RawSample | DatasetError, seed: int, key: Key) -> Any:
         if isinstance(raw, DatasetError):
@@ -166,8 +177,8 @@ class _SourceIterator(StreamIterator[Any]):
         self._reader = dataset.reader
         self._load = dataset.load
         self._metrics = context.metrics
-        self._read_guard = HookGuard("read", dataset.failure_tolerance, context, dataset.worker_config)
-        self._load_guard = HookGuard("load", dataset.failure_tolerance, context, dataset.worker_config)
+        self._read_policy = FailurePolicy("read", dataset.failure_tolerance, context, dataset.worker_config)
+        self._load_policy = FailurePolicy("load", dataset.failure_tolerance, context, dataset.worker_config)
         self._epoch = 0
         self._position = 0
         self._read_size = dataset.read_size
@@ -187,18 +198,18 @@ class _SourceIterator(StreamIterator[Any]):
             if isinstance(raw, DatasetError):
                 # There is no seed without a sample: the number of the sample stands in its place.
                 failure = ReadFailure(self._reader, *self._reader.locate(seed), self._dataset.name)
-                self._read_guard.failed(raw, failure, epoch=epoch)
+                self._read_policy.on_failure(raw, failure, epoch=epoch)
                 continue
-            self._read_guard.succeeded()
+            self._read_policy.on_success()
             start = time.perf_counter()
             try:
                 sample = self._load(raw, seed)
             except Exception as error:
-                self._load_guard.failed(error, RawFailure(raw, self._dataset.name), epoch=epoch)
+                self._load_policy.on_failure(error, RawFailure(raw, self._dataset.name), epoch=epoch)
                 continue
             finally:
                 self._metrics.add_time("load", time.perf_counter() - start)
-            self._load_guard.succeeded()
+            self._load_policy.on_success()
             for route, count in self._load.take_routes().items():
                 self._metrics.count(f"route.{route}", count)
             return set_restore_key(sample, (NAME, raw.index, epoch))
@@ -259,6 +270,64 @@ class _SourceIterator(StreamIterator[Any]):
     def close(self) -> None:
         self._ahead.clear()
         self._reader.close()
+
+
+class RowPlan:
+    """The plan of a source in one stream.
+
+    A blend has datasets of which a stream has ten samples per epoch, and what plans them is out of the processor's
+    caches whenever samples were decoded in between: planning one such epoch alone costs as much as ten of them.
+
+    Args:
+        order: The order of the stream.
+        reader: Knows the numbers of samples.
+        load: Knows their seeds.
+        several_epochs: Plan short epochs several at a time.
+    """
+
+    def __init__(
+        self, order: StreamOrder | RepeatedStream, reader: Reader, load: SampleLoader, *, several_epochs: bool
+    ) -> None:
+        self._order = order
+        self._reader = reader
+        self._load = load
+        self._epochs_ahead = _EPOCHS_AHEAD if several_epochs else 0
+        self._epoch = -1
+        self._start = 0
+        self._rows: Rows = []
+        self._coming: dict[int, Rows] = {}
+
+    def rows(self, epoch: int, position: int, count: int) -> Rows:
+        """Returns at most `count` samples, and at least one, of an epoch from a position inside it on."""
+        first = position - self._start
+        if self._epoch != epoch or not 0 <= first < len(self._rows[0]):
+            planned = self._coming.pop(epoch, None) if position == 0 else None
+            self._rows = self._make(epoch, position) if planned is None else planned
+            self._epoch, self._start, first = epoch, position, 0
+        return [column[first : first + count] for column in self._rows]
+
+    def _make(self, epoch: int, position: int) -> Rows:
+        """Returns the plan of an epoch from a position on; keeps those of the next ones, where epochs are short."""
+        order = self._order.epoch(epoch)
+        pieces = [order.samples(position, min(len(order), position + PLANNED_ROWS))]
+        rows = len(order)
+        for ahead in range(epoch + 1, epoch + 1 + self._epochs_ahead):
+            if rows >= PLANNED_ROWS // 2:
+                break
+            order = self._order.epoch(ahead)
+            pieces.append(order.samples(0, len(order)))
+            rows += len(order)
+        shards, indices, passes = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        columns = [shards.tolist(), indices.tolist(), passes.tolist()]
+        numbers = list(map(self._reader.index_of, columns[0], columns[1]))
+        columns += [numbers, self._load.seeds(passes, np.array(numbers, np.int64))]
+        lengths = [len(piece[0]) for piece in pieces]
+        plans = [
+            [column[end - length : end] for column in columns]
+            for length, end in zip(lengths, accumulate(lengths), strict=True)
+        ]
+        self._coming = dict(enumerate(plans[1:], epoch + 1))
+        return plans[0]
 
 
 class ReadFailure:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.restore_key import Key, get_restore_key
-from energon_dali.datasets.state import State
+from energon_dali.datasets.restore_key import Key, get_restore_key, key_to_json
 from energon_dali.errors import StateError
 from energon_dali.shards.documents.state_entries import DAMAGED
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from energon_dali.datasets.sources.share_feedback import ShareFeedback
 
 T = TypeVar("T")
+State = dict[str, Any]
+"""Plain ints, strings, bools, None, lists, and dicts with string keys."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,3 +163,61 @@ def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> 
             f"The state of stream {stream} is damaged, or of another release: restoring it failed with "
             f"{type(error).__name__}: {str(error)[:300]}. Restore another one."
         ) from error
+
+
+class Snapshot:
+    """Rows of keys that do not change any more, such as what a packing buffer holds in one round.
+
+    Args:
+        rows: Nested lists or tuples of plain values; not changed from now on.
+        data: The same, pickled; given in place of the rows where another process sent them.
+    """
+
+    __slots__ = ("_data", "_rows")
+
+    def __init__(self, rows: Sequence[Any] | None = None, data: bytes = b"") -> None:
+        self._rows = rows
+        self._data = data
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """The rows; unpickled when they are first asked for."""
+        if self._rows is None:
+            self._rows = pickle.loads(self._data)
+        return self._rows
+
+    @property
+    def data(self) -> bytes:
+        """The rows, pickled."""
+        return self._data or pickle.dumps(self._rows, protocol=5)
+
+
+class Rest:
+    """The rows of a snapshot from one on; stands in a state for the list of them.
+
+    A state with a Rest costs no time that grows with the rows, and `plain` makes JSON of it when it is asked for.
+
+    Args:
+        snapshot: The rows.
+        start: The first of those that are meant.
+    """
+
+    __slots__ = ("snapshot", "start")
+
+    def __init__(self, snapshot: Snapshot, start: int = 0) -> None:
+        self.snapshot = snapshot
+        self.start = start
+
+    def __reduce__(self) -> Any:
+        return Rest, (self.snapshot, self.start)
+
+
+def plain(state: Any) -> Any:
+    """Returns a state in plain values, with lists in place of what it shares with other states."""
+    if isinstance(state, Rest):
+        return key_to_json(state.snapshot.rows[state.start :])
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [plain(value) for value in state]
+    return state

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.restore_key import Key, get_restore_key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import Block, BlockSource, StreamContext, StreamIterator, restore_stream
+from energon_dali.datasets.stream import Block, BlockSource, State, StreamContext, StreamIterator, restore_stream
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
 from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError
@@ -214,7 +213,7 @@ class _DecodeIterator(StreamIterator[Any]):
         self._blocks: BlockIterator = dataset.open_blocks(context)
         self._decoder = dataset.decoder
         self._blocks_ahead = BLOCKS_AHEAD if dataset.decoder is not None else 0
-        self._guard = HookGuard("decode", dataset.failure_tolerance, context, dataset.worker_config)
+        self._policy = FailurePolicy("decode", dataset.failure_tolerance, context, dataset.worker_config)
         self._metrics = context.metrics
         self._ahead: deque[_Running] = deque()
         self._block: Block | None = None
@@ -246,9 +245,9 @@ class _DecodeIterator(StreamIterator[Any]):
             self._next_outcome += count
             element, failure = put_outcomes(element, outcomes)
             if failure is None:
-                self._guard.succeeded()
+                self._policy.on_success()
                 return element
-            self._guard.failed(DecodeError(failure.reason, failure.format, failure.route), element)
+            self._policy.on_failure(DecodeError(failure.reason, failure.format, failure.route), element)
 
     def _advance(self) -> None:
         """Makes the next block current, after it starts to decode the one that follows, if that is already there."""

@@ -33,7 +33,7 @@ from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")

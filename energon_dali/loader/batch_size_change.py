@@ -11,7 +11,7 @@ from energon_dali.errors import StateError
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
 
 _EPOCHS = ("EpochizeDataset", "LimitDataset")
 _BATCHES = ("BatchDataset", "MixBatchDataset")

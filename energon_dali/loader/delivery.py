@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_dali.datasets.state import plain
+from energon_dali.datasets.stream import plain
 from energon_dali.errors import WorkerError
 from energon_dali.loader.rank_stream import RankStream, Seal
 from energon_dali.loader.watchdog import WaitExpired, WaitMonitor, Watchdog
 
 if TYPE_CHECKING:
     from energon_dali.datasets.rank_iterator import RankIterator
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.loader.workers.pool import WorkerPool
 
 logger = logging.getLogger("energon_dali.loader")

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.datasets.state import config_in_todays_form
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.batch_size_change import with_batch_size
 from energon_dali.plan import Layout
@@ -19,7 +18,7 @@ from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEP
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.worker_config import WorkerConfig
 
 FORMAT = "energon_dali.loader"
@@ -322,3 +321,19 @@ def _short(value: Any) -> str:
         return f"a list of {len(value)} datasets"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def config_in_todays_form(config: Any) -> Any:
+    """Returns the config of a dataset as today's `SavableDataset.config` gives it.
+
+    Earlier releases named the stages that cross processes and decode, which change no order, and DALI's own reader.
+    """
+    if isinstance(config, list):
+        return [config_in_todays_form(member) for member in config]
+    if not isinstance(config, dict):
+        return config
+    if config.get("type") in ("DecodeDataset", "HandOverDataset") and "inner" in config:
+        return config_in_todays_form(config["inner"])
+    if config.get("type") == "NativeSourceDataset" and "source" in config:
+        return config_in_todays_form(config["source"])
+    return {name: config_in_todays_form(value) for name, value in config.items()}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.metrics import Metrics
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.shards import RetryPolicy
 
 

@@ -16,7 +16,7 @@ from energon_dali.loader.loader_state import fitting_dataset, make_state, merge_
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.shards import RetryPolicy
     from energon_dali.worker_config import WorkerConfig
 

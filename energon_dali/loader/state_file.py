@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import State
 from energon_dali.decode.basic import decode_basic
 from energon_dali.errors import StateError, StorageError
 from energon_dali.loader.loader_state import check_format

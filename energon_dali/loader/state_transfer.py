@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.datasets.state import Snapshot
+from energon_dali.datasets.stream import Snapshot
 
 SentStates = tuple[bytes, dict[int, bytes], list[int]]
 """(pickled states with the numbers of snapshots in them, pickled snapshots that are new, numbers that stay known)."""

@@ -15,7 +15,7 @@ from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.restore_key import thaw_key
+from energon_dali.datasets.restore_key import key_from_json
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.blend_source import BlendSourceDataset
 from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
@@ -167,7 +167,7 @@ def test_batches_of_a_blend_resume_too(name: str) -> None:
 def test_a_restore_key_makes_the_sample_anew(name: str) -> None:
     dataset = COMPOSITIONS[name](2)
     for sample in of_stream(dataset, 1, 20):
-        key = thaw_key(json.loads(json.dumps(sample.__restore_key__)))
+        key = key_from_json(json.loads(json.dumps(sample.__restore_key__)))
         assert text_of(dataset.restore_sample(key)) == text_of(sample)
         assert sample.__restore_key__[0] == ("ConcatDataset" if name == "concat" else "BlendDataset")
         assert sample.__restore_key__[1] == leaf_and_number(sample)[0]

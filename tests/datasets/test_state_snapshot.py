@@ -7,8 +7,7 @@ from itertools import islice
 from typing import Any
 
 from energon_dali.datasets.grouping.packing import PackingDataset
-from energon_dali.datasets.state import Rest, Snapshot, plain
-from energon_dali.datasets.stream import StreamContext
+from energon_dali.datasets.stream import Rest, Snapshot, StreamContext, plain
 from energon_dali.loader.state_transfer import StateReceiver, StateSender
 from tests.datasets.oracle import Counting, config
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.worker_config import WorkerConfig
 

@@ -9,11 +9,9 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.gathering import GatheringDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
 from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, flag_of, state_of
 from energon_dali.task_encoder.context import sample_context
 from energon_dali.worker_config import WorkerConfig

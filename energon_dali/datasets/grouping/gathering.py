@@ -9,9 +9,8 @@ from typing import Any
 
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.hook_runner import rerun
-from energon_dali.datasets.restore_key import Key, attempt
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, rerun
+from energon_dali.datasets.restore_key import Key, try_restore
 from energon_dali.worker_config import WorkerConfig
 
 
@@ -77,7 +76,7 @@ class GatheringDataset(WrapperDataset[Any]):
 
     def restore_parts(self, keys: Sequence[Key]) -> list[Any]:
         """Returns several elements of the list that the hook is given, made anew; errors in place of lost ones."""
-        return [attempt(self.restore_part, key) for key in keys]
+        return [try_restore(self.restore_part, key) for key in keys]
 
 
 def distinct(sample: Any, present: set[int]) -> Any:

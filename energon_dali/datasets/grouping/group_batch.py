@@ -11,11 +11,9 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.gathering import GatheringDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner
-from energon_dali.datasets.restore_key import Key, freeze_key, restored
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, FailurePolicy, HookRunner
+from energon_dali.datasets.restore_key import Key, key_to_json, restore_groups
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.state_entries import checked_count, count_of, flag_of, keys_of, state_of
 from energon_dali.task_encoder.context import sample_context
@@ -110,7 +108,7 @@ class _GroupIterator(StreamIterator[Any]):
         self._dataset = dataset
         self._inner = dataset.dataset.open(context)
         self._runner = HookRunner(dataset, dataset.gather, "batch", dataset.failure_tolerance, context)
-        self._guard = HookGuard("batch_group_criterion", dataset.failure_tolerance, context, dataset.worker_config)
+        self._policy = FailurePolicy("batch_group_criterion", dataset.failure_tolerance, context, dataset.worker_config)
         self._stream = context.stream
         self._num_streams = dataset.worker_config.layout.num_streams
         self._seen = 0
@@ -150,14 +148,14 @@ class _GroupIterator(StreamIterator[Any]):
         except ConfigError:
             raise
         except Exception as error:
-            self._guard.failed(error, sample)
+            self._policy.on_failure(error, sample)
             return None
-        self._guard.succeeded()
+        self._policy.on_success()
         joined = self._groups.setdefault(group, _Group(group, 0))
         joined.size = wanted
         joined.samples.append(sample)
         joined.sample_keys.append(sample_key)
-        joined.rows.append([number, *freeze_key(sample_key)])
+        joined.rows.append([number, *key_to_json(sample_key)])
         return joined
 
     def _size(self, group: Hashable, size: Any) -> int:
@@ -208,7 +206,7 @@ class _GroupIterator(StreamIterator[Any]):
             "offset": self._runner.offset,
             "seen": self._seen,
             "ended": self._ended,
-            "current": freeze_key(self._current),
+            "current": key_to_json(self._current),
             "waiting": [row for group in self._groups.values() for row in group.rows],
             "inner": self._inner.state_dict(),
         }
@@ -228,12 +226,12 @@ class _GroupIterator(StreamIterator[Any]):
     def _refill(self, state: State) -> None:
         restore = self._dataset.dataset.restore_samples
         handler = self._dataset.worker_config.restore_error_handler
-        made = restored(restore, [[key] for _, *key in state["waiting"]], handler)
+        made = restore_groups(restore, [[key] for _, *key in state["waiting"]], handler)
         for (number, *_), pairs in zip(state["waiting"], made, strict=True):
             for key, sample in pairs:
                 self._join(sample, key, number)
         if state["current"]:
-            (pairs,) = restored(restore, [state["current"]], handler)
+            (pairs,) = restore_groups(restore, [state["current"]], handler)
             self._current = [key for key, _ in pairs]
             if pairs:
                 self._runner.load([sample for _, sample in pairs], tuple(self._current))

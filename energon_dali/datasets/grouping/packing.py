@@ -11,11 +11,9 @@ from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard, check_result
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner
-from energon_dali.datasets.restore_key import Key, expect_name, freeze_key, restored
-from energon_dali.datasets.state import Rest, Snapshot, State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, FailurePolicy, HookRunner, check_result
+from energon_dali.datasets.restore_key import Key, expect_name, key_to_json, restore_groups
+from energon_dali.datasets.stream import Rest, Snapshot, State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
 from energon_dali.errors import ConfigError, DatasetError, DecodeError, FatalSampleError
@@ -137,10 +135,14 @@ class _PackingIterator(StreamIterator[Any]):
         self._dataset = dataset
         self._inner = dataset.dataset.open(context)
         config = dataset.worker_config
-        self._select_guard = HookGuard("select_samples_to_pack", dataset.pre_packer_failure_tolerance, context, config)
-        self._refuse_guard = HookGuard("select_samples_to_pack", 0, context, config)
-        self._encode_guard = HookGuard("postencode_sample", dataset.sample_encoder_failure_tolerance, context, config)
-        self._decode_guard = HookGuard("decode", DEFAULT_FAILURE_TOLERANCE, context, config)
+        self._select_policy = FailurePolicy(
+            "select_samples_to_pack", dataset.pre_packer_failure_tolerance, context, config
+        )
+        self._refuse_policy = FailurePolicy("select_samples_to_pack", 0, context, config)
+        self._encode_policy = FailurePolicy(
+            "postencode_sample", dataset.sample_encoder_failure_tolerance, context, config
+        )
+        self._decode_policy = FailurePolicy("decode", DEFAULT_FAILURE_TOLERANCE, context, config)
         self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", dataset.failure_tolerance, context)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
@@ -218,11 +220,11 @@ class _PackingIterator(StreamIterator[Any]):
         except ConfigError:
             raise
         except Exception as error:
-            self._select_guard.failed(error, buffer)
+            self._select_policy.on_failure(error, buffer)
             return
-        self._select_guard.succeeded()
+        self._select_policy.on_success()
         for (_, sample), reason in chosen.refused:
-            self._refuse_guard.failed(DatasetError(reason) if isinstance(reason, str) else reason, sample)
+            self._refuse_policy.on_failure(DatasetError(reason) if isinstance(reason, str) else reason, sample)
         self._packs.extend(chosen.packs)
         self._keep(chosen, buffer, buffer_keys)
         self._empty_rounds = 0 if self._packs else self._empty_rounds + 1
@@ -259,16 +261,16 @@ class _PackingIterator(StreamIterator[Any]):
             index = self._encoded * self._num_streams + self._stream
             self._encoded += 1
             if isinstance(sample, DecodeError):
-                self._decode_guard.failed(sample, original)
+                self._decode_policy.on_failure(sample, original)
                 continue
             if self._dataset.sample_encoder is not None:
                 try:
                     with sample_context(index, self._seed):
-                        sample = check_result(self._encode_guard.stage, self._dataset.sample_encoder(sample))
+                        sample = check_result(self._encode_policy.stage, self._dataset.sample_encoder(sample))
                 except Exception as error:
-                    self._encode_guard.failed(error, original)
+                    self._encode_policy.on_failure(error, original)
                     continue
-                self._encode_guard.succeeded()
+                self._encode_policy.on_success()
             encoded.append(sample)
             keys.append(("encode", index, *key))
         return encoded, keys
@@ -285,7 +287,7 @@ class _PackingIterator(StreamIterator[Any]):
             "encoded": self._encoded,
             "rounds": self._rounds,
             "ended": self._ended,
-            "current": freeze_key(self._current),
+            "current": key_to_json(self._current),
             "packs": Rest(self._chosen, len(self._chosen.rows) - len(self._packs)),
             "kept": Rest(self._waiting),
             "inner": self._inner.state_dict(),
@@ -309,13 +311,13 @@ class _PackingIterator(StreamIterator[Any]):
     def _refill(self, state: State) -> None:
         handler = self._dataset.worker_config.restore_error_handler
         groups = [*state["packs"], *(group for _, *group in state["kept"])]
-        made = iter(restored(self._dataset.dataset.restore_samples, groups, handler))
+        made = iter(restore_groups(self._dataset.dataset.restore_samples, groups, handler))
         self._packs.extend(filter(None, [next(made) for _ in state["packs"]]))
         self._kept = [(waited, group) for (waited, *_), group in zip(state["kept"], made, strict=True) if group]
         self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
         self._ended = state["ended"]
         if state["current"]:
-            (pairs,) = restored(self._dataset.restore_parts, [state["current"]], handler)
+            (pairs,) = restore_groups(self._dataset.restore_parts, [state["current"]], handler)
             self._current = [key for key, _ in pairs]
             if pairs:
                 self._runner.load([sample for _, sample in pairs], tuple(self._current))

@@ -11,8 +11,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import blend_draws
 from energon_dali.shards.documents.state_entries import count_of, damaged, indices_of, list_of

@@ -10,8 +10,7 @@ from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.shards.documents.state_entries import damaged
 from energon_dali.worker_config import WorkerConfig

@@ -7,8 +7,7 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 

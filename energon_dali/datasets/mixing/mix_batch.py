@@ -8,7 +8,7 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.task_encoder import failure_tolerance, is_stateless, stateless
 from energon_dali.worker_config import WorkerConfig

@@ -10,8 +10,7 @@ from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.sources.leaves import READ_AHEAD, LeavesDataset, LeavesIterator, source_of
 from energon_dali.datasets.sources.share_feedback import FEEDBACK_DRAWS
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan import blend_draws, mix
 from energon_dali.plan.blend import BLOCK_DRAWS

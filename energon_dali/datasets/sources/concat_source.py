@@ -10,8 +10,7 @@ from typing import Any
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaves import LeavesDataset, LeavesIterator, source_of, with_source
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import OrderSpec
 from energon_dali.shards.documents.state_entries import count_of, list_of

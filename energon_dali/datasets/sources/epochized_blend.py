@@ -11,8 +11,7 @@ from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaves import READ_AHEAD, LeavesDataset, LeavesIterator, source_of, with_source
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan import Interleave, OrderSpec, RepeatedOrder, mix
 from energon_dali.shards.documents.state_entries import count_of, indices_of, list_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import State
 from energon_dali.errors import StateError
 from energon_dali.shards.documents.state_entries import damaged, list_of
 

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, thaw_key
+from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.sources.leaf_states import LeafStates
 from energon_dali.datasets.stream import StreamContext, StreamIterator, restore_stream
@@ -83,7 +83,7 @@ class LeavesDataset(SavableDataset[Any]):
         Raises:
             StateError: The key is not of this dataset.
         """
-        restore_key = thaw_key(restore_key)
+        restore_key = key_from_json(restore_key)
         leaf = self.leaves[self._leaf_of(restore_key)]
         return set_restore_key(leaf.restore_sample(restore_key[2:]), restore_key)
 

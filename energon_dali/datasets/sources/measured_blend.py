@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.sources.blend_source import BlendSourceDataset
 from energon_dali.datasets.sources.share_feedback import ShareFeedback
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.state_entries import state_of
 
@@ -93,7 +92,7 @@ class _MeasuredIterator(StreamIterator[Any]):
         self._counters = [f"blend.units.{name}" for name in blend.names]
         self._fractions = [0.0] * len(blend.names)
         self._metrics = context.metrics
-        self._guard = HookGuard("blend_by", DEFAULT_FAILURE_TOLERANCE, context, dataset.worker_config)
+        self._policy = FailurePolicy("blend_by", DEFAULT_FAILURE_TOLERANCE, context, dataset.worker_config)
 
     def __next__(self) -> Any:
         while True:
@@ -101,9 +100,9 @@ class _MeasuredIterator(StreamIterator[Any]):
             try:
                 units = _checked(self._measure(sample))
             except Exception as error:
-                self._guard.failed(error, sample)
+                self._policy.on_failure(error, sample)
                 continue
-            self._guard.succeeded()
+            self._policy.on_success()
             self._feedback.measured(units)
             self._count(self._feedback.leaf, units)
             return sample

@@ -8,10 +8,9 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
 from energon_dali.worker_config import WorkerConfig
@@ -66,7 +65,7 @@ class _FilterIterator(StreamIterator[Any]):
         self._inner = dataset.dataset.open(context)
         self._wanted = dataset.filter_fn
         tolerance = failure_tolerance(dataset.filter_fn, DEFAULT_FAILURE_TOLERANCE)
-        self._guard = HookGuard(dataset.stage, tolerance, context, config)
+        self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
         self._stream, self._num_streams = context.stream, config.layout.num_streams
         self._seed = dataset.place_seed
         self._seen = 0
@@ -80,12 +79,12 @@ class _FilterIterator(StreamIterator[Any]):
                 with sample_context(index, self._seed):
                     wanted = self._wanted(element)
             except Exception as error:
-                self._guard.failed(error, element)
+                self._policy.on_failure(error, element)
                 continue
-            self._guard.succeeded()
+            self._policy.on_success()
             if wanted:
                 return element
-            self._guard.skipped()
+            self._policy.on_skip()
 
     def last_key(self, element: Any) -> Key:
         return self._inner.last_key(element)

@@ -9,11 +9,9 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE, HookGuard
-from energon_dali.datasets.hook_runner import own_copy
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, own_copy
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
 from energon_dali.shards.documents.state_entries import count_of, entry_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
@@ -147,7 +145,7 @@ class _IterMapIterator(StreamIterator[Any]):
         self._dataset = dataset
         self._inner = dataset.dataset.open(context)
         tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
-        self._guard = HookGuard(dataset.stage, tolerance, context, config)
+        self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
         self._metrics = context.metrics
         self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, dataset.place_seed
         self._index = 0
@@ -188,11 +186,11 @@ class _IterMapIterator(StreamIterator[Any]):
                         "to skip, and would be called for ever. Take an element first, or return without outputs."
                     ) from error
                 elements.taken = False  # what failed belongs to no output
-                self._guard.failed(error, elements.last)
+                self._policy.on_failure(error, elements.last)
                 continue
             finally:
                 self._metrics.add_time(self._dataset.stage, time.perf_counter() - started)
-            self._guard.succeeded()
+            self._policy.on_success()
             self._fresh = False
             self._offset = 0 if elements.taken else self._offset + 1
             self._epoch_outputs = self._offset + 1 if self._dataset.stateless_iter_fn else self._epoch_outputs + 1

@@ -9,11 +9,9 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.hook_guard import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.hook_runner import NOTHING, HookRunner, input_key, rerun
-from energon_dali.datasets.restore_key import Key, attempt
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, input_key, rerun
+from energon_dali.datasets.restore_key import Key, try_restore
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
@@ -83,7 +81,7 @@ class MapDataset(WrapperDataset[Any]):
     def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
         inputs = self.dataset.restore_samples([input_key(self, self.map_fn, key) for key in keys])
         return [
-            element if isinstance(element, Exception) else attempt(partial(self._again, element), key)
+            element if isinstance(element, Exception) else try_restore(partial(self._again, element), key)
             for key, element in zip(keys, inputs, strict=True)
         ]
 

@@ -9,8 +9,7 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.state import State
-from energon_dali.datasets.stream import StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig

@@ -12,7 +12,7 @@ from energon_dali.loader.state_transfer import StateReceiver
 
 if TYPE_CHECKING:
     from energon_dali.datasets.rank_iterator import RankIterator
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.loader.decode_process.process import DecodeProcess
     from energon_dali.loader.watchdog import Watchdog
     from energon_dali.loader.workers.pool import WorkerPool
@@ -79,7 +79,7 @@ class RemoteRank:
         return batch
 
     def snapshot(self) -> State:
-        """Returns the state after the last batch, for `state.plain`."""
+        """Returns the state after the last batch, for `stream.plain`."""
         if callable(self._state):
             self._state = self._state()
         return self._state

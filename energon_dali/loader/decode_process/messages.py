@@ -11,7 +11,7 @@ from energon_dali.loader.workers.messages import Codec, StillAtWork, StreamFaile
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.loader.decode_process.device_memory import DevicePiece
     from energon_dali.loader.workers.launch import StartMethod
     from energon_dali.shards import RetryPolicy

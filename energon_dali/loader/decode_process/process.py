@@ -29,7 +29,7 @@ from energon_dali.loader.workers.task_pickle import pickle_task
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.loader.workers.launch import WorkerProcess
 
 _WAKE_MS = 1000

@@ -17,7 +17,7 @@ from energon_dali.loader.workers.messages import StillAtWork
 from energon_dali.loader.workers.report import DropReport
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.loader.decode_process.messages import DecodeTask
     from energon_dali.loader.rank_part import RankPart
     from energon_dali.loader.workers.channel import Channel

@@ -24,8 +24,7 @@ from energon_dali.loader.workers.task_pickle import pickle_task
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
     from energon_dali.datasets.metrics import Metrics
-    from energon_dali.datasets.state import State
-    from energon_dali.datasets.stream import Block
+    from energon_dali.datasets.stream import Block, State
     from energon_dali.datasets.worker_border import WorkerBorder
     from energon_dali.shards import RetryPolicy
 

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from energon_dali.build.datasets import AnyPath, get_train_dataset, get_val_dataset
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import State
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError
 from energon_dali.samples.transfer import move

@@ -12,7 +12,7 @@ from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderI
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from energon_dali.datasets.state import State
+from energon_dali.datasets.stream import State
 from energon_dali.loader.loader_state import merge_states
 from energon_dali.worker_config import WorkerConfig
 

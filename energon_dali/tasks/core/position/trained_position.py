@@ -16,7 +16,7 @@ from energon_dali.tasks.core.position.random_state import RandomState
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from energon_dali.datasets.state import State
+    from energon_dali.datasets.stream import State
     from energon_dali.tasks.core.train_loader import TrainLoader
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from energon_dali.datasets.hook_guard import HookGuard, is_device_error
+from energon_dali.datasets.hooks import FailurePolicy, is_device_error
 from energon_dali.errors import DecodeError, DeviceFailedError, FatalSampleError
 
 
@@ -42,11 +42,11 @@ def take_from_nothing(*_: Any) -> None:
     next(iter(()))
 
 
-def guard_of(failures: list[Any], tolerance: int = 3, handler: Callable[..., None] = ignore) -> HookGuard:
+def policy_of(failures: list[Any], tolerance: int = 3, handler: Callable[..., None] = ignore) -> FailurePolicy:
     metrics = SimpleNamespace(count=lambda name: None, fail=failures.append, note_dropped=lambda: None)
     config: Any = SimpleNamespace(global_error_handler=handler)
     context: Any = SimpleNamespace(metrics=metrics)
-    return HookGuard("encode_sample", tolerance, context, config)
+    return FailurePolicy("encode_sample", tolerance, context, config)
 
 
 @pytest.mark.parametrize("error", DEVICE_ERRORS, ids=lambda error: type(error).__name__)
@@ -54,7 +54,7 @@ def test_a_device_error_is_raised_as_it_came_and_blames_no_sample(error: Excepti
     failures: list[Any] = []
     assert is_device_error(error)
     with pytest.raises(type(error)) as raised:
-        guard_of(failures).failed(error, {"__key__": "a"})
+        policy_of(failures).on_failure(error, {"__key__": "a"})
     assert raised.value is error
     assert not failures
 
@@ -64,18 +64,18 @@ def test_a_device_error_is_raised_as_it_came_and_blames_no_sample(error: Excepti
 )
 def test_a_samples_errors_are_counted_until_they_are_too_many(error: Exception) -> None:
     failures: list[Any] = []
-    guard = guard_of(failures)
+    policy = policy_of(failures)
     assert not is_device_error(error)
-    guard.failed(error, {"__key__": "a"})
-    guard.failed(error, {"__key__": "b"})
-    guard.succeeded()
-    guard.failed(error, {"__key__": "c"})
-    guard.failed(error, {"__key__": "d"})
+    policy.on_failure(error, {"__key__": "a"})
+    policy.on_failure(error, {"__key__": "b"})
+    policy.on_success()
+    policy.on_failure(error, {"__key__": "c"})
+    policy.on_failure(error, {"__key__": "d"})
     with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
-        guard.failed(error, {"__key__": "e"})
+        policy.on_failure(error, {"__key__": "e"})
     assert [failure.key for failure in failures] == ["a", "b", "c", "d", "e"]
 
 
 def test_a_handler_that_raises_stop_iteration_does_not_end_the_epoch_in_silence() -> None:
     with pytest.raises(FatalSampleError, match="global_error_handler raised StopIteration for the sample 'a'"):
-        guard_of([], handler=take_from_nothing).failed(ValueError("bad"), {"__key__": "a"})
+        policy_of([], handler=take_from_nothing).on_failure(ValueError("bad"), {"__key__": "a"})

@@ -1,0 +1,397 @@
+"""Runs the hooks of users under a failure policy: a sample that fails is skipped, counted and named, or it is fatal."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from copy import copy
+from dataclasses import is_dataclass
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.datasets.metrics import FailureRecord
+from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
+from energon_dali.error_handlers import LOGGER, log_exception
+from energon_dali.errors import (
+    DecodeError,
+    FatalSampleError,
+    SkipSample,
+    StateError,
+    StoreUnavailableError,
+    WorkerError,
+)
+from energon_dali.task_encoder.context import batch_context, sample_context
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.stream import StreamContext
+    from energon_dali.worker_config import WorkerConfig
+
+DEFAULT_FAILURE_TOLERANCE = 100
+"""Consecutive failures of one stage after which the run ends; 0 is unlimited."""
+
+NEVER_HEALS = (
+    SystemError,
+    SyntaxError,
+    ImportError,
+    StopIteration,
+    StopAsyncIteration,
+    MemoryError,
+    RecursionError,
+    ReferenceError,
+    NameError,
+    FatalSampleError,
+    WorkerError,
+)
+"""Errors that the next sample would meet as well: programming errors, and a process that cannot go on."""
+
+_LOGGED_AGAIN = frozenset(10**power for power in range(3, 12))
+"""Numbers of failures of one kind at which the log mentions them again."""
+
+_DEVICE_ERRORS = ("CUDA error", "CUDA out of memory", "CUDA runtime API error", "CUDA driver API error", "Triton Error")
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Returns whether the device caused an error (CUDA error, out of memory), and not the sample."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "AcceleratorError", "CudaError", "DeviceFailedError"}:
+        return True
+    # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _DEVICE_ERRORS)
+
+
+class FailurePolicy:
+    """Decides what happens after a stage fails on a sample: go on with the next one, or end the run.
+
+    One object counts the consecutive failures of one stage in one stream.
+
+    Args:
+        stage: Name of the stage or hook, as it appears in statistics and messages.
+        tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
+        context: Takes the counts.
+        worker_config: Gives the error handler.
+    """
+
+    __slots__ = ("_consecutive", "_context", "_handler", "stage", "tolerance")
+
+    def __init__(self, stage: str, tolerance: int, context: StreamContext, worker_config: WorkerConfig) -> None:
+        self.stage = stage
+        self.tolerance = tolerance
+        self._context = context
+        self._handler = worker_config.global_error_handler
+        self._consecutive = 0
+
+    def on_success(self) -> None:
+        """Ends a run of consecutive failures."""
+        self._consecutive = 0
+
+    def on_skip(self) -> None:
+        """Counts a sample that the stage dropped on purpose."""
+        self._context.metrics.skip(self.stage)
+
+    def on_failure(self, error: Exception, sample: Any, *, epoch: int = 0) -> None:
+        """Counts a failure and returns if the caller may go on with the next sample.
+
+        With the default error handler, each process logs the first failure of a kind (stage, type of the error, line
+        that raised it) in full and counts the others.
+
+        Args:
+            error: What was raised.
+            sample: The sample, a list of samples, or a raw sample.
+            epoch: Pass over the data, if the stage knows it.
+
+        Raises:
+            FatalSampleError: The next sample would fail in the same way, too many samples in a row failed, or the
+                user's error handler raised StopIteration.
+            Exception: The error itself if it is a device error, a FatalSampleError or a StoreUnavailableError; or
+                whatever the user's error handler raises.
+        """
+        if isinstance(error, SkipSample):
+            self.on_skip()
+            return
+        if is_device_error(error) or isinstance(error, (FatalSampleError, StoreUnavailableError)):
+            raise error
+        if isinstance(error, NEVER_HEALS):
+            raise FatalSampleError(
+                f"{self.stage} raised {text_of(error)}. This kind of error does not go away with the next sample, so "
+                "the run ends here instead of dropping every sample; fix the cause named below."
+            ) from error
+        self._consecutive += 1
+        sources = sources_of(sample)
+        key = key_of(sample)
+        first = sources[0] if sources else None
+        kind = f"{self.stage}: {type(error).__name__}{_origin_of(error)}"
+        nth = self._context.metrics.fail(
+            FailureRecord(
+                stage=self.stage,
+                reason=f"{error}" if isinstance(error, DecodeError) else text_of(error),
+                dataset=str(first.dataset_path) if first else "",
+                shard=first.shard_name if first else "",
+                key=key,
+                epoch=epoch,
+                kind=kind,
+            )
+        )
+        try:
+            if self._handler is not log_exception or nth == 1:
+                self._handler(error, sample, list(sources) if sources else None)
+            elif nth in _LOGGED_AGAIN:
+                LOGGER.error("%s: %d samples were dropped for this so far; the last was %r.", kind, nth, key)
+        except StopIteration as end:  # unchanged, it would silently end the epoch
+            raise FatalSampleError(
+                f"global_error_handler raised StopIteration for the sample {key!r}, on which {self.stage} had failed. "
+                "Catch it inside the handler; any other exception that the handler raises ends the run unchanged."
+            ) from end
+        if self.tolerance and self._consecutive >= self.tolerance:
+            what = text_of(error).rstrip(".")
+            cure = (
+                "Correct the data, or the dataset's settings."
+                if self.stage in ("read", "load", "decode")
+                else "Fix the hook or the data, or raise the tolerance with @stateless(failure_tolerance=...) "
+                "(0 is unlimited)."
+            )
+            raise FatalSampleError(
+                f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
+                f"sample was {key!r}: {what}. {cure}"
+            ) from error
+        self._context.metrics.note_dropped()
+
+
+def check_result(stage: str, result: Any) -> Any:
+    """Returns the result of a hook.
+
+    Raises:
+        FatalSampleError: It is None, which would reach the trainer in place of a sample or batch.
+    """
+    if result is None:
+        raise FatalSampleError(
+            f"{stage} returned None. It must return the sample or batch that it made: check that each path through it "
+            "ends with a return statement. To drop a sample, raise SkipSample() in it."
+        )
+    return result
+
+
+def _origin_of(error: BaseException) -> str:
+    """Returns " at FILE:LINE" of the line that raised an exception; "" if it was never raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the type and the text of an exception, even if its `__str__` fails."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as failure:
+        return f"{type(error).__name__}: (its text cannot be shown: {type(failure).__name__})"
+
+
+def key_of(sample: Any) -> str:
+    """Returns the `__key__` of a sample (several, comma separated, for a list or a batch); "" if there is none."""
+    if isinstance(sample, (list, tuple)):
+        return ", ".join(filter(None, map(key_of, sample[:8])))
+    key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+    if key is None:
+        key = getattr(sample, "key", "")
+    return ", ".join(map(str, key[:8])) if isinstance(key, list) else str(key)
+
+
+def sources_of(sample: Any) -> tuple[Any, ...]:
+    """Returns the `__sources__` of a sample, list of samples or batch; () if there are none."""
+    if isinstance(sample, (list, tuple)):
+        return tuple(source for inner in sample for source in sources_of(inner))
+    sources = sample.get("__sources__") if isinstance(sample, dict) else getattr(sample, "__sources__", None)
+    return tuple(sources) if sources else ()
+
+
+NOTHING = object()
+"""What `HookRunner.step` returns if an input gave no output, or no further one."""
+
+
+class HookRunner:
+    """Applies a hook, which is a function or a generator function, to the inputs of one stream, and knows its position.
+
+    The outputs get a `__restore_key__`: (name of the dataset, index of the input[, number of the output], *inner keys).
+
+    Args:
+        owner: The dataset whose hook this is; its class name goes into the keys.
+        function: The hook: a function, or a generator function with any number of outputs per input.
+        stage: Name in statistics and messages.
+        tolerance: Consecutive failures after which FatalSampleError is raised.
+        context: The stream.
+    """
+
+    def __init__(
+        self,
+        owner: SavableDataset[Any],
+        function: Callable[..., Any],
+        stage: str,
+        tolerance: int,
+        context: StreamContext,
+    ) -> None:
+        self._name = type(owner).__name__
+        self._function = function
+        self.is_generator = inspect.isgeneratorfunction(function)
+        self._policy = FailurePolicy(stage, tolerance, context, owner.worker_config)
+        self._metrics = context.metrics
+        self._stage = stage
+        self._stream = context.stream
+        self._num_streams = owner.worker_config.layout.num_streams
+        self._seed = owner.place_seed
+        self._samples_per_batch: int | None = getattr(owner, "samples_per_batch", None)
+        self.index = 0
+        """Inputs that were processed."""
+        self.offset = 0
+        """Outputs that the running generator has yielded."""
+        self.skip_outputs = 0
+        """Outputs of the next generator that were delivered before the state was saved."""
+        self.key: Key = ()
+        """Restore key of the last output."""
+        self._argument: Any = None
+        self._keys: tuple[Any, ...] = ()
+        self._outputs: Iterator[Any] | None = None
+        self._loaded = False
+
+    @property
+    def global_index(self) -> int:
+        """Number of the current input over all streams; the same for every layout."""
+        return self.index * self._num_streams + self._stream
+
+    @property
+    def running(self) -> bool:
+        """Whether a loaded input may give further outputs."""
+        return self._loaded
+
+    def load(self, argument: Any, keys: tuple[Any, ...]) -> None:
+        """Takes the next input and the restore keys of its elements."""
+        self._argument, self._keys, self._loaded = argument, keys, True
+        if self.is_generator:
+            self._outputs = iter(self._function(argument))
+
+    def step(self) -> Any:
+        """Returns the next output of the loaded input, or NOTHING if there is none.
+
+        Raises:
+            FatalSampleError: The hook failed too often in a row, or cannot succeed.
+        """
+        start = time.perf_counter()
+        try:
+            with hook_context(self.global_index, self._seed, self._samples_per_batch, self._num_streams):
+                result = self._function(self._argument) if self._outputs is None else next(self._outputs)
+        except StopIteration as end:
+            if self._outputs is None:  # raised by a plain function, it would silently end the epoch
+                self._fail(RuntimeError(f"{self._stage} raised StopIteration"), end)
+            else:
+                self._policy.on_success()
+                if self.offset == 0:  # a generator that yields nothing drops its input
+                    self._policy.on_skip()
+                self._finish()
+            return NOTHING
+        except Exception as error:
+            self._fail(error)
+            return NOTHING
+        finally:
+            self._metrics.add_time(self._stage, time.perf_counter() - start)
+        index = self.global_index
+        if self._outputs is None:
+            if isinstance(result, GeneratorType):
+                raise FatalSampleError(
+                    f"{self._stage} returned a generator but is not a generator function itself, so its results would "
+                    "not be taken one by one. Write `yield from` in it instead of `return`."
+                )
+            check_result(self._stage, result)
+            keys = self._keys
+            self._policy.on_success()
+            self._finish()
+            self.key = (self._name, index, *keys)
+            return set_restore_key(result, self.key)
+        check_result(self._stage, result)
+        self.offset += 1
+        if self.skip_outputs:
+            self.skip_outputs -= 1
+            return NOTHING
+        self.key = (self._name, index, self.offset - 1, *self._keys)
+        return set_restore_key(own_copy(result), self.key)
+
+    def _fail(self, error: Exception, cause: Exception | None = None) -> None:
+        error.__cause__ = cause or error.__cause__
+        argument = self._argument
+        self._finish()
+        self._policy.on_failure(error, argument)
+
+    def _finish(self) -> None:
+        self._argument, self._keys, self._outputs, self._loaded = None, (), None, False
+        self.offset = self.skip_outputs = 0
+        self.index += 1
+
+
+def hook_context(
+    index: int, seed: int, samples_per_batch: int | None, num_streams: int
+) -> AbstractContextManager[object]:
+    """Returns the context of a hook: what it reads as `current_sample_index` and `current_batch_index`.
+
+    Args:
+        index: Number of the input, over all streams.
+        seed: Of what the hook draws.
+        samples_per_batch: If the hook runs ahead of the batches, in workers, how many of its inputs make one; else
+            None. Which samples later stages drop is unknown there: the number of the batch counts all samples.
+        num_streams: Of the job.
+    """
+    if samples_per_batch is None:
+        return sample_context(index, seed)
+    own, stream = divmod(index, num_streams)
+    both = ExitStack()
+    both.enter_context(batch_context(own // samples_per_batch * num_streams + stream))
+    both.enter_context(sample_context(index, seed))
+    return both
+
+
+def own_copy(output: Any) -> Any:
+    """Returns a shallow copy of what a generator yielded, which may yield the same object again.
+
+    Each output has its own key. A change that a later hook makes to one output must not appear in the next one, or
+    results would depend on where a run was interrupted.
+    """
+    return copy(output) if isinstance(output, dict) or is_dataclass(output) else output
+
+
+def input_key(owner: SavableDataset[Any], function: Callable[..., Any], key: Key) -> Key:
+    """Returns the key of the input from which a hook of `owner` made the output with a key.
+
+    Raises:
+        StateError: The key is not of this dataset.
+    """
+    numbers = 2 if inspect.isgeneratorfunction(function) else 1
+    return expect_name(key, type(owner).__name__, numbers)[1 + numbers :]
+
+
+def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, remake: Callable[[Key], Any]) -> Any:
+    """Returns the output that a hook gave for a key, by running it again.
+
+    Args:
+        owner: The dataset of the hook.
+        function: The hook.
+        key: The key of the output.
+        remake: Makes the hook's input from the inner part of the key.
+
+    Raises:
+        StateError: The key is not of this dataset, or the hook gives fewer outputs than before.
+    """
+    argument = remake(input_key(owner, function, key))
+    key = key_from_json(key)
+    index, num_streams = key[1], owner.worker_config.layout.num_streams
+    with hook_context(index, owner.place_seed, getattr(owner, "samples_per_batch", None), num_streams):
+        if not inspect.isgeneratorfunction(function):
+            return set_restore_key(function(argument), key)
+        offset = key[2]
+        for number, result in enumerate(function(argument)):
+            if number == offset:
+                return set_restore_key(result, key)
+    raise StateError(
+        f"{type(owner).__name__} gave fewer than {offset + 1} outputs when its hook ran again for {key!r}. A generator "
+        "hook that is to be restored must give the same outputs each time: mark it @stateless(restore_seeds=True) if "
+        "it draws random numbers."
+    )
