@@ -1,18 +1,21 @@
-# Everything is made in .venv; PYTHON makes it and may be any Python from 3.10 on.
+# Everything is installed into .venv. PYTHON creates it, and may be any Python from 3.10 on.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.up-to-date
 ENERGON_VENV  := .venv-energon
 ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
+DOCS_VENV  := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.up-to-date
+DIST_VENV  := .venv-dist
 
-# What the driver of this machine runs: PyPI's torch is built for CUDA 13 from 2.11 on, which needs driver 580.
-# TORCH is what pip is given, such as 'torch==2.13.0', with --index-url for another index; DALI is the extra.
+# From 2.11 on, PyPI's torch is built for CUDA 13, which needs driver 580.
+# TORCH is passed to pip, such as 'torch==2.13.0', with --index-url for another index. DALI is the extra.
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n '1s/[^0-9].*//p')
 DRIVER_KIND := $(if $(DRIVER),$(shell test $(DRIVER) -ge 580 && echo cuda13 || echo cuda12))
 TORCH ?= $(if $(filter cuda12,$(DRIVER_KIND)),torch==2.10.0,torch==2.13.0)
 DALI ?= $(or $(DRIVER_KIND),cuda12)
-# Another choice than that of the environment that is there installs again.
+# A choice that differs from that of the existing environment installs again.
 CHOICE := $(TORCH) $(DALI)
 CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
 
@@ -29,18 +32,20 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-faults check demo demo-train bench bench-video bench-trainer gpu clean
+.PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   the environment in $(VENV); both follow the GPU's driver"
-	@echo "make demo [DATA=/path]  a data set of real photographs (or your own) through every decoder of this machine"
-	@echo "make demo-train         two models, trained for minutes: one guesses pixels, one captions the demo's pictures"
+	@echo "make demo [DATA=/path]  a dataset of real photographs (or your own) through every decoder of this machine"
+	@echo "make demo-train         two models, trained for minutes: one predicts pixels, one captions the demo's images"
 	@echo "make test               the tests"
 	@echo "make test-faults        thousands of damaged files, failing disks and servers, and kills; prints what was survived"
-	@echo "make check              lint and types"
-	@echo "make bench              the CPU benchmarks, beside bare DALI, PIL, webdataset and megatron-energon"
-	@echo "make bench-video        the benchmarks on videos, beside megatron-energon, torchcodec and PyAV"
-	@echo "make bench-trainer      loading beside a trainer that is busy in Python, with and without a decode process"
+	@echo "make check              lint, layout and types"
+	@echo "make docs               the documentation as a site in site/; warnings are errors"
+	@echo "make dist               sdist and wheel in dist/; the wheel is installed into an empty environment and tried"
+	@echo "make bench              the CPU benchmarks, next to bare DALI, PIL, webdataset and megatron-energon"
+	@echo "make bench-video        the benchmarks on videos, next to megatron-energon, torchcodec and PyAV"
+	@echo "make bench-trainer      loading next to a trainer that is busy in Python, with and without a decode process"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   checks, tests and benchmarks on a GPU host"
 
 setup: $(STAMP)
@@ -50,7 +55,7 @@ $(STAMP): pyproject.toml setup.py constraints-ci.txt $(if $(CHOICE_MADE),$(if $(
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "$(PYTHON) is older than Python 3.10; name a newer one: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# What is not complete is removed, unless it was complete before: others would take it for an environment.
+	@# An incomplete environment is removed, unless it was complete before: it would be taken for a complete one.
 	{ $(BIN)/python -m pip install --quiet --upgrade pip && \
 		$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH) && \
 		$(BIN)/python -m pip install --quiet --constraint constraints-ci.txt --editable '.[$(DALI),dev]'; } || \
@@ -58,7 +63,7 @@ $(STAMP): pyproject.toml setup.py constraints-ci.txt $(if $(CHOICE_MADE),$(if $(
 	@echo '$(CHOICE)' >$(VENV)/.choice
 	@touch $@
 
-# megatron-energon lives in an environment of its own, as its users have it.
+# megatron-energon gets an environment of its own, as its users have it.
 $(ENERGON_STAMP): constraints-ci.txt benchmarks/requirements-energon.txt
 	test -x $(ENERGON_VENV)/bin/python || $(PYTHON) -m venv $(ENERGON_VENV)
 	$(ENERGON_VENV)/bin/python -m pip install --quiet --upgrade pip
@@ -78,10 +83,31 @@ check: $(STAMP)
 	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
 	$(BIN)/mypy
 
+# The pages name no module that has to be imported: they are made from the sources, without torch.
+$(DOCS_STAMP): constraints-ci.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt \
+		mkdocs mkdocs-material 'mkdocstrings[python]' ruff
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+
+# The smoke test runs twice: as a plain installation leaves it, with PIL and PyAV, and with DALI.
+dist: $(STAMP)
+	rm -rf dist build $(DIST_VENV)
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH) dist/*.whl
+	$(DIST_VENV)/bin/python tools/smoke_test.py
+	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt "$$(ls dist/*.whl)[$(DALI)]"
+	$(DIST_VENV)/bin/python tools/smoke_test.py
+
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
 
-# The archive has the format of CIFAR-10 and is made of photographs; the pictures that were drawn lie in demo/.
+# The archive has the format of CIFAR-10 and is made of photographs; the images that the model drew are in demo/.
 demo-train: demo
 	$(BIN)/python -m benchmarks.data.cifar_archive --out demo/cifar
 	$(BIN)/python -m energon_dali.tasks.train +task=vision/igpt +dataset=vision/igpt/cifar \
@@ -112,4 +138,4 @@ gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(if $(STAGES),--stage $(STAGES))
 
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu
+	rm -rf $(VENV) $(ENERGON_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

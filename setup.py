@@ -1,4 +1,4 @@
-"""Lists the packages: `energon_dali` as it stands, and `kernels` as `energon_dali.kernels`."""
+"""Lists the packages: `energon_dali` as it is, and `kernels` as `energon_dali.kernels`."""
 
 from setuptools import find_packages, setup
 

@@ -45,7 +45,8 @@ class PackingDataset(GatheringDataset):
         first: Samples in the buffer of the first round, to start sooner; each round doubles it up to `buffer_size`.
         packer_config: Plain values that describe the packer.
         pre_packer_failure_tolerance: Consecutive failures of it after which FatalSampleError is raised; 0 is unlimited.
-        final_packer_failure_tolerance, sample_encoder_failure_tolerance: The same for these.
+        final_packer_failure_tolerance: The same for the final packer.
+        sample_encoder_failure_tolerance: The same for the sample encoder.
         worker_config: Left out, the inner dataset's.
 
     Raises:
