@@ -3,6 +3,8 @@
 #   docker run --rm --gpus all energon-dali doctor
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 
+# Ubuntu's security updates are wanted: versions are not pinned.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
@@ -12,15 +14,14 @@ ENV VIRTUAL_ENV=/opt/venv \
     PIP_NO_CACHE_DIR=1
 RUN python3 -m venv /opt/venv
 
-WORKDIR /src
-# torch's wheel brings the CUDA libraries; the base image brings what the driver's libraries are mounted into.
-COPY constraints-ci.txt ./
+# torch's wheel contains the CUDA libraries; the driver's are mounted into the container when it starts.
 RUN pip install torch==2.13.0
 
+WORKDIR /src
 COPY . .
 RUN pip install --constraint constraints-ci.txt ".[cuda13,metrics]"
 
-# Shows, without a GPU, that everything is there; the working directory is not the checkout.
+# Shows, without a GPU, that the installation is complete. The working directory is not the checkout.
 WORKDIR /workspace
 RUN python /src/tools/smoke_test.py
 

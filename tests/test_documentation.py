@@ -1,4 +1,4 @@
-"""The README and docs/ say what is so: Python blocks run and print what their comments say; links lead somewhere."""
+"""README and docs/ are true: Python blocks run and print what their comments say, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from energon_dali.cli.main import main
 from tests.av.corpus import VideoRecipe, encode_video
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -108,3 +108,19 @@ def test_every_error_is_on_its_page() -> None:
     page = (ROOT / "docs" / "errors.md").read_text()
     classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert {name for name in classes if f"`{name}`" not in page} == set()
+
+
+def test_every_public_name_has_an_entry_in_the_reference() -> None:
+    import energon_dali
+
+    pages = sorted((ROOT / "docs" / "api").glob("*.md"))
+    entries = [
+        name for page in pages for name in re.findall(r"^::: energon_dali\.(\w+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert sorted(entries) == sorted(set(energon_dali.__all__) - {"__version__"})
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert navigation == pages | {"index.md", "contributing.md", "changelog.md"}
