@@ -12,9 +12,9 @@ import pytest
 
 from energon_dali.av import AVDecoder, AVWebdatasetDecoder
 from energon_dali.decode import SampleDecoder, VideoClips
+from energon_dali.decode.media_filter import describe_av
 from energon_dali.demuxers import DEMUXERS
 from energon_dali.errors import DecodeError
-from energon_dali.shards.prepare.media_metadata import describe_av
 from tests.av.corpus import VIDEOS, audio_file, video_file
 from tests.av.mp4_boxes import rewrite
 

@@ -30,15 +30,22 @@ def media_options(command: Command) -> Command:
     return command
 
 
-def check_image(name: str, data: bytes) -> PartFacts:
-    """Returns what the header of an image part says; the check that `prepare` runs.
+def check_image(name: str, content: Callable[[], bytes]) -> PartFacts | None:
+    """Returns what the header of an image says; None if the part is not an image. `prepare` runs it for every part.
+
+    Args:
+        name: Part name.
+        content: Returns the content.
 
     Raises:
         DecodeError: The header cannot be parsed, or is beyond what any decoder here would take.
     """
+    from energon_dali.decode.part_kind import find_part_kind
     from energon_dali.decode.screen import screen_image  # imports PIL, which `--help` should not wait for
 
-    header = screen_image(data)
+    if find_part_kind(name)[0] != "image":
+        return None
+    header = screen_image(content())
     return PartFacts(header.to_label(), header.width, header.height)
 
 

@@ -19,7 +19,6 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
-from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.split_plan import find_shards, parse_ratio
 
 SHOWN_PARTS = 10
@@ -142,6 +141,8 @@ def _ratio_text(options: PrepareOptions) -> str:
 def _run(
     root: StoragePath, shards: list[str] | None, ratio: dict[str, float] | None, options: PrepareOptions
 ) -> PrepareResult:
+    from energon_dali.decode.media_filter import MediaFilter  # imports PIL, which `--help` should not wait for
+
     media = MediaFilter.parse(
         options.media_metadata_by_glob, options.media_metadata_by_header, options.media_metadata_by_extension
     )

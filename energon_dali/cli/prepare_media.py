@@ -8,7 +8,6 @@ import click
 
 from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import media_options, progress_bar, usable_workers
-from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.media_tables import add_media_metadata
 
 
@@ -28,6 +27,8 @@ def prepare_media(
     tmp_path: Path | None,
 ) -> None:
     """Describe the media (sizes, formats, durations) of the prepared dataset, or of the plain folder, at PATH."""
+    from energon_dali.decode.media_filter import MediaFilter  # imports PIL, which `--help` should not wait for
+
     with told_to_user():
         media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
         if media is None:

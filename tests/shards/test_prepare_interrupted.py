@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from energon_dali.decode.media_filter import MediaFilter
 from energon_dali.errors import DatasetFormatError, ShardError, StorageError
 from energon_dali.shards import PartFacts, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.prepare import building
-from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.media_tables import add_media_metadata
 from tests.full_disk import largest_file
 from tests.shards.tars import captions, write_tar
@@ -99,7 +99,7 @@ def test_killed_at_every_instant(tmp_path: Path, is_changed: bool) -> None:
     assert leftovers(tmp_path) == [], "those of the killed ones are removed too"
 
 
-def interrupt(name: str, data: bytes) -> PartFacts:
+def interrupt(name: str, content: Callable[[], bytes]) -> PartFacts:
     raise KeyboardInterrupt
 
 
@@ -231,7 +231,7 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     (meta / "more" / "file").write_text("of another program")
     (meta / "link").symlink_to("nowhere")
     (meta / "unreadable.json").write_text("[]")
-    prepare_dataset(tmp_path, split_config="split2.yaml", check_part=lambda name, data: PartFacts("any"))
+    prepare_dataset(tmp_path, split_config="split2.yaml", check_part=lambda name, content: PartFacts("any"))
     assert (meta / "sample_loader.py").read_text() == "code"
     assert (meta / "more" / "file").read_text() == "of another program"
     assert (meta / "link").is_symlink()

@@ -20,9 +20,8 @@ from energon_dali.shards.meta.splits import DEFAULT_NAME, pack_split, read_split
 from energon_dali.shards.prepare.building import building_folder, install
 from energon_dali.shards.prepare.index_writer import PrepareResult, tar_index_file, write_index
 from energon_dali.shards.prepare.known_index import KnownIndex
-from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order, useful_workers
-from energon_dali.shards.prepare.shard_job import CheckPart, ShardJob, ShardScan, index_shard
+from energon_dali.shards.prepare.shard_job import CheckPart, DescribeMedia, ShardJob, ShardScan, index_shard
 from energon_dali.shards.prepare.split_plan import find_shards, plan_split
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
@@ -45,7 +44,7 @@ def prepare_dataset(
     num_workers: int = 1,
     check_part: CheckPart | None = None,
     exclude_unreadable: bool = False,
-    media_filter: MediaFilter | None = None,
+    media_filter: DescribeMedia | None = None,
     tar_index_only: bool = False,
     tmp_path: Path | None = None,
     progress: Progress | None = None,

@@ -15,8 +15,7 @@ from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.index.tar_index import pack_tar_index
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError
 from energon_dali.shards.prepare.known_index import KnownIndex
-from energon_dali.shards.prepare.media_metadata import MediaFilter
-from energon_dali.shards.prepare.shard_job import ShardScan, UnreadablePart
+from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardScan, UnreadablePart
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 
@@ -48,7 +47,7 @@ def write_index(
     folder: Path,
     names: list[str],
     scans: Iterable[ShardScan],
-    media_filter: MediaFilter | None,
+    media_filter: DescribeMedia | None,
     identity: str | None,
     known: KnownIndex | None,
 ) -> PrepareResult:

@@ -17,9 +17,8 @@ from energon_dali.shards.index.sqlite_index import MediaRow, SqliteWriter
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present, read_shard_counts, refuse_meta
 from energon_dali.shards.prepare.building import building_folder
-from energon_dali.shards.prepare.media_metadata import MediaFilter
 from energon_dali.shards.prepare.parallel import map_in_order, useful_workers
-from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, index_shard
+from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardJob, ShardScan, index_shard
 from energon_dali.shards.storage import StoragePath
 
 FILES_PER_JOB = 256
@@ -27,7 +26,7 @@ FILES_PER_JOB = 256
 
 def add_media_metadata(
     path: str | StoragePath,
-    media_filter: MediaFilter,
+    media_filter: DescribeMedia,
     *,
     num_workers: int = 1,
     tmp_path: Path | None = None,
@@ -66,7 +65,7 @@ def add_media_metadata(
 
 @contextmanager
 def _media_table(
-    root: StoragePath, media_filter: MediaFilter, tmp_path: Path | None, *, needs_index: bool
+    root: StoragePath, media_filter: DescribeMedia, tmp_path: Path | None, *, needs_index: bool
 ) -> Iterator[SqliteWriter]:
     """Yields a writer to a copy of the index of a folder, and installs the copy at the end."""
     index = root / META / SQLITE_NAME
@@ -88,7 +87,7 @@ def _media_table(
 
 def _rows_of_shards(
     root: StoragePath,
-    media_filter: MediaFilter,
+    media_filter: DescribeMedia,
     num_workers: int,
     progress: Callable[[Iterable[ShardScan], int], Iterable[ShardScan]] | None,
 ) -> Iterator[Sequence[MediaRow]]:
@@ -102,7 +101,7 @@ def _rows_of_shards(
         yield scan.media
 
 
-def _rows_of_files(root: StoragePath, media_filter: MediaFilter, num_workers: int) -> Iterator[Sequence[MediaRow]]:
+def _rows_of_files(root: StoragePath, media_filter: DescribeMedia, num_workers: int) -> Iterator[Sequence[MediaRow]]:
     """Returns the rows of the media files below a folder, some hundred at a time."""
     refuse_meta(root)
     if not root.is_dir():
@@ -119,7 +118,7 @@ def _rows_of_files(root: StoragePath, media_filter: MediaFilter, num_workers: in
     return map_in_order(describe, jobs, useful_workers(root, names, num_workers))
 
 
-def _describe(root: StoragePath, media_filter: MediaFilter, names: Sequence[str]) -> list[MediaRow]:
+def _describe(root: StoragePath, media_filter: DescribeMedia, names: Sequence[str]) -> list[MediaRow]:
     """Returns the rows of those files that are media; a file that cannot be read has none."""
     rows = []
     for name in names:

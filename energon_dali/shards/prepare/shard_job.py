@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from energon_dali.errors import DatasetError, DecodeError, ShardError, StorageError
 from energon_dali.shards.index.extent_file import pack_names
@@ -12,14 +13,27 @@ from energon_dali.shards.index.extents_builder import ExtentsBuilder
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
 from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.index.tar_scan import PartMember, TarEnd, group_members, scan_tar
-from energon_dali.shards.prepare.media_metadata import kind_of_suffix
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import WindowReader
 
-CheckPart = Callable[[str, bytes], PartFacts | None]
-"""Takes (part name, content); returns what its header says, None if it is not media. Raises DecodeError; picklable."""
-DescribeMedia = Callable[[str, Callable[[], bytes]], tuple[str, str] | None]
-"""Takes (`KEY.PART`, function that returns the content); returns ("image" or "av", JSON) or None. Picklable."""
+CheckPart = Callable[[str, Callable[[], bytes]], PartFacts | None]
+"""Takes (part name, function that returns the content); returns what its header says, None for parts that it does not
+check. Raises DecodeError; picklable."""
+
+
+class DescribeMedia(Protocol):
+    """Finds and describes media for the table `media_metadata`; picklable. See `decode.media_filter.MediaFilter`."""
+
+    @property
+    def strategy(self) -> str:
+        """How media are found, for the table `media_filters`."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of names, likewise."""
+
+    def __call__(self, name: str, content: Callable[[], bytes]) -> tuple[str, str] | None:
+        """Takes (`KEY.PART`, function that returns the content); returns ("image" or "av", JSON) or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +164,9 @@ class _Content:
 
 def _inspect(job: ShardJob, scan: ShardScan, part: PartMember, content: _Content) -> PartFacts | None:
     facts = None
-    if job.check_part is not None and kind_of_suffix(part.part) == "image":
+    if job.check_part is not None:
         try:
-            facts = job.check_part(part.part, content())
+            facts = job.check_part(part.part, content)
         except DecodeError as error:
             scan.unreadable.append(UnreadablePart(scan.shard, part.key, part.part, str(error)))
             return None  # a part that cannot be parsed is not described

@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from energon_dali.errors import ConfigError
+from energon_dali.decode.part_kind import find_part_kind
+from energon_dali.decode.pil import open_image
+from energon_dali.errors import ConfigError, DecodeError
 
 Strategy = Literal["GLOB", "HEADER", "EXTENSION"]
 Kind = Literal["image", "av"]
-
-IMAGE_SUFFIXES = frozenset(
-    (
-        "bmp",
-        "gif",
-        "ico",
-        "j2k",
-        "jp2",
-        "jpx",
-        "jpeg",
-        "jpg",
-        "png",
-        "tif",
-        "tiff",
-        "webp",
-        "avif",
-        "ppm",
-        "pgm",
-        "pbm",
-        "pnm",
-        "tga",
-    )
-)
-AV_SUFFIXES = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +82,9 @@ class MediaFilter:
 
 
 def kind_of_suffix(name: str) -> Kind | None:
-    """Returns the kind of media that a file name suggests."""
-    suffix = name.rpartition(".")[2].lower()
-    return "image" if suffix in IMAGE_SUFFIXES else "av" if suffix in AV_SUFFIXES else None
+    """Returns the kind of media that a file name speaks of."""
+    kind = find_part_kind(name.rpartition(".")[2])[0]
+    return None if kind == "basic" else kind
 
 
 def kind_of_content(data: bytes) -> Kind | None:
@@ -118,22 +97,18 @@ def kind_of_content(data: bytes) -> Kind | None:
 
 
 def describe_image(data: bytes) -> dict[str, Any] | None:
-    """Returns width, height (pixels), format and mode of an image, from its header; None if PIL does not know it."""
-    import warnings
-
-    from PIL import Image
-
+    """Returns width, height (pixels), PIL's format and mode of an image, from its header; None if PIL refuses it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # describe also what PIL calls a decompression bomb
-            with Image.open(io.BytesIO(data)) as image:
+            warnings.simplefilter("ignore")  # a size that PIL calls a bomb is described all the same
+            with open_image(data) as image:
                 return {
                     "width": image.width,
                     "height": image.height,
                     "format": image.format or "UNKNOWN",
                     "mode": image.mode,
                 }
-    except Exception:
+    except DecodeError:
         return None
 
 
