@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from energon_dali.build.datasets import AnyPath, get_train_dataset, get_val_dataset
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.stream import State
 from energon_dali.datasets.wrappers.limit import LimitDataset
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, StateError
 from energon_dali.samples.transfer import move
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.tasks.core.data_config import TransformerDataConfig
 from energon_dali.tasks.core.decoder import DecoderChoice, make_decoder
 from energon_dali.tasks.core.eval_loader import EvalLoader
+from energon_dali.tasks.core.map_loader import EpochPlan, MapLoader, PlanSampler
 from energon_dali.tasks.core.position.place import find_place, gather_states, warn_between_steps
 from energon_dali.tasks.core.position.trained_position import TrainedPosition, check_state
 from energon_dali.tasks.core.train_loader import TrainLoader
 from energon_dali.worker_config import WorkerConfig
-
-if TYPE_CHECKING:
-    import torch
 
 Split = Literal["train", "val", "test"]
 
@@ -34,27 +35,43 @@ __all__ = ["Split", "TransformerDataConfig", "TransformerDataModule"]
 
 
 class TransformerDataModule(LightningDataModule):
-    """Loads prepared datasets for a Lightning trainer.
+    """Loads data for a Lightning trainer: prepared datasets, or map-style datasets that a subclass sets itself.
 
-    Tasks override `task_encoder` and `model_data_kwargs`, and `prepare_data` where the data has to be made first.
-    Checkpoints contain the position behind the last batch that went into an optimizer step, of all ranks, and the
-    states of the random number generators: a resumed run goes on as if it had never stopped, on any number of
+    Tasks on prepared datasets override `task_encoder` and `model_data_kwargs`, and `prepare_data` where the data has to
+    be made first. Others set `dataset_train`, `dataset_val` and `dataset_test` in `setup`; torch's DataLoader then
+    loads them with the config's batch size, number of workers and seed.
+
+    Checkpoints contain the position after the last batch that went into an optimizer step, of all ranks, and the
+    states of the random number generators: a resumed run continues as if it had never stopped, on any number of
     processes that fits the streams.
 
     Args:
-        cfg: Paths, sizes and seeds.
+        cfg: Paths, sizes and seeds; None is a TransformerDataConfig().
         decoder: Backend for media, see `make_decoder`.
         tokenizer: For task encoders that need one.
     """
 
+    dataset_train: Dataset[Any] | None = None
+    """Map-style dataset to train on, set in `setup`; it takes the place of cfg.train."""
+    dataset_val: Dataset[Any] | None = None
+    """The same for validation, in the place of cfg.val."""
+    dataset_test: Dataset[Any] | None = None
+    """The same for the test, in the place of cfg.test."""
+    train_transforms: Callable[..., Any] | None = None
+    """What `setup` may give the dataset of training as its transform; override it or set it."""
+    val_transforms: Callable[..., Any] | None = None
+    """The same for validation."""
+    test_transforms: Callable[..., Any] | None = None
+    """The same for the test."""
+
     def __init__(
-        self, cfg: TransformerDataConfig, *, decoder: DecoderChoice = None, tokenizer: Any | None = None
+        self, cfg: TransformerDataConfig | None = None, *, decoder: DecoderChoice = None, tokenizer: Any | None = None
     ) -> None:
         super().__init__()
-        self.cfg = cfg
+        self.cfg = TransformerDataConfig() if cfg is None else cfg
         self.decoder = decoder
         self.tokenizer = tokenizer
-        self._train: TrainLoader[Any] | None = None
+        self._train: TrainLoader[Any] | MapLoader | None = None
         self._evals: dict[Split, EvalLoader[Any]] = {}
         self._state: State | None = None
         self._state_of: weakref.ref[Any] | None = None
@@ -77,58 +94,119 @@ class TransformerDataModule(LightningDataModule):
         """What the model has to know of the data, as keyword arguments for it."""
         return {}
 
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], Any] | None:
+        """What makes a batch of the samples of `dataset_train`, `dataset_val` and `dataset_test`; None is torch's."""
+        return None
+
+    def prepare_data(self, *args: Any, **kwargs: Any) -> None:
+        """Makes or fetches the data, where a task has to; several processes may call it at once."""
+
     # --- loaders ---------------------------------------------------------------------------------------------------
 
-    def train_dataloader(self) -> TrainLoader[Any] | EvalLoader[Any]:
-        """Returns the loader of training; while it is in use, the same one: a trainer that reloads goes on with it.
+    def train_dataloader(self) -> TrainLoader[Any] | EvalLoader[Any] | DataLoader[Any]:
+        """Returns the loader of training; while it is in use, the same one: a trainer that reloads continues with it.
 
-        With the trainer's overfit_batches it is one that gives the first batches again in each epoch.
+        With the trainer's overfit_batches it repeats the first batches in each epoch.
 
         Raises:
-            ConfigError: cfg.train is None, or an option cannot work.
+            ConfigError: There is no data, or an option cannot work.
             LayoutError: The streams cannot be divided over these ranks and workers.
             StateError: The checkpoint is of another dataset.
         """
         position = self._attach()
         overfit = getattr(self.trainer, "overfit_batches", 0)
+        if self.dataset_train is not None:
+            return self._open_map_train(self.dataset_train, position, overfit)
         if overfit:
             return self._open_overfit(overfit)
         if self._train is None:
-            state = self._state_to_load()
+            state = self._state_to_load("loader")
             streams = None if state is None else state["loader"]["num_streams"]
             self._train = self._open_train(self._worker_config(self.cfg.num_streams or streams))
             if state is not None:
                 warn_between_steps(state, self._train.worker_config)
                 self._train.restore_state_global(state["loader"])
-                if position is not None:
-                    position.resume(state["random"].get(str(self._train.worker_config.rank)))
-            elif position is not None:
-                position.warn_without_state()
-        if position is not None:
-            position.watch(self._train)
+            self._resume(position, state)
         return self._train
 
-    def val_dataloader(self) -> EvalLoader[Any] | list[Any]:
-        """Returns the loader of validation; nothing if cfg.val is None.
+    def _resume(self, position: TrainedPosition | None, state: State | None) -> None:
+        """Lets the callback of a trainer follow the loader of training, which was just opened."""
+        assert self._train is not None
+        if position is None:
+            return
+        if state is not None:
+            position.resume(state["random"].get(str(find_place(self.trainer)[0])))
+        else:
+            position.warn_without_state()
+        position.watch(self._train)
+
+    def val_dataloader(self) -> EvalLoader[Any] | DataLoader[Any] | list[Any]:
+        """Returns the loader of validation; nothing where there is neither dataset_val nor cfg.val.
 
         Raises:
             ConfigError: An option cannot work, or a rank would have no batch.
             LayoutError: The streams cannot be divided over these ranks and workers.
         """
+        if self.dataset_val is not None:
+            return self._open_map_eval(self.dataset_val)
         if self.cfg.val is None:
             # Lightning asks whether this was meant; it was.
             warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
             return []
         return self._open_eval("val", self.cfg.val, self.cfg.val_split)
 
-    def test_dataloader(self) -> EvalLoader[Any] | list[Any]:
-        """Returns the loader of the test; nothing if cfg.test is None.
+    def test_dataloader(self) -> EvalLoader[Any] | DataLoader[Any] | list[Any]:
+        """Returns the loader of the test; nothing where there is neither dataset_test nor cfg.test.
 
         Raises:
             ConfigError: An option cannot work, or a rank would have no batch.
             LayoutError: The streams cannot be divided over these ranks and workers.
         """
+        if self.dataset_test is not None:
+            return self._open_map_eval(self.dataset_test)
         return [] if self.cfg.test is None else self._open_eval("test", self.cfg.test, self.cfg.test_split)
+
+    def _open_map_train(
+        self, dataset: Dataset[Any], position: TrainedPosition | None, overfit: int | float
+    ) -> DataLoader[Any]:
+        options = self._map_options()
+        if overfit or isinstance(dataset, IterableDataset):
+            # Lightning takes the first batches of it in each epoch.
+            return DataLoader(dataset, self.cfg.batch_size, **options)
+        if not isinstance(self._train, MapLoader):
+            rank, world_size = find_place(self.trainer)
+            plan = EpochPlan(len(dataset), self.cfg.batch_size, rank, world_size, self.cfg.seed, shuffle=True)  # type: ignore[arg-type]
+            self._train = MapLoader(dataset, plan, limit=self._limit_of_epoch(plan.num_batches), **options)
+            state = self._state_to_load("dataset")
+            if state is not None:
+                self._train.restore_position(state["dataset"])
+            self._resume(position, state)
+        return self._train
+
+    def _limit_of_epoch(self, num_batches: int) -> int | None:
+        """Returns the batches of each rank after which the trainer ends an epoch."""
+        limit = getattr(self.trainer, "limit_train_batches", None)
+        return int(limit * num_batches) if isinstance(limit, float) else limit
+
+    def _open_map_eval(self, dataset: Dataset[Any]) -> DataLoader[Any]:
+        cfg, options = self.cfg, self._map_options()
+        batch_size = cfg.val_batch_size or cfg.batch_size
+        if isinstance(dataset, IterableDataset) or getattr(self.trainer, "overfit_batches", 0):
+            return DataLoader(dataset, batch_size, **options)
+        rank, world_size = find_place(self.trainer)
+        count = len(dataset)  # type: ignore[arg-type]
+        plan = EpochPlan(count, batch_size, rank, world_size, cfg.seed, shuffle=False)
+        if cfg.limit_val_batches is not None:
+            plan = replace(plan, num_samples=min(count, cfg.limit_val_batches * batch_size * world_size))
+        return DataLoader(dataset, batch_size, sampler=PlanSampler(dataset, plan), **options)
+
+    def _map_options(self) -> dict[str, Any]:
+        cfg = self.cfg
+        workers = {"prefetch_factor": cfg.prefetch_factor, "persistent_workers": True} if cfg.num_workers else {}
+        # DataLoader draws a number whenever an iteration begins; from the global generator, that would change dropout.
+        own = {"generator": torch.Generator().manual_seed(cfg.seed), "collate_fn": self.collate_fn}
+        return {"num_workers": cfg.num_workers, **own, **workers, **cfg.loader_options}
 
     def _open_train(self, config: WorkerConfig) -> TrainLoader[Any]:
         dataset = self._train_dataset(config)
@@ -145,7 +223,10 @@ class TransformerDataModule(LightningDataModule):
     def _train_dataset(self, config: WorkerConfig) -> SavableDataset[Any]:
         cfg = self.cfg
         if cfg.train is None:
-            raise ConfigError("There is nothing to train on: cfg.train is None. Give the path of a prepared dataset.")
+            raise ConfigError(
+                "There is nothing to train on: cfg.train is None, and setup() set no dataset_train. Give the path of a "
+                "prepared dataset as dataset.cfg.train, or set self.dataset_train in setup()."
+            )
         return get_train_dataset(
             cfg.train,
             split_part=cfg.train_split,
@@ -183,7 +264,8 @@ class TransformerDataModule(LightningDataModule):
     def _open_eval(self, split: Split, path: AnyPath, part: str) -> EvalLoader[Any]:
         if split not in self._evals:
             cfg = self.cfg
-            streams = None if self._train is None else self._train.worker_config.layout.num_streams
+            train = self._train if isinstance(self._train, TrainLoader) else None
+            streams = None if train is None else train.worker_config.layout.num_streams
             dataset = get_val_dataset(
                 path,
                 split_part=part,
@@ -232,7 +314,8 @@ class TransformerDataModule(LightningDataModule):
         position = self._attach()
         self._keep(check_state(state_dict) if state_dict else None)
         if position is not None and self._state is not None:
-            position.saved_world_size = self._state["loader"]["world_size"]
+            saved = self._state["loader"] if "loader" in self._state else self._state["dataset"]
+            position.saved_world_size = saved["world_size"]
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Returns the batch with its tensors on the device; those that are there already stay as they are."""
@@ -249,10 +332,11 @@ class TransformerDataModule(LightningDataModule):
         self.close()
 
     def close(self) -> None:
-        """Ends the workers of all loaders; the same trainer goes on where it was, another one begins anew."""
+        """Ends the workers of all loaders; the same trainer continues where it was, another one begins again."""
         if self._train is not None:
             self._keep(self._own_state())
-            self._train.close()
+            if isinstance(self._train, TrainLoader):
+                self._train.close()
             self._train = None
         for loader in self._evals.values():
             loader.close()
@@ -272,17 +356,30 @@ class TransformerDataModule(LightningDataModule):
         """Returns the state of this rank."""
         assert self._train is not None
         random = None if self._position is None else self._position.random_state()
-        rank = str(self._train.worker_config.rank)
-        return {"loader": self._train.save_state_rank(), "random": {rank: random}}
+        own = {"random": {str(find_place(self.trainer)[0]): random}}
+        if isinstance(self._train, MapLoader):
+            return {"dataset": self._train.save_position(), **own}
+        return {"loader": self._train.save_state_rank(), **own}
 
     def _keep(self, state: State | None) -> None:
         self._state = state
         self._state_of = None if self.trainer is None else weakref.ref(self.trainer)
 
-    def _state_to_load(self) -> State | None:
-        # A state that was kept for one trainer is nothing for the next, which begins anew.
-        if self._state_of is not None and self._state_of() is not self.trainer:
+    def _state_to_load(self, kind: str) -> State | None:
+        """Returns the state to begin with: "loader" for prepared datasets, "dataset" for one that `setup` set.
+
+        Raises:
+            StateError: It is of the other kind.
+        """
+        # A state that was kept for one trainer means nothing to the next, which begins again.
+        if self._state is None or (self._state_of is not None and self._state_of() is not self.trainer):
             return None
+        if kind not in self._state:
+            raise StateError(
+                "The checkpoint's training data was "
+                f"{'a prepared dataset' if kind == 'dataset' else 'the dataset_train of a data module'}, and this "
+                "run's is not. Train on the same data."
+            )
         return self._state
 
 

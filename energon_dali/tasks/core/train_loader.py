@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.loader.loader_state import make_state
 from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderIterator
+from energon_dali.tasks.core.position.followed_steps import FetchedBatch, FollowedSteps
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Fetched:
-    """A batch that the trainer fetched, and that the saved position does not contain yet."""
-
-    batch: Any
-    """Kept until the trainer takes it into a step; None afterwards."""
-    position: State
-    """Of the rank, behind this batch."""
-
-
-class TrainLoader(SavableDataLoader[T]):
+class TrainLoader(FollowedSteps, SavableDataLoader[T]):
     """A savable loader for trainers that fetch batches before they train on them.
 
     Without `follow` it is a SavableDataLoader with epochs. After it the state is that behind the last batch of which
@@ -44,48 +34,10 @@ class TrainLoader(SavableDataLoader[T]):
     """
 
     def __init__(self, dataset: SavableDataset[T], *, length: int | None = None, **options: Any) -> None:
-        super().__init__(dataset, **options)
+        FollowedSteps.__init__(self)
+        SavableDataLoader.__init__(self, dataset, **options)
         self.length = length
-        self._fetched: deque[_Fetched] = deque()
-        self._taken = 0
-        self._trained = 0
-        self._again: deque[_Fetched] = deque()
-        self._position: State | None = None
-        self._blind = False
-
-    # --- what the trainer does -------------------------------------------------------------------------------------
-
-    def follow(self) -> None:
-        """From now on only those batches count as given that `trained` confirms."""
-        if self._position is None:
-            self._position = self._delivered()
-
-    def take(self) -> None:
-        """The trainer begins a step with the oldest batch that it fetched."""
-        # A training_step that takes the iterator itself begins with nothing in hand.
-        self._blind = self._taken == len(self._fetched)
-        if not self._blind:
-            self._fetched[self._taken].batch = None
-            self._taken += 1
-
-    def trained(self, *, stepped: bool) -> None:
-        """The step that `take` began is done.
-
-        Args:
-            stepped: Whether the weights were changed; False while gradients are accumulated.
-        """
-        if self._blind:
-            self._taken = len(self._fetched)
-        self._trained = self._taken
-        if stepped:
-            for _ in range(self._trained):
-                self._position = self._fetched.popleft().position
-            self._taken = self._trained = 0
-
-    @property
-    def unsettled(self) -> int:
-        """Batches that were trained on since the last step of the optimizer, which the state does not contain."""
-        return self._trained
+        self._again: deque[FetchedBatch] = deque()
 
     # --- iteration -------------------------------------------------------------------------------------------------
 
@@ -99,8 +51,7 @@ class TrainLoader(SavableDataLoader[T]):
 
     def begin(self) -> None:
         """Lets what was fetched and never taken come again, as a new iteration begins."""
-        while len(self._fetched) > self._taken:
-            self._again.appendleft(self._fetched.pop())
+        self._again.extendleft(reversed(self._untaken()))
 
     def _next(self, epoch: int) -> T:
         if self._again:
@@ -109,7 +60,7 @@ class TrainLoader(SavableDataLoader[T]):
             batch = super()._next(epoch)
             if self._position is None:
                 return batch
-            fetched = _Fetched(batch, self._delivered())
+            fetched = FetchedBatch(batch, self.delivered_position())
         self._fetched.append(fetched)
         result: T = fetched.batch
         return result
@@ -138,7 +89,8 @@ class TrainLoader(SavableDataLoader[T]):
         if state:
             super().load_state_dict(state)
 
-    def _delivered(self) -> State:
+    def delivered_position(self) -> State:
+        """Returns the position of this rank after the last batch that was handed out."""
         if self._delivery is not None:
             return self._delivery.state()
         return self._state if self._state is not None else RankIterator(self._tree).state_dict()

@@ -53,22 +53,23 @@ def gather_states(own: State) -> State:
     """Returns the states of all ranks as one. A collective call where torch.distributed is set up.
 
     Args:
-        own: `loader`, the state of this rank's loader, and `random`, the generators of this rank by its number. One
-            that holds all ranks already is returned as it is.
+        own: `loader`, the state of this rank's loader, or `dataset`, its position in a map-style dataset; and
+            `random`, the generators of this rank by its number. One that holds all ranks already is returned as it
+            is.
 
     Raises:
         StateError: The states are not of one job.
     """
     import torch.distributed as dist
 
-    if len(own["loader"]["given"]) == own["loader"]["world_size"]:
+    if "loader" in own and len(own["loader"]["given"]) == own["loader"]["world_size"]:
         return own
     if not (dist.is_available() and dist.is_initialized()):
         return own
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
-    of_ranks = {next(iter(state["loader"]["given"])): state for state in gathered}  # some may read the same
-    return {
-        "loader": merge_states([state["loader"] for state in of_ranks.values()]),
-        "random": {rank: random for state in of_ranks.values() for rank, random in state["random"].items()},
-    }
+    random = {rank: each for state in gathered for rank, each in state["random"].items()}  # some may read the same
+    if "loader" not in own:
+        return {**own, "random": random}  # the position in a map-style dataset is that of all ranks
+    of_ranks = {next(iter(state["loader"]["given"])): state["loader"] for state in gathered}
+    return {"loader": merge_states(list(of_ranks.values())), "random": random}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from energon_dali.datasets.stream import State
-    from energon_dali.tasks.core.train_loader import TrainLoader
+    from energon_dali.tasks.core.position.followed_steps import FollowedSteps
 
 
 class TrainedPosition(Callback):
@@ -29,7 +29,7 @@ class TrainedPosition(Callback):
 
     def __init__(self) -> None:
         self._trainer: Any = None
-        self._loader: TrainLoader[Any] | None = None
+        self._loader: FollowedSteps | None = None
         self._step = 0
         self._random: RandomState | None = None
         self._before_validation: RandomState | None = None
@@ -50,7 +50,7 @@ class TrainedPosition(Callback):
             # A new list: the trainer may be going through the old one.
             self._trainer.callbacks = [callback for callback in self._trainer.callbacks if callback is not self]
 
-    def watch(self, loader: TrainLoader[Any]) -> None:
+    def watch(self, loader: FollowedSteps) -> None:
         """Follows a loader from now on."""
         self._loader = loader
         loader.follow()
@@ -156,10 +156,12 @@ def check_state(state: Mapping[str, Any]) -> State:
     Raises:
         StateError: It is something else.
     """
-    if not isinstance(state.get("loader"), dict) or not isinstance(state.get("random"), dict):
+    kind = "dataset" if "dataset" in state else "loader"
+    if not isinstance(state.get(kind), dict) or not isinstance(state.get("random"), dict):
         raise StateError(
             f"The checkpoint's state of the data module holds {sorted(map(str, state))}, and not the position of a "
             "loader and random numbers. Restore a checkpoint of a TransformerDataModule."
         )
-    check_format(state["loader"])
+    if kind == "loader":
+        check_format(state["loader"])
     return dict(state)

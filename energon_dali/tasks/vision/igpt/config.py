@@ -27,8 +27,8 @@ class ImageGPTDataConfig(TransformerDataConfig):
 
     dataset: str = "cifar10"
     """"cifar10" is the only one."""
-    data_dir: str | None = None
-    """Folder for the archive and the shards that are made of it; must be given."""
+    data_dir: str | Path | None = None
+    """Folder of the archive and of the shards that are made of it; needed once data is asked for."""
     archive: str | None = None
     """The archive cifar-10-python.tar.gz, or one in its format; None is the one in data_dir."""
     download: bool = True
@@ -54,11 +54,6 @@ class ImageGPTDataConfig(TransformerDataConfig):
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
             raise ConfigError(f"dataset={self.dataset!r} is unknown. There is: {', '.join(DATASETS)}.")
-        if not self.data_dir:
-            raise ConfigError(
-                f"data_dir was not given. It is the folder of {ARCHIVE_NAME}, which is downloaded if it is not there, "
-                "and of the shards that are made of it: dataset.cfg.data_dir=/path/of/a/folder."
-            )
         for name in ("image_size", "num_colors", "split_seed", "palette_seed"):
             if not isinstance(getattr(self, name), int):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is no whole number: give one.")
@@ -70,8 +65,16 @@ class ImageGPTDataConfig(TransformerDataConfig):
 
     @property
     def folder(self) -> Path:
-        """`data_dir` as a path."""
-        assert self.data_dir  # checked when made
+        """`data_dir` as a path.
+
+        Raises:
+            ConfigError: It was not given.
+        """
+        if not self.data_dir:
+            raise ConfigError(
+                f"data_dir was not given. It is the folder of {ARCHIVE_NAME}, which is downloaded if it is not there, "
+                "and of the shards that are made of it: dataset.cfg.data_dir=FOLDER, or ./ for this one."
+            )
         return Path(self.data_dir).expanduser()
 
     @property

@@ -29,16 +29,19 @@ class ImageGPTDataModule(TransformerDataModule):
 
     cfg: ImageGPTDataConfig
 
-    def __init__(self, cfg: ImageGPTDataConfig, *, decoder: DecoderChoice = None, tokenizer: Any | None = None) -> None:
-        super().__init__(cfg, decoder=decoder, tokenizer=tokenizer)
+    def __init__(
+        self, cfg: ImageGPTDataConfig | None = None, *, decoder: DecoderChoice = None, tokenizer: Any | None = None
+    ) -> None:
+        super().__init__(ImageGPTDataConfig() if cfg is None else cfg, decoder=decoder, tokenizer=tokenizer)
         self._prepared: PreparedCifar | None = None
         self._palette: Palette | None = None
 
-    def prepare_data(self) -> None:
+    def prepare_data(self, *args: Any, **kwargs: Any) -> None:
         """Makes shards of the archive and finds the palette, where that was not done; downloads the archive if needed.
 
         Raises:
-            ConfigError: There is no archive and it is not to be downloaded, or a part of the split would be empty.
+            ConfigError: data_dir was not given, there is no archive and it is not to be downloaded, or a part of the
+                split would be empty.
             DatasetFormatError: The archive is damaged, or not of this format, or has another checksum.
             StorageError: Something cannot be fetched, read or written.
         """
