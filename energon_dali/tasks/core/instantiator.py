@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import inspect
 import sys
@@ -327,12 +328,40 @@ def _as_annotated(place: str, target: Callable[..., Any], name: str, value: Any)
     """Returns a mapping as the dataclass that the parameter is annotated with; anything else as it is.
 
     Raises:
-        ConfigError: The mapping has a key that the dataclass does not have, or the dataclass refuses a value.
+        ConfigError: The mapping has a key that the dataclass does not have, the dataclass refuses a value, or a number
+            is needed and the value is not one.
     """
+    annotation = annotation_of(target, name)
     if not isinstance(value, Mapping):
+        default = inspect.Parameter.empty
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            default = inspect.signature(target).parameters[name].default
+        _check_number(place, annotation, default, value)
         return value
-    kind = _dataclass_in(annotation_of(target, name))
+    kind = _dataclass_in(annotation)
     return value if kind is None else _make_dataclass(place, kind, value)
+
+
+_NUMBERS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _check_number(place: str, annotation: Any, default: Any, value: Any) -> None:
+    """Raises an error where a parameter takes numbers alone and the value is not one.
+
+    Raises:
+        ConfigError: It is text, a list or a fraction, or there is no value where one is needed.
+    """
+    kinds = set(typing.get_args(annotation) or (annotation,))
+    optional = type(None) in kinds or default is None
+    kinds -= {type(None)}
+    if not kinds or not kinds <= _NUMBERS.keys():
+        return
+    accepted = {**dict.fromkeys(kinds, True), int: int in kinds or float in kinds}
+    if (value is None and optional) or accepted.get(type(value)) or (isinstance(value, bool) and int in kinds):
+        return
+    allowed = " or ".join([*(text for kind, text in _NUMBERS.items() if kind in kinds), *["null"] * optional])
+    shown = "null" if value is None else value
+    raise ConfigError(f"{place}={shown} is invalid: give {allowed}.")
 
 
 def _dataclass_in(annotation: Any) -> type | None:
@@ -348,7 +377,10 @@ def _make_dataclass(place: str, kind: type, values: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"{place}.{name} is not a field of {kind.__name__}. {describe_nearest(str(name), fields)}"
             )
-        inner = _dataclass_in(_evaluated(fields[name].type, kind)) if isinstance(value, Mapping) else None
+        annotation = _evaluated(fields[name].type, kind)
+        inner = _dataclass_in(annotation) if isinstance(value, Mapping) else None
+        if inner is None:
+            _check_number(f"{place}.{name}", annotation, fields[name].default, value)
         arguments[name] = value if inner is None else _make_dataclass(f"{place}.{name}", inner, value)
     try:
         return kind(**arguments)
