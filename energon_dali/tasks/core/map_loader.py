@@ -138,8 +138,8 @@ class SeededSamples(Dataset[Any]):
 class MapLoader(FollowedSteps, DataLoader[Any]):
     """A torch DataLoader over a map-style dataset, whose position is part of checkpoints.
 
-    Each iteration is an epoch, or the rest of one where a run resumes. Unless `follow` was called, an iteration that was
-    left early begins again.
+    Each iteration is an epoch, or the rest of one where a run resumes. Unless `follow` was called, an iteration that
+    was left early begins again.
 
     Args:
         dataset: Has `__len__` and `__getitem__`.

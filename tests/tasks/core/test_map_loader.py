@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Noisy(Dataset[tuple[torch.Tensor, int]]):
 class OwnData(TransformerDataModule):
     """Fills its datasets itself, by a seeded split."""
 
-    def __init__(self, cfg: TransformerDataConfig = TransformerDataConfig(num_workers=0), count: int = 22) -> None:
+    def __init__(self, cfg: TransformerDataConfig, count: int = 22) -> None:
         super().__init__(cfg=cfg)
         self.count = count
 
@@ -102,7 +103,7 @@ def test_the_config_and_the_seed_decide_the_batches() -> None:
     first, second = indices(loader), indices(loader)
     assert [len(batch) for batch in first] == [4, 4, 4, 4, 2]
     assert first != second
-    assert sorted(sum(first, [])) == sorted(sum(second, []))
+    assert sorted(chain(*first)) == sorted(chain(*second))
     again = OwnData(config(seed=3))
     again.setup("fit")
     peeked = again.train_dataloader()
@@ -146,7 +147,7 @@ def test_ranks_share_the_batches_of_one_order() -> None:
         assert [plan.num_batches for plan in plans] == [2, 2, 2]
         shares = [list(plan.indices(epoch, 0)) for plan in plans]
         rounds = [share[4 * number : 4 * number + 4] for number in (0, 1) for share in shares]
-        assert sum(rounds, []) == samples[:24]
+        assert list(chain(*rounds)) == samples[:24]
         assert list(plans[1].indices(epoch, 1)) == samples[16:20]
     validated = [EpochPlan(9, 4, rank, 2, 5, shuffle=False) for rank in (0, 1)]
     assert [list(plan.indices(0, 0)) for plan in validated] == [[0, 1, 2, 3, 8], [4, 5, 6, 7]]
