@@ -100,7 +100,7 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
         opened = open_it(leaf, number, setting)
     order, config = setting.order(leaf), setting.worker_config
     spec = OrderSpec(
-        base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, leaf=number, **order
+        base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
     )
     with named_at(leaf):
         _check_slices(spec)
@@ -129,7 +129,7 @@ def open_leaf(leaf: LeafReference, number: int, setting: LeafSetting) -> SourceD
 
 def _fingerprint(ranges: Slices) -> str:
     """Returns the number of samples and a digest of their places: a split may change while the index does not."""
-    columns = ((ranges.shard, "<i4"), (ranges.first, "<i8"), (ranges.last, "<i8"))
+    columns = ((ranges.shard, "<i4"), (ranges.start, "<i8"), (ranges.stop, "<i8"))
     digest = hashlib.blake2b(b"".join(column.astype(kind).tobytes() for column, kind in columns), digest_size=6)
     return f"{ranges.num_samples}-{digest.hexdigest()}"
 

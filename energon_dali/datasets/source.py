@@ -106,8 +106,8 @@ class SourceDataset(SavableDataset[Any]):
 
     def placed(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
-        leaf = mix(self.order.leaf, number)
-        twin.order = self.order.placed(leaf)
+        leaf = mix(self.order.source, number)
+        twin.order = self.order.for_source(leaf)
         twin.load = copy.copy(self.load)
         twin.load.leaf = leaf
         return twin
@@ -126,9 +126,9 @@ class SourceDataset(SavableDataset[Any]):
     def with_old_shares(self) -> SourceDataset:
         order = self.order
         spec = order.spec if isinstance(order, RepeatedOrder) else order
-        if not spec.even_shares:
+        if not spec.even_ranges:
             return self
-        spec = replace(spec, old_shares=True)
+        spec = replace(spec, old_ranges=True)
         twin = copy.copy(self)
         twin.order = replace(order, spec=spec) if isinstance(order, RepeatedOrder) else spec
         return twin

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.batch_size_change import with_batch_size
-from energon_dali.plan import Layout
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain
+from energon_dali.worker_config import Layout
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset

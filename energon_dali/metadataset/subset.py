@@ -129,12 +129,12 @@ def take_subset(ranges: Slices, shard_counts: Sequence[int], subset: Subset | No
             subset.bounds(0)
         return ranges
     counts = np.asarray(shard_counts, np.int64)
-    follows = (ranges.shard[1:] == ranges.shard[:-1]) & (ranges.first[1:] >= ranges.last[:-1])
+    follows = (ranges.shard[1:] == ranges.shard[:-1]) & (ranges.start[1:] >= ranges.stop[:-1])
     begins_shard = np.concatenate([[True], ~follows])  # [n]; a split may name a shard twice
     lengths = np.where(begins_shard, counts[ranges.shard], 0)
     origin = (np.cumsum(lengths) - counts[ranges.shard]).astype(np.int64)  # [n]: place of each range's shard
     first, last = subset.bounds(int(lengths.sum()))
-    cut_first = np.clip(first - origin, ranges.first, ranges.last)
-    cut_last = np.clip(last - origin, ranges.first, ranges.last)
+    cut_first = np.clip(first - origin, ranges.start, ranges.stop)
+    cut_last = np.clip(last - origin, ranges.start, ranges.stop)
     kept = np.flatnonzero(cut_last > cut_first)
     return Slices(ranges.shard[kept], cut_first[kept], cut_last[kept])

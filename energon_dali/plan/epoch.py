@@ -12,98 +12,104 @@ from energon_dali.plan.slices import Int32Array, Slices
 from energon_dali.plan.window import WindowShuffle
 
 _CHUNK = 1024
-"""`EpochOrder.sample` computes this many positions at once."""
+"""Number of positions that `EpochOrder.sample` computes at once."""
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """Pieces of shards laid end to end."""
+class EpochSequence:
+    """The samples of an epoch: slices of shards, end to end."""
 
     slices: Slices
-    """The n pieces, none empty."""
+    """The n slices, none empty."""
     passes: Int64Array
-    """int64[n]: which pass over the data each piece belongs to."""
+    """int64[n]: number of the pass over the data that each slice belongs to."""
     starts: Int64Array
-    """int64[n + 1]: where each piece begins on the line, and where the last one ends."""
+    """int64[n + 1]: where each slice starts in the sequence, and where the last one stops."""
 
     @classmethod
-    def of(cls, slices: Slices, passes: Int64Array) -> Line:
-        """Returns slices laid end to end in their order."""
+    def of(cls, slices: Slices, passes: Int64Array) -> EpochSequence:
+        """Returns the sequence of slices in their order."""
         return cls(slices, passes, np.concatenate([np.zeros(1, np.int64), np.cumsum(slices.lengths)]))
 
     @property
     def length(self) -> int:
-        """Number of samples on the line."""
+        """Number of samples in the sequence."""
         return int(self.starts[-1])
 
-    def cut(self, begin: int, end: int) -> Line:
-        """Returns the part [begin, end) of the line; pieces at its borders are cut."""
-        if begin >= end:
-            return Line.of(self.slices.take(np.zeros(0, np.int64)), np.zeros(0, np.int64))
-        lowest = int(np.searchsorted(self.starts, begin, side="right")) - 1
-        highest = int(np.searchsorted(self.starts, end, side="left"))
-        starts = self.starts[lowest:highest]
-        first = self.slices.first[lowest:highest] + np.maximum(begin - starts, 0)
-        last = np.minimum(self.slices.last[lowest:highest], self.slices.first[lowest:highest] + end - starts)
-        return Line.of(Slices.trusted(self.slices.shard[lowest:highest], first, last), self.passes[lowest:highest])
+    def cut(self, start: int, stop: int) -> EpochSequence:
+        """Returns the range [start, stop) of the sequence; slices at its borders are cut."""
+        if start >= stop:
+            return EpochSequence.of(self.slices.take(np.zeros(0, np.int64)), np.zeros(0, np.int64))
+        touched = slice(
+            int(np.searchsorted(self.starts, start, side="right")) - 1,
+            int(np.searchsorted(self.starts, stop, side="left")),
+        )
+        offsets = self.starts[touched]
+        first, last = self.slices.start[touched], self.slices.stop[touched]
+        cut = Slices.trusted(
+            self.slices.shard[touched], first + np.maximum(start - offsets, 0), np.minimum(last, first + stop - offsets)
+        )
+        return EpochSequence.of(cut, self.passes[touched])
 
 
-class PieceFinder:
-    """Finds the piece that holds a place on a line, in O(1) per place: a table narrows the search to a bucket.
+class SliceLocator:
+    """Finds the slice that holds a position of a sequence, in O(1): a table narrows the search to a bucket.
 
     Args:
-        starts: int64[n + 1], ascending: where each piece begins, and the end.
+        starts: int64[n + 1], ascending: where each slice starts, and where the last one stops.
     """
 
     def __init__(self, starts: Int64Array) -> None:
-        pieces = max(1, len(starts) - 1)
+        count = max(1, len(starts) - 1)
         length = max(1, int(starts[-1]))
-        # About four buckets per piece: most buckets then lie inside one piece.
-        self._bits = max(0, (length // (4 * pieces)).bit_length() - 1)
+        # About four buckets per slice: most buckets are then within one slice.
+        self._bits = max(0, (length // (4 * count)).bit_length() - 1)
         buckets = (length >> self._bits) + 1
         self._starts = starts
         if len(starts) == 2:
             return
         edges = np.arange(buckets + 1, dtype=np.int64) << self._bits
         found = np.searchsorted(starts, edges, side="right") - 1
-        found = np.minimum(found, pieces - 1).astype(np.int32)  # [buckets + 1]
+        found = np.minimum(found, count - 1).astype(np.int32)  # [buckets + 1]
         self._table = found[:-1]
-        self._crowded = found[1:] - found[:-1] > 1  # more than one border inside the bucket
+        self._crowded = found[1:] - found[:-1] > 1  # more than one border within the bucket
 
-    def find(self, places: Int64Array) -> Int32Array:
-        """Returns int32[n]: the piece of each place, int64[n]."""
+    def find(self, positions: Int64Array) -> Int32Array:
+        """Returns int32[n]: the index of the slice of each position, int64[n]."""
         if len(self._starts) == 2:
-            return np.zeros(len(places), np.int32)
-        buckets = places >> self._bits
-        pieces: Int32Array = self._table[buckets]
-        pieces += places >= self._starts[pieces + 1]
+            return np.zeros(len(positions), np.int32)
+        buckets = positions >> self._bits
+        found: Int32Array = self._table[buckets]
+        found += positions >= self._starts[found + 1]
         crowded = np.flatnonzero(self._crowded[buckets])
         if len(crowded):
-            pieces[crowded] = np.searchsorted(self._starts, places[crowded], side="right") - 1
-        return pieces
+            found[crowded] = np.searchsorted(self._starts, positions[crowded], side="right") - 1
+        return found
 
 
 class EpochOrder:
-    """The samples of one stream in one epoch, in order; every one of them once.
+    """The samples of one stream in one epoch, in order, each exactly once.
 
     Args:
-        line: What the stream reads in this epoch.
-        lanes: How many equal stretches of the line are read in turn, at least 1.
-        window: Size of the window of the sample shuffle; 1 or less is none.
-        window_in_slice: Shuffle inside each piece of the line, before the lanes, instead of over the whole order.
-        key: Names the random numbers.
+        sequence: What the stream reads in this epoch.
+        lanes: Number of interleave lanes: equal ranges of the sequence that are read in turn, at least 1.
+        window: Window of the sample shuffle, in samples; 1 or less means no shuffle.
+        window_in_slice: Shuffle within each slice, before lanes are interleaved, instead of over the whole order.
+        key: Key of the random numbers.
     """
 
-    def __init__(self, line: Line, lanes: int, window: int, window_in_slice: bool, key: tuple[int, ...]) -> None:
-        self._line = line
-        self._length = line.length
-        self._lanes = max(1, min(lanes, len(line.slices)))
+    def __init__(
+        self, sequence: EpochSequence, lanes: int, window: int, window_in_slice: bool, key: tuple[int, ...]
+    ) -> None:
+        self._sequence = sequence
+        self._length = sequence.length
+        self._lanes = max(1, min(lanes, len(sequence.slices)))
         self._window = window
         self._in_slice = window_in_slice and window > 1
         self._key = key
         self._shuffle = WindowShuffle(self._length, 1 if window_in_slice else window, *key)
-        self._finder = PieceFinder(line.starts)
-        self._piece_shuffles: OrderedDict[int, WindowShuffle] = OrderedDict()
+        self._locator = SliceLocator(sequence.starts)
+        self._slice_shuffles: OrderedDict[int, WindowShuffle] = OrderedDict()
         self._chunk_start = 0
         self._chunk: list[tuple[int, int, int]] = []
 
@@ -115,11 +121,11 @@ class EpochOrder:
 
         Args:
             start: First position, at least 0.
-            stop: Position behind the last, at most the length.
+            stop: Position after the last, at most the length.
 
         Returns:
-            (int32[k] shards, int64[k] indices inside the shards, int64[k] passes over the data). A sample that comes
-            several times, in one epoch or in several, has another pass each time.
+            (int32[k] shards, int64[k] indices within the shards, int64[k] passes over the data). A sample that is
+            repeated, in one epoch or in several, has another pass each time.
 
         Raises:
             IndexError: The range leaves the epoch.
@@ -129,58 +135,58 @@ class EpochOrder:
                 f"Positions {start} to {stop} leave an epoch of {self._length} samples: "
                 "give 0 <= start <= stop <= length."
             )
-        places = self._shuffle.places(start, stop)
+        positions = self._shuffle.positions(start, stop)
         if self._lanes > 1:
             short, longer = divmod(self._length, self._lanes)
-            offsets, lanes = np.divmod(places, self._lanes)
-            places = lanes * short + np.minimum(lanes, longer) + offsets
-        pieces = self._finder.find(places)
-        places -= self._line.starts[pieces]
-        if self._in_slice and len(places):
-            self._shuffle_in_pieces(pieces, places)
-        places += self._line.slices.first[pieces]
-        return self._line.slices.shard[pieces], places, self._line.passes[pieces]
+            offsets, lanes = np.divmod(positions, self._lanes)
+            positions = lanes * short + np.minimum(lanes, longer) + offsets
+        slices = self._locator.find(positions)
+        indices = positions - self._sequence.starts[slices]
+        if self._in_slice and len(indices):
+            self._shuffle_in_slices(slices, indices)
+        indices += self._sequence.slices.start[slices]
+        return self._sequence.slices.shard[slices], indices, self._sequence.passes[slices]
 
     def sample(self, position: int) -> tuple[int, int, int]:
-        """Returns (shard, index inside the shard, pass over the data) at one position; cheap when read in order.
+        """Returns (shard, index within the shard, pass over the data) at one position; cheap if called in order.
 
         Raises:
-            IndexError: The position lies outside the epoch.
+            IndexError: The position is outside the epoch.
         """
-        place = position - self._chunk_start
-        if not 0 <= place < len(self._chunk):
+        index = position - self._chunk_start
+        if not 0 <= index < len(self._chunk):
             if not 0 <= position < self._length:
-                raise IndexError(f"Position {position} lies outside an epoch of {self._length} samples.")
+                raise IndexError(f"Position {position} is outside an epoch of {self._length} samples.")
             columns = self.samples(position, min(self._length, position + _CHUNK))
             self._chunk = list(zip(*(column.tolist() for column in columns), strict=True))
-            self._chunk_start, place = position, 0
-        return self._chunk[place]
+            self._chunk_start, index = position, 0
+        return self._chunk[index]
 
     def runs(self) -> list[tuple[int, int, int]] | None:
-        """Returns the pieces (shard, first, last) that are read one after the other, or None.
+        """Returns the slices (shard, start, stop) that are read one after the other, or None.
 
-        The order is made of runs when one lane is read at a time and the window stays inside a slice: the samples of
-        a piece then come together, in file order without a window, and in the order of `samples` with one.
+        The order is made of runs if there is one lane and the window stays within a slice. The samples of a slice then
+        follow each other: in file order without a window, and in the order of `samples` with one.
         """
         if self._lanes > 1 or (self._window > 1 and not self._in_slice):
             return None
-        slices = self._line.slices
-        return list(zip(slices.shard.tolist(), slices.first.tolist(), slices.last.tolist(), strict=True))
+        slices = self._sequence.slices
+        return list(zip(slices.shard.tolist(), slices.start.tolist(), slices.stop.tolist(), strict=True))
 
-    def _shuffle_in_pieces(self, pieces: Int32Array, offsets: Int64Array) -> None:
-        """Replaces offsets inside their pieces by the shuffled ones, in place."""
-        by_piece = np.argsort(pieces, kind="stable")
-        touched, begins = np.unique(pieces[by_piece], return_index=True)
-        for piece, members in zip(touched.tolist(), np.split(by_piece, begins[1:]), strict=True):
-            wanted = offsets[members]
+    def _shuffle_in_slices(self, slices: Int32Array, indices: Int64Array) -> None:
+        """Replaces indices within slices by the shuffled ones, in place."""
+        by_slice = np.argsort(slices, kind="stable")
+        touched, begins = np.unique(slices[by_slice], return_index=True)
+        for number, members in zip(touched.tolist(), np.split(by_slice, begins[1:]), strict=True):
+            wanted = indices[members]
             low = int(wanted.min())
-            offsets[members] = self._piece_shuffle(piece).places(low, int(wanted.max()) + 1)[wanted - low]
+            indices[members] = self._slice_shuffle(number).positions(low, int(wanted.max()) + 1)[wanted - low]
 
-    def _piece_shuffle(self, piece: int) -> WindowShuffle:
-        known = self._piece_shuffles.get(piece)
+    def _slice_shuffle(self, number: int) -> WindowShuffle:
+        known = self._slice_shuffles.get(number)
         if known is None:
-            length = int(self._line.starts[piece + 1] - self._line.starts[piece])
-            known = self._piece_shuffles[piece] = WindowShuffle(length, self._window, *self._key, piece)
-            if len(self._piece_shuffles) > self._lanes + 1:
-                self._piece_shuffles.popitem(last=False)
+            length = int(self._sequence.starts[number + 1] - self._sequence.starts[number])
+            known = self._slice_shuffles[number] = WindowShuffle(length, self._window, *self._key, number)
+            if len(self._slice_shuffles) > self._lanes + 1:
+                self._slice_shuffles.popitem(last=False)
         return known

@@ -1,4 +1,4 @@
-"""Sequences of different lengths merged to one, each spread evenly over the whole."""
+"""Merges sequences of different lengths into one, each spread evenly over the whole."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.plan.rng import Int64Array, mix, mix_arrays
-from energon_dali.plan.seeds import INTERLEAVE
+from energon_dali.plan.rng import INTERLEAVE, Int64Array, mix, mix_arrays
 
 _WINDOW = 512
-"""About this many elements are placed at once."""
+"""About this many elements are ordered at once."""
 
 
 class Interleave:
-    """The order in which the elements of n sequences come, window by window; every element of each comes once.
+    """The merged order of n sequences, window by window; it holds every element of each sequence once.
 
-    Element j of a sequence of length L stands at a random time in [j / L, (j + 1) / L), and all elements are sorted by
-    time: everywhere in the merged sequence the shares are those of the lengths, and all sequences end together.
+    Element j of a sequence of length L gets a random time in [j / L, (j + 1) / L), and all elements are sorted by time.
+    So the sequences are mixed in proportion to their lengths everywhere, and all end together.
 
     Args:
         lengths: n lengths, each at least 0.
-        *key: Whole numbers that name the random times.
+        *key: Integers that identify the random times.
     """
 
     def __init__(self, lengths: Sequence[int], *key: int) -> None:
@@ -34,7 +33,7 @@ class Interleave:
         """Number of windows."""
 
     def draws(self, window: int) -> Int64Array:
-        """Returns the numbers of the sequences whose next elements come in a window, in order.
+        """Returns the numbers of the sequences whose next elements are in a window, in order.
 
         Args:
             window: Number of the window, 0 <= window < windows.
@@ -43,7 +42,7 @@ class Interleave:
             int64[k], about 512 of them.
         """
         lengths = self._lengths
-        # One more on either side than the borders say: rounding must not lose an element, and the test below decides.
+        # One element more on either side of the window, because of rounding; the comparison below is exact.
         first = np.clip(window * lengths // self.windows - 1, 0, lengths)
         last = np.clip(-(-(window + 1) * lengths // self.windows) + 1, 0, lengths)
         counts = last - first
@@ -55,9 +54,9 @@ class Interleave:
         return owner[inside][order].astype(np.int64)
 
     def _times(self, owner: Int64Array, number: Int64Array) -> npt.NDArray[np.float64]:
-        """Returns float64[m]: times of elements in windows; they never fall from one element of a sequence to the next.
+        """Returns float64[m]: times of elements, in windows; they never decrease along a sequence.
 
-        An element is in a window or not by this number alone, so that the windows share out all elements exactly.
+        This number alone decides in which window an element is, so that the windows hold every element exactly once.
         """
         words = mix_arrays(self._key, owner, number) >> np.uint64(11)
         times: npt.NDArray[np.float64] = (number + words.astype(np.float64) * 2.0**-53) * self.windows

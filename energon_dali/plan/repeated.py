@@ -1,4 +1,4 @@
-"""The order of a dataset whose samples come a given number of times per epoch."""
+"""The order of a source whose samples are repeated a given number of times per epoch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from energon_dali.plan.slices import Int32Array, Slices
 _NOTHING, _ONE = Fraction(0), Fraction(1)
 
 MAX_REPETITIONS = 100_000
-"""An epoch is a list of passes; one of so many takes seconds to plan, and nobody sees its end."""
+"""An epoch is a list of passes: planning this many takes seconds."""
 
 
 @dataclass(frozen=True)
 class RepeatedOrder:
     """An order whose epochs hold every sample `repetitions` times, over all streams together.
 
-    With 2.25 repetitions an epoch has two whole passes and a quarter of a third; the next epoch goes on with the second
-    quarter, so that in four epochs every sample comes nine times. Where slices are shuffled over several epochs, or
-    drawn with replacement, there are no whole passes, and the epochs are cut one behind the other.
+    With 2.25 repetitions an epoch has two whole passes and a quarter of a third one. The next epoch continues with the
+    second quarter, so that four epochs hold every sample nine times. If slices are shuffled over several epochs, or
+    drawn with replacement, there are no whole passes, and the epochs are consecutive parts of the passes.
 
     Raises:
         ConfigError: The number of repetitions is negative, larger than MAX_REPETITIONS, or not a number.
@@ -36,12 +36,12 @@ class RepeatedOrder:
     spec: OrderSpec
     """The order of the passes."""
     repetitions: float
-    """How often each sample comes per epoch."""
+    """How often each sample is repeated per epoch."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.repetitions <= MAX_REPETITIONS:  # also where it is not a number
+        if not 0 <= self.repetitions <= MAX_REPETITIONS:  # also rejects NaN
             raise ConfigError(
-                f"repetitions={self.repetitions} cannot work: give how often the samples of a dataset come per epoch, "
+                f"repetitions={self.repetitions} is invalid: give how often each sample is repeated per epoch, "
                 f"a number from 0 to {MAX_REPETITIONS} such as 2 or 0.5."
             )
 
@@ -51,13 +51,13 @@ class RepeatedOrder:
         return self.spec.base
 
     @property
-    def leaf(self) -> int:
-        """Number of the dataset."""
-        return self.spec.leaf
+    def source(self) -> int:
+        """Number of the source."""
+        return self.spec.source
 
-    def placed(self, leaf: int) -> RepeatedOrder:
-        """Returns the same order for a dataset of another number."""
-        return replace(self, spec=self.spec.placed(leaf))
+    def for_source(self, source: int) -> RepeatedOrder:
+        """Returns the same order for another number of the source."""
+        return replace(self, spec=self.spec.for_source(source))
 
     def stream(self, stream: int) -> RepeatedStream:
         """Returns the order of one stream.
@@ -73,27 +73,27 @@ class RepeatedOrder:
 
     @cached_property
     def _rate(self) -> Fraction:
-        # By way of the shortest decimal: 0.1 is meant to be a tenth, and ten epochs one pass.
+        # Through the shortest decimal: 0.1 means a tenth, so that ten epochs make one pass.
         return Fraction(repr(float(self.repetitions)))
 
     def passes(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns (epoch of the spec, first, behind the last) of what an epoch takes, counted over all streams."""
+        """Returns (epoch of the spec, start, stop) of what an epoch takes, stop exclusive, over all streams."""
         spec, rate = self.spec, self._rate
         if spec.shuffle and spec.shuffle_over_epochs not in (None, 1):
             rate /= max(1, spec.shuffle_over_epochs or 1)
-            whole, share = 0, rate
+            whole, fraction = 0, rate
         else:
-            whole, share = int(rate), rate - int(rate)
-        begun = epoch * whole + math.ceil(epoch * share)  # passes that begin in earlier epochs
+            whole, fraction = int(rate), rate - int(rate)
+        begun = epoch * whole + math.ceil(epoch * fraction)  # passes that begin in earlier epochs
         taken = [(begun + number, 0, spec.total_samples(begun + number)) for number in range(whole)]
-        low, high = epoch * share, (epoch + 1) * share
+        low, high = epoch * fraction, (epoch + 1) * fraction
         for partial in range(math.floor(low), math.ceil(high)):
-            # Whole and partial passes are numbered together, in the order in which they begin, without a gap.
-            number = (math.floor(partial / share) + 1) * whole + partial
+            # Whole and partial passes are numbered together, in the order in which they begin, without gaps.
+            number = (math.floor(partial / fraction) + 1) * whole + partial
             total = spec.total_samples(number)
-            first, last = (math.floor(min(_ONE, max(_NOTHING, bound - partial)) * total) for bound in (low, high))
-            if first < last:
-                taken.append((number, first, last))
+            start, stop = (math.floor(min(_ONE, max(_NOTHING, bound - partial)) * total) for bound in (low, high))
+            if start < stop:
+                taken.append((number, start, stop))
         return taken
 
 
@@ -119,48 +119,48 @@ class RepeatedStream:
 
     def num_samples(self, epoch: int) -> int:
         """Returns the number of samples of this stream in an epoch, without building the order."""
-        return sum(last - first for _, first, last in self._parts(epoch))
+        return sum(stop - start for _, start, stop in self._parts(epoch))
 
     def samples_per_pass(self) -> int:
         """Returns the number of samples of this stream in its first epoch."""
         return self.num_samples(0)
 
     def _parts(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Returns (epoch of the spec, first position, behind the last) of what this stream takes in an epoch."""
+        """Returns (epoch of the spec, start, stop) of what this stream takes in an epoch, stop exclusive."""
         parts = [
-            (number, self._position(number, first), self._position(number, last))
-            for number, first, last in self._order.passes(epoch)
+            (number, self._position(number, start), self._position(number, stop))
+            for number, start, stop in self._order.passes(epoch)
         ]
         return [part for part in parts if part[1] < part[2]]
 
     def _position(self, number: int, taken: int) -> int:
-        """Returns how many of the first `taken` samples of a pass are this stream's.
+        """Returns how many of the first `taken` samples of a pass belong to this stream.
 
-        The streams take turns: what all of them took together is exact, whatever the share.
+        The streams take turns, so that all of them together take exactly that many.
         """
-        begin, end = self._stream.share(number)
+        start, stop = self._stream.range_of(number)
         streams = self._order.spec.num_streams
         total = self._order.spec.total_samples(number)
-        least, surplus = total // streams, end - begin > total // streams
-        place = self._stream.share_number(number)
+        least, surplus = total // streams, stop - start > total // streams
+        turn = self._stream.range_number(number)
         if taken <= least * streams:
-            return taken // streams + (place < taken % streams)
-        before = begin - least * place  # streams before this one that have one sample more than the least
+            return taken // streams + (turn < taken % streams)
+        before = start - least * turn  # streams before this one that have one sample more than the least
         return least + (surplus and before < taken - least * streams)
 
 
 class RepeatedEpoch:
-    """Parts of several passes, one behind the other.
+    """Parts of several passes, one after the other.
 
     Args:
         stream: The order of the passes.
-        parts: (epoch, first position, behind the last) of each part, none empty.
+        parts: (epoch, start, stop) of each part, stop exclusive, none empty.
     """
 
     def __init__(self, stream: StreamOrder, parts: list[tuple[int, int, int]]) -> None:
         self._stream = stream
         self._parts = parts
-        self._length = sum(last - first for _, first, last in parts)
+        self._length = sum(end - begin for _, begin, end in parts)
 
     def __len__(self) -> int:
         return self._length
@@ -176,18 +176,18 @@ class RepeatedEpoch:
                 f"Positions {start} to {stop} leave an epoch of {self._length} samples: "
                 "give 0 <= start <= stop <= length."
             )
-        pieces = []
-        for number, first, last in self._parts:
-            low, high = max(start, 0), min(stop, last - first)
+        columns = []
+        for number, begin, end in self._parts:
+            low, high = max(start, 0), min(stop, end - begin)
             if low < high:
                 order: EpochOrder = self._stream.epoch(number)
-                pieces.append(order.samples(first + low, first + high))
-            start, stop = start - (last - first), stop - (last - first)
-        if not pieces:
+                columns.append(order.samples(begin + low, begin + high))
+            start, stop = start - (end - begin), stop - (end - begin)
+        if not columns:
             return np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        shards, indices, passes = zip(*pieces, strict=True)
+        shards, indices, passes = zip(*columns, strict=True)
         return np.concatenate(shards), np.concatenate(indices), np.concatenate(passes)
 
     def runs(self) -> None:
-        """Returns None: the parts of passes are no runs that a native reader could follow."""
+        """Returns None: parts of passes are not runs that a native reader could follow."""
         return

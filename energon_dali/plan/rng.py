@@ -1,4 +1,4 @@
-"""Random numbers that are functions: the same arguments give the same values, everywhere and for ever.
+"""Random numbers as functions: the same arguments always give the same values, on every machine.
 
 Only the raw output of numpy's Philox is used. It is specified by its authors (Salmon et al., "Parallel random numbers:
 as easy as 1, 2, 3", 2011) and numpy keeps it stable, while the methods of `numpy.random.Generator` may change.
@@ -12,11 +12,21 @@ import numpy.typing as npt
 Uint64Array = npt.NDArray[np.uint64]
 Int64Array = npt.NDArray[np.int64]
 
+# The first part of every key says what the random numbers are for, so that no two uses share their numbers.
+SLICES = 1
+SLICE_DRAWS = 2
+WINDOW = 3
+SAMPLE = 4
+BLEND = 7
+INTERLEAVE = 8
+BUFFER = 20
+
 _MASK = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
 _WORDS_PER_COUNTER = 4
+_FEW_SEEDS = 16
 
 
 def _finish(value: int) -> int:
@@ -27,10 +37,10 @@ def _finish(value: int) -> int:
 
 
 def mix(*values: int) -> int:
-    """Returns a 64-bit hash of whole numbers, which depends on each of them, their order and their count.
+    """Returns a 64-bit hash of integers, which depends on each of them, their order and their count.
 
     Args:
-        *values: Whole numbers of any size or sign; each counts modulo 2**64.
+        *values: Integers of any size or sign; each is taken modulo 2**64.
 
     Returns:
         0 <= hash < 2**64.
@@ -49,7 +59,7 @@ def _finish_array(value: Uint64Array) -> Uint64Array:
 
 
 def mix_on(state: int, first: int, second: int) -> int:
-    """Returns `mix(*values, first, second)`, where `state` is `mix(*values)`: what many hashes share is made once."""
+    """Returns `mix(*values, first, second)`, where `state` is `mix(*values)`, so that common values are mixed once."""
     state = _finish(((state + _GOLDEN) & _MASK) ^ _finish((first + _GOLDEN) & _MASK))
     return _finish(((state + _GOLDEN) & _MASK) ^ _finish((second + _GOLDEN) & _MASK))
 
@@ -58,8 +68,8 @@ def mix_arrays(*values: int | Int64Array | Uint64Array, state: int = 0) -> Uint6
     """Returns `mix` of each row of numbers.
 
     Args:
-        *values: Whole numbers or integer arrays [n]; they broadcast against each other.
-        state: `mix` of the numbers that stand before all of them.
+        *values: Integers or integer arrays [n]; they broadcast against each other.
+        state: `mix` of the numbers that precede them.
 
     Returns:
         uint64[n], equal to `mix` of the same numbers; uint64[1] if only numbers were given.
@@ -67,7 +77,7 @@ def mix_arrays(*values: int | Int64Array | Uint64Array, state: int = 0) -> Uint6
     mixed: Uint64Array = np.array([state], np.uint64)
     golden = np.uint64(_GOLDEN)
     for value in values:
-        # One-element arrays instead of scalars: array arithmetic wraps around without a warning.
+        # One-element arrays instead of scalars, because array arithmetic wraps around without a warning.
         numbers = np.array([value & _MASK], np.uint64) if isinstance(value, int) else np.atleast_1d(value)
         column = numbers.astype(np.uint64, copy=False)
         mixed = _finish_array((mixed + golden) ^ _finish_array(column + golden))
@@ -75,12 +85,12 @@ def mix_arrays(*values: int | Int64Array | Uint64Array, state: int = 0) -> Uint6
 
 
 def raw_words(start: int, count: int, *key: int) -> Uint64Array:
-    """Returns words start, start + 1, ... of the endless random sequence that belongs to `key`.
+    """Returns words start, start + 1, ... of the infinite random sequence of a key.
 
     Args:
-        start: Number of the first word, at least 0; any word is reached at once.
-        count: How many words.
-        *key: Whole numbers that name the sequence.
+        start: Index of the first word, at least 0; any word is reached in O(1).
+        count: Number of words.
+        *key: Integers that identify the sequence.
 
     Returns:
         uint64[count].
@@ -91,7 +101,7 @@ def raw_words(start: int, count: int, *key: int) -> Uint64Array:
 
 
 def uniform(start: int, count: int, *key: int) -> npt.NDArray[np.float64]:
-    """Returns numbers start, start + 1, ... of the endless uniform sequence that belongs to `key`.
+    """Returns numbers start, start + 1, ... of the infinite uniform sequence of a key.
 
     Returns:
         float64[count], multiples of 2**-53 with 0 <= u < 1.
@@ -101,11 +111,11 @@ def uniform(start: int, count: int, *key: int) -> npt.NDArray[np.float64]:
     return numbers
 
 
-def sort_places(words: Uint64Array) -> Uint64Array:
+def sort_to_permutations(words: Uint64Array) -> Uint64Array:
     """Returns a random permutation of each row of random words; overwrites them.
 
-    The place of a word is put into its low bits, so that all values of a row differ: any sorting algorithm then
-    gives the same result, and sorting values is several times faster than a stable argsort.
+    The index of a word replaces its low bits, so that all values of a row differ: any sorting algorithm then gives the
+    same result, and sorting values is several times faster than a stable argsort.
 
     Args:
         words: uint64[..., n], random, n >= 1.
@@ -114,24 +124,60 @@ def sort_places(words: Uint64Array) -> Uint64Array:
         uint64[..., n]: the same memory, each row a permutation of 0 ... n - 1.
     """
     length = words.shape[-1]
-    place_mask = np.uint64((1 << max(1, (length - 1).bit_length())) - 1)
-    words &= ~place_mask
+    index_mask = np.uint64((1 << max(1, (length - 1).bit_length())) - 1)
+    words &= ~index_mask
     words |= np.arange(length, dtype=np.uint64)
     words.sort(axis=-1)
-    words &= place_mask
+    words &= index_mask
     return words
 
 
 def permutation(length: int, *key: int) -> Int64Array:
-    """Returns the random permutation of 0 ... length - 1 that belongs to `key`.
+    """Returns the random permutation of 0 ... length - 1 of a key.
 
     Args:
         length: At least 0.
-        *key: Whole numbers that name the permutation.
+        *key: Integers that identify the permutation.
 
     Returns:
         int64[length].
     """
     if length == 0:
         return np.zeros(0, np.int64)
-    return sort_places(raw_words(0, length, *key)).view(np.int64)
+    return sort_to_permutations(raw_words(0, length, *key)).view(np.int64)
+
+
+def sample_seed(seed: int, source: int, epoch: int, index: int) -> int:
+    """Returns the seed of the random operations on one sample, wherever and whenever it is processed.
+
+    Args:
+        seed: Seed of the job.
+        source: Number of the source in the tree.
+        epoch: Number of the pass over the data, as `EpochOrder.samples` returns it.
+        index: Number of the sample in its dataset.
+
+    Returns:
+        0 <= seed < 2**63.
+    """
+    return mix(SAMPLE, seed, source, epoch, index) >> 1
+
+
+def sample_seeds(seed: int, source: int, epochs: Int64Array, indices: Int64Array) -> Int64Array:
+    """Returns `sample_seed` of many samples at once.
+
+    Args:
+        seed: Seed of the job.
+        source: Number of the source in the tree.
+        epochs: int64[n], numbers of passes.
+        indices: int64[n], numbers of the samples.
+
+    Returns:
+        int64[n], not negative.
+    """
+    state = mix(SAMPLE, seed, source)
+    if len(epochs) < _FEW_SEEDS:  # small sources of a blend: arrays would cost more than they save
+        rows = zip(epochs.tolist(), indices.tolist(), strict=True)
+        return np.array([mix_on(state, epoch, index) >> 1 for epoch, index in rows], np.int64)
+    seeds = mix_arrays(epochs, indices, state=state)
+    seeds >>= np.uint64(1)
+    return seeds.view(np.int64)

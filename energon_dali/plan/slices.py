@@ -1,4 +1,4 @@
-"""Slices: half-open ranges of samples inside shards."""
+"""Slices: half-open ranges of samples within shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """A list of ranges of samples: samples first[i] ... last[i] - 1 of shard[i].
+    """A list of sample ranges: samples start[i] ... stop[i] - 1 of shard[i].
 
     Raises:
         ConfigError: The arrays differ in length, or a range is negative.
@@ -24,59 +24,60 @@ class Slices:
 
     shard: Int32Array
     """int32[n]: number of the shard."""
-    first: Int64Array
-    """int64[n]: index of the first sample inside the shard."""
-    last: Int64Array
-    """int64[n]: index behind the last sample inside the shard."""
+    start: Int64Array
+    """int64[n]: index of the first sample within the shard."""
+    stop: Int64Array
+    """int64[n]: index after the last sample within the shard."""
 
     def __post_init__(self) -> None:
-        for name, dtype in (("shard", np.int32), ("first", np.int64), ("last", np.int64)):
+        for name, dtype in (("shard", np.int32), ("start", np.int64), ("stop", np.int64)):
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=dtype))
-        if not (self.shard.ndim == 1 and self.shard.shape == self.first.shape == self.last.shape):
+        if not (self.shard.ndim == 1 and self.shard.shape == self.start.shape == self.stop.shape):
             raise ConfigError(
-                f"Slices need three lists of one length, but {self.shard.shape = }, {self.first.shape = }, "
-                f"{self.last.shape = }. Give one shard, first and last per slice."
+                f"Slices need three arrays of the same length, but {self.shard.shape = }, {self.start.shape = }, "
+                f"{self.stop.shape = }. Give one shard, start and stop per slice."
             )
-        if len(self.shard) and (self.shard.min() < 0 or self.first.min() < 0 or (self.last < self.first).any()):
-            bad = int(np.argmax((self.shard < 0) | (self.first < 0) | (self.last < self.first)))
+        if len(self.shard) and (self.shard.min() < 0 or self.start.min() < 0 or (self.stop < self.start).any()):
+            bad = int(np.argmax((self.shard < 0) | (self.start < 0) | (self.stop < self.start)))
             raise ConfigError(
-                f"Slice {bad} is [{self.first[bad]}, {self.last[bad]}) of shard {self.shard[bad]}, but a slice needs "
-                "0 <= first <= last and shard >= 0. Check the ranges of the split."
+                f"Slice {bad} is [{self.start[bad]}, {self.stop[bad]}) of shard {self.shard[bad]}, but a slice needs "
+                "0 <= start <= stop and shard >= 0. Check the ranges of the split."
             )
 
     @classmethod
     def whole_shards(cls, counts: Sequence[int] | Int64Array) -> Slices:
-        """Returns one slice per shard that covers it.
+        """Returns one slice per shard, each of the whole shard.
 
         Args:
             counts: Number of samples in each shard.
         """
-        last = np.asarray(counts, np.int64)
-        return cls(np.arange(len(last), dtype=np.int32), np.zeros(len(last), np.int64), last)
+        stop = np.asarray(counts, np.int64)
+        return cls(np.arange(len(stop), dtype=np.int32), np.zeros(len(stop), np.int64), stop)
 
     @classmethod
-    def trusted(cls, shard: Int32Array, first: Int64Array, last: Int64Array) -> Slices:
-        """Returns slices of arrays of the right types that come from checked ones; epochs of small datasets are short,
-        and checking would be a third of what one costs.
+    def trusted(cls, shard: Int32Array, start: Int64Array, stop: Int64Array) -> Slices:
+        """Returns slices without checking them, for arrays of the right types that were computed from checked slices.
+
+        Epochs of small datasets are short, and checking would take a third of the time that an epoch costs.
         """
         slices = object.__new__(cls)
-        for name, value in (("shard", shard), ("first", first), ("last", last)):
+        for name, value in (("shard", shard), ("start", start), ("stop", stop)):
             object.__setattr__(slices, name, value)
         return slices
 
     @property
     def lengths(self) -> Int64Array:
         """int64[n]: number of samples in each slice."""
-        return self.last - self.first
+        return self.stop - self.start
 
     @property
     def num_samples(self) -> int:
         """Number of samples in all slices together."""
         return int(self.lengths.sum())
 
-    def take(self, places: Int64Array) -> Slices:
-        """Returns the slices at the given places, in that order."""
-        return Slices.trusted(self.shard[places], self.first[places], self.last[places])
+    def take(self, indices: Int64Array) -> Slices:
+        """Returns the slices with the given indices, in that order."""
+        return Slices.trusted(self.shard[indices], self.start[indices], self.stop[indices])
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -86,22 +87,22 @@ class Slices:
             return NotImplemented
         return (
             np.array_equal(self.shard, other.shard)
-            and np.array_equal(self.first, other.first)
-            and np.array_equal(self.last, other.last)
+            and np.array_equal(self.start, other.start)
+            and np.array_equal(self.stop, other.stop)
         )
 
     def __hash__(self) -> int:
-        return hash((self.shard.tobytes(), self.first.tobytes(), self.last.tobytes()))
+        return hash((self.shard.tobytes(), self.start.tobytes(), self.stop.tobytes()))
 
     def __repr__(self) -> str:
         return f"Slices({len(self)} slices, {self.num_samples} samples)"
 
 
 def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:
-    """Returns the ranges cut to about equal slices of at most 1.5 times the wanted length; empty ones are left out.
+    """Cuts ranges into slices of about equal length, at most 1.5 times the wanted one, and drops empty ranges.
 
-    A range of L samples that is longer than 1.5 times the maximum m becomes round(L / m) slices, whose lengths differ
-    by one at most.
+    A range of L samples that is longer than 1.5 times the wanted length m becomes round(L / m) slices, whose lengths
+    differ by one at most.
 
     Args:
         base: The ranges of the split.
@@ -112,8 +113,8 @@ def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:
     """
     if max_samples_per_sequence is not None and max_samples_per_sequence < 1:
         raise ConfigError(
-            f"max_samples_per_sequence={max_samples_per_sequence} is no length: give a number of samples of at least "
-            "1, or None to read each shard as a whole."
+            f"max_samples_per_sequence={max_samples_per_sequence} is not a length: give a number of samples of at "
+            "least 1, or None to read each shard as a whole."
         )
     base = base.take(np.flatnonzero(base.lengths))
     if max_samples_per_sequence is None:
@@ -121,7 +122,7 @@ def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:
     limit = max_samples_per_sequence
     lengths = base.lengths
     counts = np.where(2 * lengths > 3 * limit, (2 * lengths + limit) // (2 * limit), 1)  # [n]
-    owner = np.repeat(np.arange(len(base)), counts)  # [m]: the range that each slice is cut from
-    ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # [m]: number inside that range
-    length, count, origin = lengths[owner], counts[owner], base.first[owner]
+    owner = np.repeat(np.arange(len(base)), counts)  # [m]: the range of each slice
+    ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # [m]: which slice of its range
+    length, count, origin = lengths[owner], counts[owner], base.start[owner]
     return Slices(base.shard[owner], origin + ordinal * length // count, origin + (ordinal + 1) * length // count)

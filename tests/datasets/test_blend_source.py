@@ -72,7 +72,7 @@ def leaf(
         base=Slices.whole_shards([size]),
         num_streams=job.layout.num_streams,
         seed=3,
-        leaf=number,
+        source=number,
         **{"max_samples_per_sequence": 4, "parallel_shard_iters": 3, "shuffle_buffer_size": 5, **order},
     )
     load = SampleLoader(decoder=None, sample_type=TextSample, field_map={"text": "txt"}, seed=3, leaf=number)
@@ -298,7 +298,7 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
     [
         (lambda: BlendSourceDataset([], []), ConfigError, "at least one"),
         (lambda: BlendSourceDataset(leaves([3, 3], 1), [1]), ConfigError, "one for each"),
-        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, -1]), ConfigError, "cannot work"),
+        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, -1]), ConfigError, "are invalid"),
         (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, "1"]), ConfigError, "weight .1. is not"),  # type: ignore[list-item]
         (lambda: EpochizedBlendDataset(leaves([3], 1), ["1"], repeat=True), ConfigError, "is not a n"),  # type: ignore[list-item]
         (lambda: BlendSourceDataset(leaves([3], 1, repeat=False), [1]), ConfigError, "ends after one epoch"),

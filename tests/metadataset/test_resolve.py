@@ -171,7 +171,7 @@ def test_a_subset_takes_the_samples_of_its_range(
         assert max(own.numbers[0], own.numbers[1] or 0) > len(samples)
         return
     found = take_subset(ranges, counts, subset)
-    rows = zip(found.shard.tolist(), found.first.tolist(), found.last.tolist(), strict=True)
+    rows = zip(found.shard.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
     taken = [(shard, index) for shard, begin, end in rows for index in range(begin, end)]
     assert taken == [sample for sample in samples[first:last] if sample in kept]
 

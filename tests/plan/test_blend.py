@@ -82,5 +82,5 @@ def test_streams_and_seeds_draw_differently() -> None:
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1], [float("nan")], [float("inf"), 1]])
 def test_weights_that_cannot_work_are_refused(weights: list[float]) -> None:
-    with pytest.raises(ConfigError, match="at least one that is positive"):
+    with pytest.raises(ConfigError, match="at least one of them positive"):
         blend_draws(weights, 0, 0, 0, 1)

@@ -18,7 +18,7 @@ options = st.fixed_dictionaries(
     {
         "num_streams": st.integers(1, 9),
         "seed": st.integers(0, 5),
-        "leaf": st.integers(0, 2),
+        "source": st.integers(0, 2),
         "max_samples_per_sequence": st.one_of(st.none(), st.integers(1, 30)),
         "parallel_shard_iters": st.integers(1, 20),
         "shuffle_buffer_size": st.one_of(st.integers(0, 3), st.integers(4, 200)),
@@ -104,7 +104,7 @@ def test_the_order_never_changes() -> None:
         base=Slices.whole_shards([5, 3, 9]),
         num_streams=2,
         seed=11,
-        leaf=1,
+        source=1,
         max_samples_per_sequence=3,
         parallel_shard_iters=2,
         shuffle_buffer_size=4,
@@ -156,7 +156,7 @@ def test_a_remainder_goes_round_the_streams() -> None:
 def test_epochs_seeds_and_leaves_have_different_orders() -> None:
     def order(seed: int, leaf: int, epoch: int) -> tuple[Any, ...]:
         base = Slices.whole_shards([9] * 20)
-        spec = OrderSpec(base=base, num_streams=1, seed=seed, leaf=leaf, shuffle_buffer_size=30)
+        spec = OrderSpec(base=base, num_streams=1, seed=seed, source=leaf, shuffle_buffer_size=30)
         return tuple(sample[:2] for sample in triples(spec.stream(0).epoch(epoch)))
 
     orders = {order(seed, leaf, epoch) for seed in range(3) for leaf in range(3) for epoch in range(3)}
@@ -210,9 +210,9 @@ def test_the_last_epoch_is_kept_and_a_spec_travels_light() -> None:
         ({"num_streams": 0}, "num_streams=0 is out of range"),
         ({"parallel_shard_iters": 0}, "parallel_shard_iters=0 is out of range"),
         ({"shuffle_buffer_size": -1}, "shuffle_buffer_size=-1 is out of range"),
-        ({"shuffle_over_epochs": 0}, "shuffle_over_epochs=0 is not known"),
-        ({"shuffle_over_epochs": -2}, "shuffle_over_epochs=-2 is not known"),
-        ({"max_samples_per_sequence": 0}, "max_samples_per_sequence=0 is no length"),
+        ({"shuffle_over_epochs": 0}, "shuffle_over_epochs=0 is invalid"),
+        ({"shuffle_over_epochs": -2}, "shuffle_over_epochs=-2 is invalid"),
+        ({"max_samples_per_sequence": 0}, "max_samples_per_sequence=0 is not a length"),
     ],
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, int], message: str) -> None:
@@ -226,7 +226,7 @@ def test_places_outside_are_refused() -> None:
         spec.stream(1)
     with pytest.raises(IndexError, match="Positions 1 to 4 leave an epoch of 3 samples"):
         spec.stream(0).epoch(0).samples(1, 4)
-    with pytest.raises(IndexError, match="Position 3 lies outside an epoch of 3 samples"):
+    with pytest.raises(IndexError, match="Position 3 is outside an epoch of 3 samples"):
         spec.stream(0).epoch(0).sample(3)
 
 
@@ -241,7 +241,7 @@ def test_ten_million_samples_in_little_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     order = spec.stream(0).epoch(0)
     assert len(order) > 9_990_000
-    offsets = np.concatenate([[0], np.cumsum(spec.base.last)])
+    offsets = np.concatenate([[0], np.cumsum(spec.base.stop)])
     seen = np.zeros(len(order), np.bool_)
     for start in range(0, len(order), 1 << 19):
         shards, indices, _ = order.samples(start, min(len(order), start + (1 << 19)))
@@ -258,7 +258,7 @@ def ranks(spec: OrderSpec, world_size: int) -> list[int]:
 @given(st.integers(0, 200), st.sampled_from([1, 2, 6, 8, 12, 16]), st.integers(0, 40))
 def test_remainders_of_validation_are_spread_over_the_ranks_of_every_layout(count: int, streams: int, off: int) -> None:
     spec = OrderSpec(
-        base=Slices.whole_shards([count]), num_streams=streams, seed=0, shuffle=False, share_offset=off % streams
+        base=Slices.whole_shards([count]), num_streams=streams, seed=0, shuffle=False, range_offset=off % streams
     )
     assert [triple[1] for triple in everything(spec, 0)] == list(range(count))
     for world_size in (size for size in range(1, streams + 1) if streams % size == 0):
@@ -269,6 +269,6 @@ def test_remainders_of_validation_are_spread_over_the_ranks_of_every_layout(coun
 
 def test_shares_of_validation_as_earlier_releases_cut_them() -> None:
     spec = OrderSpec(base=Slices.whole_shards([24]), num_streams=16, seed=0, shuffle=False)
-    old = OrderSpec(base=Slices.whole_shards([24]), num_streams=16, seed=0, shuffle=False, old_shares=True)
+    old = OrderSpec(base=Slices.whole_shards([24]), num_streams=16, seed=0, shuffle=False, old_ranges=True)
     assert (ranks(spec, 2), ranks(old, 2)) == ([12, 12], [8, 16])
-    assert [old.stream(stream).share(0) for stream in range(4)] == [(0, 1), (1, 3), (3, 4), (4, 6)]
+    assert [old.stream(stream).range_of(0) for stream in range(4)] == [(0, 1), (1, 3), (3, 4), (4, 6)]

@@ -99,7 +99,7 @@ def test_repetitions_that_cannot_be_are_refused(repeat: float) -> None:
 
 def test_an_offset_moves_the_remainders() -> None:
     lengths = [
-        [make(1, 4, 1, share_offset=offset, shuffle=False).stream(stream).num_samples(0) for stream in range(4)]
+        [make(1, 4, 1, range_offset=offset, shuffle=False).stream(stream).num_samples(0) for stream in range(4)]
         for offset in range(4)
     ]
     assert [sum(column) for column in zip(*lengths, strict=True)] == [1, 1, 1, 1]

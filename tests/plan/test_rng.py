@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_dali.plan import mix, mix_arrays, permutation, raw_words, uniform
+from energon_dali.plan import mix, mix_arrays, permutation, raw_words, sample_seed, sample_seeds, uniform
 
 
 def test_philox_is_the_published_one() -> None:
@@ -81,3 +81,19 @@ def test_uniform_never_changes_and_stays_in_range() -> None:
     many = uniform(0, 100_000, 1)
     assert 0 <= many.min() < many.max() < 1
     assert abs(many.mean() - 0.5) < 0.01
+
+
+def test_seeds_never_change() -> None:
+    assert sample_seed(1, 2, 3, 4) == 3192912025575003880
+
+
+def test_every_argument_changes_the_seed() -> None:
+    seeds = {sample_seed(s, source, e, i) for s in range(3) for source in range(3) for e in range(3) for i in range(3)}
+    assert len(seeds) == 81
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_many_seeds_at_once_equal_single_seeds() -> None:
+    epochs, indices = np.array([0, 5, 5]), np.array([9, 0, 10**12])
+    expected = [sample_seed(7, 1, e, i) for e, i in zip(epochs.tolist(), indices.tolist(), strict=True)]
+    assert sample_seeds(7, 1, epochs, indices).tolist() == expected

@@ -10,7 +10,7 @@ from energon_dali.plan import Slices, cut_slices
 
 
 def ranges(slices: Slices) -> list[tuple[int, int, int]]:
-    return list(zip(slices.shard.tolist(), slices.first.tolist(), slices.last.tolist(), strict=True))
+    return list(zip(slices.shard.tolist(), slices.start.tolist(), slices.stop.tolist(), strict=True))
 
 
 def test_a_long_range_is_cut_to_equal_slices() -> None:
@@ -49,7 +49,7 @@ def test_slices_know_their_size_and_equality() -> None:
 def test_wrong_slices_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Slice 1 is \[5, 4\) of shard 1"):
         Slices(np.array([0, 1]), np.array([0, 5]), np.array([3, 4]))
-    with pytest.raises(ConfigError, match="one length"):
+    with pytest.raises(ConfigError, match="the same length"):
         Slices(np.array([0, 1]), np.array([0]), np.array([3]))
     with pytest.raises(ConfigError, match="max_samples_per_sequence=0"):
         cut_slices(Slices.whole_shards([1]), 0)

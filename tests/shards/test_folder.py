@@ -34,7 +34,7 @@ def write_meta(root: Path, name: str, value: object) -> None:
 
 def ranges(root: Path, part: str, **options: Any) -> list[tuple[int, int, int]]:
     slices = WebdatasetFolder(str(root), **options).split_ranges(part)
-    return list(zip(slices.shard.tolist(), slices.first.tolist(), slices.last.tolist(), strict=True))
+    return list(zip(slices.shard.tolist(), slices.start.tolist(), slices.stop.tolist(), strict=True))
 
 
 def test_split_keeps_the_order_of_the_file_and_expands_braces(root: Path) -> None:

@@ -148,7 +148,7 @@ def test_finds_facts_of_media_and_what_cannot_be_read(
     assert json.loads((tmp_path / ".nv-meta/unreadable.json").read_text())[0]["key"] == "bad{1}"
     folder = WebdatasetFolder(str(tmp_path))
     assert folder.split.exclude == ("b/one.tar/bad{1}",)
-    assert folder.split_ranges("train").last.tolist() == [1, 1]
+    assert folder.split_ranges("train").stop.tolist() == [1, 1]
     extents = folder.index.shard(0)
     assert extents.array("part_width").tolist() == [8, 0, 0]
     assert [extents.formats[number] for number in extents.part_format] == ["jpeg", "", ""]

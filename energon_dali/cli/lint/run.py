@@ -86,7 +86,7 @@ def run_share(job: LintJob, share: int) -> list[Report]:
         report = Report(f"{source.name}, {part}")
         ranges, looked_at = source.order.base, 0
         for number in range(share, len(ranges), job.shares):
-            numbers = range(int(ranges.first[number]), int(ranges.last[number]))
+            numbers = range(int(ranges.start[number]), int(ranges.stop[number]))
             looked_at += len(numbers)
             report.flaws += check_samples(source, int(ranges.shard[number]), numbers)
         report.num_samples = looked_at

@@ -13,7 +13,7 @@ from energon_dali.datasets.sources.share_feedback import FEEDBACK_DRAWS
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan import blend_draws, mix
-from energon_dali.plan.blend import BLOCK_DRAWS
+from energon_dali.plan.blend import GROUP_DRAWS
 from energon_dali.shards.documents.state_entries import count_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
@@ -92,7 +92,7 @@ class _BlendIterator(LeavesIterator):
         self._weights = dataset.weights
         self._seed = dataset.seed
         self._feedback = context.feedback
-        self._size = BLOCK_DRAWS if context.feedback is None else FEEDBACK_DRAWS
+        self._size = GROUP_DRAWS if context.feedback is None else FEEDBACK_DRAWS
         self._draw = 0
         self._window = -1
         self._draws: list[int] = []

@@ -63,7 +63,7 @@ def _rotated(leaf: SavableDataset[Any], offset: int) -> SavableDataset[Any]:
         if not isinstance(order, OrderSpec):
             return source
         twin = copy.copy(source)
-        twin.order = dataclasses.replace(order, share_offset=(order.share_offset + offset) % order.num_streams)
+        twin.order = dataclasses.replace(order, range_offset=(order.range_offset + offset) % order.num_streams)
         return twin
 
     return with_source(leaf, change)

@@ -92,7 +92,7 @@ class EpochizedBlendDataset(LeavesDataset):
 
 
 def _repeated(leaf: SavableDataset[Any], order: OrderSpec, times: float, offset: int) -> SavableDataset[Any]:
-    rotated = dataclasses.replace(order, share_offset=(order.share_offset + offset) % order.num_streams)
+    rotated = dataclasses.replace(order, range_offset=(order.range_offset + offset) % order.num_streams)
 
     def change(source: SourceDataset) -> SourceDataset:
         twin = copy.copy(source)

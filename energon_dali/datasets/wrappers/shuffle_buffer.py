@@ -12,7 +12,7 @@ from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan.buffer import BufferOrder
-from energon_dali.plan.seeds import BUFFER
+from energon_dali.plan.rng import BUFFER
 from energon_dali.shards.documents.state_entries import checked_count, count_of, damaged, entry_of, state_of
 from energon_dali.worker_config import WorkerConfig
 

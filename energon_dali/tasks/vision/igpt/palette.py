@@ -72,9 +72,9 @@ def training_pixels(dataset: str | os.PathLike[str], seed: int = 0) -> NDArray[n
     """
     folder = WebdatasetFolder(str(dataset))
     ranges = folder.split_ranges("train")
-    counts = ranges.last - ranges.first
+    counts = ranges.stop - ranges.start
     shards = np.repeat(ranges.shard, counts)
-    starts = np.repeat(ranges.first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+    starts = np.repeat(ranges.start - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
     indices = starts + np.arange(counts.sum())
     order = np.argsort(mix_arrays(_PICTURES, seed, np.arange(len(shards))), kind="stable")[:_MAX_PICTURES]
     reader = ShardReader(folder, lambda name: name == "png")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError, LayoutError
-from energon_dali.plan import Layout
+from energon_dali.worker_config import Layout
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))
@@ -18,7 +18,7 @@ def test_every_stream_runs_in_one_place(world_size: int, num_workers: int, facto
         assert sorted(stream for worker in workers for stream in worker) == streams
         for worker, own in enumerate(workers):
             assert len(own) == factor
-            assert all(layout.stream_place(stream) == (rank, worker) for stream in own)
+            assert all(layout.worker_of_stream(stream) == (rank, worker) for stream in own)
         seen += streams
     assert sorted(seen) == list(range(layout.num_streams))
 
@@ -27,7 +27,7 @@ def test_streams_go_round_the_ranks() -> None:
     layout = Layout(world_size=2, num_workers=2, num_streams=8)
     assert layout.rank_streams(1) == [1, 3, 5, 7]
     assert layout.worker_streams(1, 0) == [1, 5]
-    assert layout.stream_place(7) == (1, 1)
+    assert layout.worker_of_stream(7) == (1, 1)
 
 
 def test_a_layout_that_does_not_divide_names_those_that_do() -> None:
@@ -47,4 +47,4 @@ def test_places_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match="Worker 1 does not exist"):
         layout.worker_streams(0, 1)
     with pytest.raises(ConfigError, match="Stream -1 does not exist"):
-        layout.stream_place(-1)
+        layout.worker_of_stream(-1)
