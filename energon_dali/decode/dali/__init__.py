@@ -1,7 +1,7 @@
 """Decoding with NVIDIA DALI. Nothing outside this folder imports DALI, and here only functions do, when they run.
 
-`decoder`, `blocks`, `routing` and the tables beside them say what goes to DALI; `images/` and `video/` are how it
-decodes each; both stand on `runtime/`, which knows neither.
+`decoder` has the options. `dispatch` sends each handle of a block to an engine, or to PIL or PyAV, as `eligibility` and
+`thresholds` say. `images/` and `video/` define the pipelines and run them; both use `runtime/`, which knows neither.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ DEFAULT_MAX_BATCH_SIZE = 64
 class DaliDecoder(MediaDecoder):
     """Decodes media in blocks with NVIDIA DALI in the rank's process; takes the options of `MediaDecoder` and more.
 
-    Images are those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise as the module
-    `tolerance` says. Formats that DALI does not decode equally are decoded by PIL. Clips (`av_decode=VideoClips(...)`)
-    have the frames and timestamps of SampleDecoder; PyAV decodes what DALI cannot. Without DALI "auto" decodes as
-    SampleDecoder does. Cheap to make (also at class level) and picklable: DALI is imported and a pipeline built when
-    the first block comes.
+    Images equal those of SampleDecoder: bit for bit on the CPU without resampling and Normalize, otherwise within the
+    limits of the module `tolerance`. PIL decodes the formats that DALI would decode differently. Clips
+    (`av_decode=VideoClips(...)`) have the frames and timestamps of SampleDecoder; PyAV decodes what DALI cannot.
+    Without DALI, "auto" decodes as SampleDecoder does. A decoder is cheap to make (also at class level) and picklable:
+    the first block imports DALI and builds a pipeline.
 
         class Encoder(TaskEncoder):
             decoder = DaliDecoder(image_decode="torchrgb8")
@@ -59,17 +59,16 @@ class DaliDecoder(MediaDecoder):
     Args:
         image_decode_device: "auto" (a GPU if there is one, else the CPU, and PIL where that is faster: the module
             `thresholds`), "cpu", "gpu" (torch's current one) or an ordinal.
-        video_decode_device: Likewise for clips of videos. "auto" takes what is faster for each video, and PyAV is one
+        video_decode_device: Likewise for clips of videos. "auto" takes the fastest choice for each video; PyAV is one
             of the choices.
-        num_threads: CPU threads of a pipeline; None is the number of cores that this process may use, at most 32 on
-            the CPU and 4 on a GPU, where formats that CPU threads decode (PNG, BMP, PNM) take as many as on the
-            CPU.
+        num_threads: CPU threads of a pipeline. None means the cores that this process may use, at most 32 on the CPU
+            and 4 on a GPU, where formats that CPU threads decode (PNG, BMP, PNM) get as many as on the CPU.
         max_batch_size: Most images per run; larger blocks are split.
         feed: "block" gives DALI what the workers read, for every dataset; "native" lets DALI read the shards itself
             where the order of the dataset allows it.
-        gpu_memory_budget_bytes: Most memory of the images in flight on a GPU with feed="block"; None is 8 GiB. Decoded
-            batches that wait for the trainer, or that it holds, come on top.
-        tuning: Settings of DALI that change speed and memory alone.
+        gpu_memory_budget_bytes: Most memory of the images in flight on a GPU with feed="block"; None is 8 GiB. It does
+            not include decoded batches that wait for the trainer or that the trainer holds.
+        tuning: Settings of DALI that change only speed and memory.
         **options: The options of `MediaDecoder`.
 
     Raises:
@@ -94,8 +93,8 @@ class DaliDecoder(MediaDecoder):
         check_device_option("video_decode_device", video_decode_device)
         if feed not in ("block", "native"):
             raise ConfigError(
-                f'feed={feed!r} is unknown. "block" takes encoded images from the workers, "native" lets DALI read the '
-                'shards. Give one of the two; "block" works with every dataset.'
+                f'feed={feed!r} is unknown. Give "block", which takes encoded images from the workers and works with '
+                'every dataset, or "native", which lets DALI read the shards.'
             )
         for name, value in (
             ("num_threads", num_threads),
@@ -104,11 +103,12 @@ class DaliDecoder(MediaDecoder):
         ):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(
-                    f"{name}={value!r} cannot work. It is a whole number of at least 1. Leave it out for the default."
+                    f"{name}={value!r} is invalid: it must be a whole number of at least 1. Leave it out for the "
+                    "default."
                 )
         if tuning is not None and not isinstance(tuning, DaliTuning):
             raise ConfigError(
-                f"tuning={tuning!r} is no DaliTuning. Give DaliTuning(hw_decoder_load=...), or leave it out."
+                f"tuning={tuning!r} is not a DaliTuning. Give DaliTuning(hw_decoder_load=...), or leave it out."
             )
         self.image_decode_device = image_decode_device
         self.video_decode_device = video_decode_device
@@ -120,11 +120,11 @@ class DaliDecoder(MediaDecoder):
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
-        """Is "rank" where DALI is used, "worker" where "auto" found none. Touches neither DALI nor CUDA.
+        """Where media are decoded: "rank" with DALI, "worker" if "auto" did not find it. Touches neither DALI nor CUDA.
 
         Raises:
-            DeviceError: DALI or a GPU was asked for by name and is not there.
-            ConfigError: Parts become what cannot travel to the rank.
+            DeviceError: The options name DALI or a GPU, and it is not there.
+            ConfigError: Parts become values that cannot travel to the rank.
         """
         if isinstance(self.av_decode, VideoClips):
             uses_dali(self.video_decode_device, "video")
@@ -139,12 +139,12 @@ class DaliDecoder(MediaDecoder):
 
     @staticmethod
     def available() -> bool:
-        """Returns whether DALI is installed; on the CPU it then works everywhere."""
+        """Returns whether DALI is installed; if it is, it works on every CPU."""
         return has_dali()
 
     @property
     def device(self) -> Device:
-        """The device that images are decoded on in this process. May initialise CUDA.
+        """The device that decodes images in this process. May initialise CUDA.
 
         Raises:
             DeviceError: There is none.
@@ -153,7 +153,7 @@ class DaliDecoder(MediaDecoder):
 
     @property
     def video_device(self) -> Device:
-        """The device that clips are decoded on, or brought to, in this process. May initialise CUDA.
+        """The device that decodes clips, or that they are moved to, in this process. May initialise CUDA.
 
         Raises:
             DeviceError: There is none.
@@ -163,10 +163,10 @@ class DaliDecoder(MediaDecoder):
     def make_handle(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
     ) -> MediaHandle:
-        """Returns the handle of an image whose header was screened: a DaliHandle if DALI may decode it.
+        """Returns the handle of an image after screening its header: a DaliHandle if DALI may decode it.
 
         Raises:
-            DecodeError: The header was refused.
+            DecodeError: The screening refused the header.
         """
         spec = self.spec
         header = screen_image(raw, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
@@ -177,14 +177,14 @@ class DaliDecoder(MediaDecoder):
         """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
 
         Costs about 15 us per handle in the calling thread. On a GPU the values are for the CUDA stream that is current
-        in the calling thread now: it waits for them when the future's result is taken; the host does not.
+        in the calling thread: that stream waits for them when the future's result is taken. The host does not wait.
 
         Returns:
-            A future that fails with DeviceFailedError or MemoryError alone, never because of bad data. The handles'
-            data must stay unchanged until it is done.
+            A future that fails only with DeviceFailedError or MemoryError, never because of bad data. The data of the
+            handles must not change until it is done.
 
         Raises:
-            DeviceError: The device that was asked for is not there.
+            DeviceError: A device that the options name is not there.
         """
         if self.placement == "worker":
             future: Future[list[Outcome]] = Future()
@@ -226,7 +226,7 @@ class DaliDecoder(MediaDecoder):
         pixels = decode_image(handle)
         if not (in_rank and self._may_use_gpu() and self.spec.container == "torch"):
             return pixels
-        # Decoded here, beside the other workers; the rank moves them to the GPU, which a worker must not touch.
+        # A worker must not touch the GPU, so it decodes here, in parallel to other workers; the rank moves the pixels.
         return DecodedHandle(
             handle.name,
             b"",
@@ -253,7 +253,7 @@ class DaliDecoder(MediaDecoder):
         if self.placement == "worker":
             return decode_clips(handle, file)
         on_gpu = self.video_decode_device != "cpu" and sees_gpu()
-        # Whether a GPU decodes AV1 is known in the rank alone.
+        # Only the rank may ask the GPU whether it decodes AV1.
         if goes_to_dali(handle, self.video_decode_device, Device("gpu" if on_gpu else "cpu")) or (
             on_gpu and handle.codec == "av1"
         ):
@@ -262,7 +262,7 @@ class DaliDecoder(MediaDecoder):
         clips = decode_clips(handle, file)
         if not on_gpu:
             return clips
-        # Decoded here, beside the other workers; the rank moves it to the GPU, which a worker must not touch.
+        # A worker must not touch the GPU, so it decodes here, in parallel to other workers; the rank moves the frames.
         handle.decoded, handle.data = clips, b""
         return handle
 

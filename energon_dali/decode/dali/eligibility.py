@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class DaliHandle(MediaHandle):
-    """A handle whose header was screened and found fit for DALI; any other handle is screened again, or goes to PIL."""
+    """A handle that passed screening and `is_eligible_image`; the rank trusts it and screens all other handles."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class DecodedHandle(MediaHandle):
-    """An image that PIL decoded where it was read and that only waits to be moved to a GPU; `data` is empty.
+    """An image that PIL decoded in a worker, to be moved to a GPU by the rank; `data` is empty.
 
     A worker must not touch the GPU, and the rank's process has few threads to spare for PIL.
     """
@@ -44,9 +44,9 @@ def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> b
 
     Args:
         handle: The video.
-        option: `video_decode_device` as the user gave it: "auto" takes DALI where it is faster, any other wherever
-            DALI can decode the video rightly.
-        device: Where DALI would decode it; a GPU without a number in a process that must not ask it anything.
+        option: `video_decode_device` as the user gave it. "auto" takes DALI where it is faster; any other option takes
+            it wherever it decodes the video correctly.
+        device: Where DALI would decode it; a GPU without an ordinal in a process that must not touch the GPU.
     """
     from energon_dali.decode.dali.video.eligibility import is_eligible_video
 
@@ -60,12 +60,12 @@ def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> b
 
 
 def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
-    """Returns whether DALI decodes an image for certain, to the pixels that PIL gives."""
+    """Returns whether DALI is certain to decode an image, and to the pixels that PIL gives."""
     if not header.dali_decodable or header.bit_depth > 8:
         return False
     if spec.mode == "RGBA":
         return not header.has_alpha  # DALI drops the alpha channel
-    # PIL turns a palette and CMYK to gray by other formulas than RGB.
+    # PIL converts palettes and CMYK to gray with other formulas than RGB.
     return spec.mode != "L" or header.color not in ("palette", "cmyk", "ycck")
 
 

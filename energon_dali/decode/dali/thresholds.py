@@ -1,7 +1,7 @@
-"""Where DALI is faster than PIL and PyAV: the one table that "auto" goes by.
+"""The sizes for which DALI is faster than PIL and PyAV: the one table that "auto" uses.
 
 `python -m benchmarks.tuning --only images clips` measures both sides and prints the entries of this table
-(docs/when-not-to-use-the-gpu.md shows the figures). What names a device ("cpu", "gpu", 0) never asks the table.
+(docs/when-not-to-use-the-gpu.md shows the figures). An option that names a device ("cpu", "gpu", 0) ignores the table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Threshold:
     """Sizes for which DALI is taken."""
 
     least_pixels: int | None = 0
-    """Smallest size; None is never. Of an image its width times height; of clips those times the frames to decode."""
+    """Smallest size, or None for never: width times height of an image; for clips also times the frames to decode."""
     most_pixels: int | None = None
-    """Largest size; None is any."""
+    """Largest size, or None for no limit."""
     measured: bool = True
-    """Whether a measurement says so, or a guess."""
+    """Whether this was measured, or guessed."""
 
     def includes(self, pixels: int) -> bool:
-        """Returns whether something of this size is decoded by DALI."""
+        """Returns whether DALI is taken for this size."""
         if self.least_pixels is None:
             return False
         return self.least_pixels <= pixels and (self.most_pixels is None or pixels <= self.most_pixels)
@@ -33,7 +33,7 @@ class Threshold:
 _GUESSED = Threshold(measured=False)
 _NEVER = Threshold(None)
 _FROM_8_FRAMES = Threshold(8 * 640 * 360, measured=False)
-"""Setting up NVDEC for a file should cost as much as PyAV takes for some frames."""
+"""Setting up NVDEC for a file is assumed to cost as much as decoding a few frames with PyAV."""
 
 IMAGES: dict[Kind, dict[str, Threshold]] = {
     "cpu": {
@@ -53,7 +53,7 @@ IMAGES: dict[Kind, dict[str, Threshold]] = {
         "pnm": _GUESSED,
     },
 }
-"""Images at their own size as uint8, by format. Where they are resampled or normalised too, DALI is taken always."""
+"""Images at their own size as uint8, by format. Where they are also resampled or normalised, DALI is always taken."""
 CLIPS: dict[Kind, dict[str, Threshold]] = {
     "cpu": {"vp8": _NEVER, "vp9": _NEVER, "mjpeg": _NEVER},
     "gpu": {
@@ -68,7 +68,7 @@ CLIPS: dict[Kind, dict[str, Threshold]] = {
 
 
 def prefers_dali_image(format: str, width: int, height: int, kind: Kind) -> bool:
-    """Returns whether "auto" takes DALI for an image that suits it.
+    """Returns whether "auto" takes DALI for an eligible image.
 
     Args:
         format: As in the header ("jpeg").
@@ -80,13 +80,13 @@ def prefers_dali_image(format: str, width: int, height: int, kind: Kind) -> bool
 
 
 def prefers_dali_clips(codec: str, width: int, height: int, frames_to_decode: int, kind: Kind) -> bool:
-    """Returns whether "auto" takes DALI for the clips of a video that suits it.
+    """Returns whether "auto" takes DALI for the clips of an eligible video.
 
     Args:
         codec: FFmpeg's name ("h264").
         width: Of the frames as stored, in pixels.
         height: Likewise.
-        frames_to_decode: Frames that must be decoded to have the wanted ones.
+        frames_to_decode: Frames that must be decoded to get the wanted ones.
         kind: Where DALI would decode it.
     """
     return CLIPS[kind].get(codec, _NEVER).includes(frames_to_decode * width * height)

@@ -1,27 +1,26 @@
-"""How far values of the backends may lie apart: one policy for tests and users.
+"""How far the values of two backends may differ: one policy for tests and users.
 
 DALI on the CPU against PIL (DALI 2.4, Pillow 13; tests/decode/dali/images/test_operations.py):
 
 - no resampling, no Normalize: equal bit for bit, float16 and bfloat16 included.
-- Normalize: DALI multiplies with 1/std where numpy divides; a few units in the last place.
-- nearest: equal bit for bit, but where an output pixel's centre falls on the line between two pixels of the source
-  (exactly, as numbers): each library's rounding decides which of the two it takes.
-- bilinear and bicubic: within one level of what PIL computes in floats ("F" images). On bytes PIL rounds between its
-  two passes too, and clips bicubic's overshoot there, for which no bound follows: 3 levels were seen, on saturated
-  colours. At the border of the image DALI repeats the outermost pixel where PIL leaves it out of the filter: pixels
-  within the filter's reach differ more.
+- Normalize: DALI multiplies by 1/std where numpy divides; a few units in the last place.
+- nearest: equal bit for bit, except where the centre of an output pixel is exactly on the line between two source
+  pixels: there each library's rounding decides which of the two it takes.
+- bilinear and bicubic: within one level of what PIL computes in floats ("F" images). On bytes PIL also rounds between
+  its two passes and clips bicubic's overshoot there, which has no derived bound: 3 levels were seen, on saturated
+  colours. At the border of the image DALI repeats the outermost pixel and PIL shortens the filter, so pixels within
+  the filter's reach differ more.
 
 Clips on the CPU, DALI against PyAV (FFmpeg 8; tests/decode/dali/video/test_video.py): DALI's frames equal swscale's
 exact conversion with BT.601 bit for bit, and correcting them to another matrix adds at most one level inside BT.601's
-gamut.
-The reader of PyAV takes swscale's fast conversion, which at the video's own, even size uses each chroma sample for two
-pixels without interpolation: sharp edges of colours differ by many levels. Resizing, swscale scales luma and chroma,
-DALI RGB.
+gamut. PyAV's reader uses swscale's fast conversion, which at the video's own, even size uses each chroma sample for
+two pixels without interpolation: sharp edges between colours differ by many levels. To resize, swscale scales luma and
+chroma, and DALI scales RGB.
 
-DALI on a GPU against the CPU (nothing of it has been measured): nvJPEG, nvJPEG2000 and nvTIFF decode JPEG, JPEG 2000
+DALI on a GPU against the CPU (none of this has been measured): nvJPEG, nvJPEG2000 and nvTIFF decode JPEG, JPEG 2000
 and TIFF there. nvJPEG's inverse DCT and colour conversion round differently; nvTIFF and nvJPEG2000 should be exact
-where the format is lossless. PNG, BMP and PNM are decoded by CPU threads, as on the CPU. Gray images ("L") are
-computed from RGB on the GPU, which may round halves to even: 256 of the 2**24 colours may differ by one level.
+where the format is lossless. CPU threads decode PNG, BMP and PNM, as on the CPU. Gray images ("L") are computed from
+RGB on the GPU, which may round halves to even: 256 of the 2**24 colours may differ by one level.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Limits on the difference of two images, in levels of 0..255."""
+    """Limits on the difference between two images, in levels of 0..255."""
 
     inside: float
-    """Largest difference farther than `border_px` from the edge."""
+    """Largest difference more than `border_px` away from the edge."""
     anywhere: float
-    """Largest difference at the edge."""
+    """Largest difference anywhere, the edge included."""
     border_px: int
     """Width of the edge, in pixels of the result."""
     psnr_db: float
@@ -47,7 +46,7 @@ class Tolerance:
 
 
 EXACT = Tolerance(0, 0, 0, float("inf"))
-"""No resampling, or nearest off the ties."""
+"""No resampling, or nearest without ties."""
 CPU_BILINEAR = Tolerance(inside=1, anywhere=32, border_px=4, psnr_db=48)
 """Bilinear on the CPU, against PIL on bytes; bicubic too, against PIL in floats."""
 CPU_BICUBIC = Tolerance(inside=4, anywhere=32, border_px=4, psnr_db=48)
@@ -58,7 +57,8 @@ CLIPS = Tolerance(inside=48, anywhere=64, border_px=2, psnr_db=34)
 """Clips of photographs, DALI against PyAV's fast conversion: observed, not derived. The strict tests are those against
 the exact conversion."""
 NORMALIZED_ULPS = 8
-"""Units in the last place of float32 at 1.0 by which normalised values may differ, before any narrower rounding."""
+"""Units in the last place of float32 at 1.0 by which normalised values may differ, before rounding to a narrower
+type."""
 
 
 def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:

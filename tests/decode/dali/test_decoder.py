@@ -161,13 +161,13 @@ def test_several_specs_in_one_block() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"image_decode_device": "tpu"}, "names no device"),
-        ({"image_decode_device": -1}, "names no device"),
-        ({"video_decode_device": True}, "names no device"),
+        ({"image_decode_device": "tpu"}, "is not a device"),
+        ({"image_decode_device": -1}, "is not a device"),
+        ({"video_decode_device": True}, "is not a device"),
         ({"feed": "push"}, "is unknown"),
-        ({"num_threads": 0}, "num_threads=0 cannot work"),
-        ({"max_batch_size": 0}, "max_batch_size=0 cannot work"),
-        ({"gpu_memory_budget_bytes": "8G"}, "gpu_memory_budget_bytes='8G' cannot work"),
+        ({"num_threads": 0}, "num_threads=0 is invalid"),
+        ({"max_batch_size": 0}, "max_batch_size=0 is invalid"),
+        ({"gpu_memory_budget_bytes": "8G"}, "gpu_memory_budget_bytes='8G' is invalid"),
     ],
 )
 def test_refuses_options(options: dict[str, Any], text: str) -> None:
@@ -183,7 +183,7 @@ def test_auto_without_dali_is_sample_decoder(monkeypatch: pytest.MonkeyPatch, ca
         assert decoder.placement == "worker"
         assert decoder.placement == "worker"
     assert [record.message for record in caplog.records if "DALI is not installed" in record.message] == [
-        "Images are decoded by PIL in the workers: DALI is not installed. To use it: " + device.INSTALL_HINT + "."
+        "PIL decodes images in the workers: DALI is not installed. To use it: " + device.INSTALL_HINT + "."
     ]
     value = decoder.stage("jpg", pictures()["jpeg-420"])
     assert isinstance(value, torch.Tensor)
@@ -198,7 +198,7 @@ def test_auto_without_dali_is_sample_decoder(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_gpu_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "sees_gpu", lambda: False)
-    with pytest.raises(DeviceError, match=r"needs an NVIDIA GPU, and none is in sight"):
+    with pytest.raises(DeviceError, match=r"needs an NVIDIA GPU, and none is visible"):
         _ = DaliDecoder(image_decode_device="gpu").placement
     assert DaliDecoder().device == device.Device("cpu")
     # A device file without a driver behind it.
@@ -209,7 +209,7 @@ def test_gpu_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DaliDecoder().device == device.Device("cpu")
     monkeypatch.setattr(device, "_count_gpus", lambda: 2)
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(DeviceError, match=r"torch .* is built for the CPU alone.*README"):
+    with pytest.raises(DeviceError, match=r"torch .* is built only for the CPU.*README"):
         _ = DaliDecoder(image_decode_device="gpu").device
     assert DaliDecoder().device == device.Device("cpu")  # DALI sees GPUs that torch cannot use
     monkeypatch.setattr(torch.version, "cuda", "13.0")

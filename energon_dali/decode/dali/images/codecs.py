@@ -1,4 +1,4 @@
-"""Which of DALI's codecs decode an image in a GPU's pipeline: those on the GPU, or those on its CPU threads."""
+"""Finds out whether a GPU's pipeline decodes an image on the GPU or on its CPU threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from energon_dali.decode.formats.registry import FORMATS
 from energon_dali.decode.interface import Route
 
 _REGIONS_INTERPOLATE_FROM = (13, 2)
-"""nvJPEG from which on nvImageCodec decodes a region of a JPEG whose chroma is interpolated. Below that the outermost
-pixels of the region may be wrong, nvImageCodec refuses, and DALI's CPU threads decode the file."""
+"""First version of nvJPEG with which nvImageCodec decodes a region of a JPEG with interpolated chroma. In earlier ones
+the outermost pixels of the region may be wrong, so nvImageCodec refuses and DALI's CPU threads decode the file."""
 _RTLD_NOLOAD = 4
 
 
@@ -31,12 +31,12 @@ def has_gpu_codec(format: str) -> bool:
 def image_route(format: str, device: Device) -> Route:
     """Returns the route of an image that a pipeline decoded.
 
-    DALI does not say which codec took a file; this is what its format, the device and the libraries that are installed
-    lead to. A rare kind of JPEG or TIFF that nvJPEG or nvTIFF refuses is counted as if they had taken it.
+    DALI does not tell which codec decoded a file; this follows from its format, the device and the installed libraries.
+    Rare kinds of JPEG and TIFF that nvJPEG or nvTIFF refuse are counted as if they had decoded them.
 
     Args:
         format: As in the header.
-        device: Of the pipeline.
+        device: Device of the pipeline.
     """
     if device.kind == "cpu":
         return "dali-cpu"
@@ -46,7 +46,7 @@ def image_route(format: str, device: Device) -> Route:
 
 
 def decodes_regions(fancy_upsampling: bool) -> bool:
-    """Returns whether a GPU decodes a region of a JPEG by itself.
+    """Returns whether a GPU can decode a region of a JPEG.
 
     Args:
         fancy_upsampling: Whether chroma is interpolated (`DaliTuning.jpeg_fancy_upsampling`).
@@ -59,7 +59,7 @@ def decodes_regions(fancy_upsampling: bool) -> bool:
 def nvjpeg_version() -> tuple[int, int] | None:
     """Returns (major, minor) of the nvJPEG that DALI uses in this process, None if there is none.
 
-    DALI does not tell. Loads the library where nvImageCodec would find it, which then takes the one that is loaded.
+    DALI does not tell. This loads the library from where nvImageCodec would find it; nvImageCodec then uses that one.
     """
     major = int(load_backend().__cuda_version__) // 1000
     name = f"libnvjpeg.so.{major}"
@@ -77,7 +77,7 @@ def nvjpeg_version() -> tuple[int, int] | None:
 
 
 def _beside_dali(name: str) -> list[Path]:
-    """Returns the files of a library in the order of nvImageCodec's search: LD_LIBRARY_PATH, packages, the toolkit."""
+    """Returns a library's files in nvImageCodec's search order: LD_LIBRARY_PATH, Python packages, the CUDA toolkit."""
     packages = Path(load_backend().__file__).parents[1]  # site-packages/nvidia
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders += [packages / "nvjpeg" / "lib", *sorted(packages.glob("cu*/lib")), Path("/usr/local/cuda/lib64")]

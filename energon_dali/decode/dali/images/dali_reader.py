@@ -31,7 +31,7 @@ from energon_dali.errors import ConfigError, DecodeError, ShardError, StorageErr
 from energon_dali.shards import StoragePath
 
 _LOG = logging.getLogger(__name__)
-_AHEAD = 2
+_RUNS_IN_FLIGHT = 2
 """Runs given to DALI at a time."""
 
 
@@ -48,20 +48,22 @@ class ReaderBatch:
 
 
 class DaliReader:
-    """An iterator over the batches of an order; for one thread at a time, closed with `close` or as a context manager.
+    """Iterates over the batches of an order that DALI reads itself. For one thread at a time.
+
+    Close it with `close`, or use it as a context manager.
 
     Args:
-        decoder: Gives spec, device, threads; its device must have DALI.
+        decoder: Its spec, device and threads are used; DALI must be installed.
         shards: Paths of uncompressed tar files, or s3:// URLs (whose sizes are not checked).
-        rows: What to read, in order. A new index run starts where the shard changes: DALI takes about 36 us per run and
-            3 us per row when it builds, holding the interpreter lock.
+        rows: The samples to read, in order. Each change of the shard starts a new index file: DALI takes about 36 us
+            per file and 3 us per row to build the pipeline, and holds the interpreter lock.
         components: Names of the components, in the order of each row's extents.
-        image: Which of them is the image; every row must have it.
-        batch_size: Rows per batch; the last batch has what remains.
+        image: The component that is the image; every row must have it.
+        batch_size: Rows per batch; the last batch has the remaining rows.
 
     Raises:
-        ConfigError: The image is not among the components, a row does not fit them, or an offset is no tar offset.
-        ShardError: An extent lies outside its shard, or the shard is gone.
+        ConfigError: The image is not among the components, a row does not fit them, or an offset is not one of a tar.
+        ShardError: An extent is outside its shard, or the shard is gone.
         DeviceError: The decoder's device is not there.
         DecodeError: A declared crop is larger than an image.
     """
@@ -78,8 +80,8 @@ class DaliReader:
     ) -> None:
         if image not in components or batch_size < 1:
             raise ConfigError(
-                f"image={image!r} with components={list(components)} and batch_size={batch_size} cannot be read. "
-                "The image is one of the components, and a batch holds at least one row. Name it as the components do."
+                f"image={image!r} with components={list(components)} and batch_size={batch_size} is invalid. The image "
+                "must be one of the components, and batch_size at least 1."
             )
         self._decoder = decoder
         self._device = decoder.device
@@ -98,15 +100,15 @@ class DaliReader:
         return self
 
     def __next__(self) -> ReaderBatch:
-        """Returns the next batch; a batch that DALI cannot read or decode is read again and decoded image by image.
+        """Returns the next batch. One that DALI cannot read or decode is read again and decoded by the block engine.
 
         Raises:
             StopIteration: All rows were delivered.
             ShardError: A shard became shorter or vanished.
-            StoreUnavailableError: The store gave nothing but errors for too long.
+            StoreUnavailableError: The store returned only errors for too long.
             DeviceFailedError: The device failed.
         """
-        while self._next_row < len(self._rows) and len(self._flying) < _AHEAD:
+        while self._next_row < len(self._rows) and len(self._flying) < _RUNS_IN_FLIGHT:
             self._schedule()
         if not self._flying:
             self.close()
@@ -115,19 +117,19 @@ class DaliReader:
         assert self._pipeline is not None
         try:
             stream = consumer_stream(self._device)
-            with current_device(self._device):  # the default stream is that of the current device
+            with current_device(self._device):  # the default CUDA stream is that of the current device
                 outputs = self._pipeline.outputs(cuda_stream=stream)
             self._check_order(outputs[-1], first)
         except Exception as error:
             return self._recover(error)
         self._flying.popleft()
         values = take_values(outputs[0], self._decoder.spec, stream)[: last - first]
-        route: Route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"  # the formats are DALI's to know
+        route: Route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"  # only DALI has seen the formats
         images: list[Outcome] = [Decoded(value, route) for value in values]
         return ReaderBatch(first, images, self._bytes_of_parts(outputs[1:-1], first, last))
 
     def close(self) -> None:
-        """Lets go of the shards, the pipeline and the index files."""
+        """Releases the shards, the pipeline and the index files."""
         self._pipeline = None  # before the arrays that its runs still read
         self._flying.clear()
         self._next_row = len(self._rows)
@@ -153,7 +155,7 @@ class DaliReader:
         self._next_row = last
 
     def _batch_of(self, first: int, last: int) -> ImageBatch:
-        """Returns the geometries of some rows, filled up to a full batch as the reader does with its last sample."""
+        """Returns the geometries of some rows, padded to a full batch with the last one, as the reader pads samples."""
         spec = self._decoder.spec
         batch = ImageBatch([], [])
         if self._graph.inputs:
@@ -167,7 +169,7 @@ class DaliReader:
         return batch
 
     def _build(self, first_row: int) -> Pipeline:
-        """Returns a pipeline over the rows from one on."""
+        """Returns a pipeline over the rows that start at `first_row`."""
         paths, indices = write_index_files(
             self._folder.name, self._shards, self._rows, len(self._components), self._image, first_row
         )
@@ -179,24 +181,23 @@ class DaliReader:
                 paths=paths,
                 index_paths=indices,
                 ext=[f"c{number}" for number in range(len(self._components))],
-                # With mmap a shard that shrank ends the process (SIGSEGV).
                 missing_component_behavior="empty",
-                dont_use_mmap=True,
+                dont_use_mmap=True,  # with mmap a shard that shrank ends the process (SIGSEGV)
                 random_shuffle=False,
                 pad_last_batch=True,
             )
             parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
             encoded = parts.pop(self._image)
-            place = fn.get_property(encoded, key="source_info")
-            return define_graph(encoded, define_inputs(self._graph), self._graph, options), *parts, place
+            source_info = fn.get_property(encoded, key="source_info")
+            return define_graph(encoded, define_inputs(self._graph), self._graph, options), *parts, source_info
 
         return build_pipeline(options, define)
 
-    def _check_order(self, places: Any, first: int) -> None:
-        """Raises RuntimeError unless the batch begins with the right row: each index line carries its row's number."""
-        found = bytes(np.asarray(places[0])).rpartition(b":")[2]
+    def _check_order(self, source_infos: Any, first: int) -> None:
+        """Raises RuntimeError unless the batch begins with the right row: each index line has its row's number."""
+        found = bytes(np.asarray(source_infos[0])).rpartition(b":")[2]
         if found != b"%d" % first:
-            raise RuntimeError(f"encountered: DALI's reader gave row {found!r} where {first} comes next")
+            raise RuntimeError(f"encountered: DALI's reader returned row {found!r} instead of {first}")
 
     def _bytes_of_parts(self, outputs: Sequence[Any], first: int, last: int) -> dict[str, list[bytes | None]]:
         others = [number for number in range(len(self._components)) if number != self._image]
@@ -209,7 +210,7 @@ class DaliReader:
         return parts
 
     def _recover(self, error: BaseException) -> ReaderBatch:
-        """Reads the oldest batch in flight again and decodes it with the block engine; a new pipeline follows it."""
+        """Reads the oldest batch in flight again and decodes it with the block engine; the next gets a new pipeline."""
         raise_if_device_failed(error, self._device)
         first, last, _ = self._flying[0]
         _LOG.debug("Rows %d to %d are read again: %s", first, last, error)

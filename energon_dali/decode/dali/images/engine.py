@@ -138,7 +138,7 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
 
     Args:
         graph: Says which inputs there are.
-        batch: n images.
+        batch: A batch of n images.
 
     Returns:
         "start", "shape": int32[n, 2], the window (y, x). "roi_start", "roi_end": float32[n, 2], the box inside the
@@ -192,14 +192,14 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
 def take_values(images: Any, spec: ImageSpec, stream: Any = None) -> list[Any]:
     """Returns one value per image of a TensorList, as the spec's container.
 
-    Tensors and arrays of one size are consecutive views of one memory, so that stacking them again needs no copy; they
-    keep that memory alive and are never overwritten. Results of different sizes are made through numpy where they
-    are on the CPU, because creating a torch tensor from an array does not release the interpreter lock.
+    No value is copied. Tensors and arrays of one size are consecutive views of one memory, so stacking them again needs
+    no copy. They keep that memory alive, and nothing overwrites it. Results of different sizes on the CPU are made
+    through numpy, because torch.from_numpy does not release the interpreter lock.
 
     Args:
         images: TensorListCPU or TensorListGPU.
-        spec: Its container and dtype are looked at; the layout is what the pipeline made.
-        stream: torch.cuda.Stream on which the values are to be used, where the list is on a GPU. Nothing waits.
+        spec: Decides container and dtype; the pipeline already made the layout.
+        stream: torch.cuda.Stream on which the values will be used, where the list is on a GPU. Nothing waits.
 
     Returns:
         Torch tensors on the list's device, or numpy arrays, or PIL images.
@@ -220,7 +220,7 @@ def _tensors(images: Any, spec: ImageSpec) -> list[Any]:
     import torch
     from torch.utils.dlpack import from_dlpack
 
-    narrow = spec.dtype == "bfloat16"  # DALI has no bfloat16: its pipeline gives float32
+    narrow = spec.dtype == "bfloat16"  # DALI does not have bfloat16: its pipeline returns float32
     if images.is_dense_tensor():
         batch = from_dlpack(images.as_tensor())
         return list((batch.to(torch.bfloat16) if narrow else batch).unbind(0))
@@ -232,10 +232,10 @@ def _tensors(images: Any, spec: ImageSpec) -> list[Any]:
 
 
 def split_memory(images: Any) -> list[Any]:
-    """Returns one tensor per sample of a TensorListGPU, which may differ in size: views of one memory where it is one.
+    """Returns one tensor per sample of a TensorListGPU, whose samples may differ in size: views of one memory if it is.
 
-    Two calls of torch for all samples, each of which gives the interpreter lock away, instead of one per sample with an
-    event on the stream.
+    This makes two torch calls for all samples, each of which releases the interpreter lock, instead of one per sample
+    with an event on the CUDA stream.
     """
     from torch import from_numpy
     from torch._utils import _unflatten_dense_tensors
@@ -244,9 +244,9 @@ def split_memory(images: Any) -> list[Any]:
     shapes: list[tuple[int, ...]] = images.shape()
     try:
         memory = images.as_reshaped_tensor([sum(map(math.prod, shapes))])
-    except RuntimeError:  # samples that were allocated one by one
+    except RuntimeError:  # the samples were allocated one by one
         return [from_dlpack(image) for image in images]
-    # What the shapes are read from: arrays of one byte, as making them does not give the lock away.
+    # _unflatten_dense_tensors reads only their shapes. Making these one-byte arrays does not release the lock.
     byte = np.zeros(1, np.uint8)
     templates = [from_numpy(np.lib.stride_tricks.as_strided(byte, shape, (0,) * len(shape))) for shape in shapes]
     return list(_unflatten_dense_tensors(from_dlpack(memory), templates))  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""What an image pipeline produces, as a value, and the DALI graph that produces it.
+"""The graph of an image pipeline: a value that says what it produces, and the DALI nodes that produce it.
 
-The graph makes the final layout and dtype: a torch operation per sample would give the interpreter lock away each time.
+The graph makes the final layout and dtype: a torch operation per sample would release the interpreter lock each time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _GRAY_WEIGHTS = [19595 / 65536, 38470 / 65536, 7471 / 65536]
 """PIL's L = (19595 R + 38470 G + 7471 B + 32768) >> 16. All sums stay below 2**24, so float32 holds them exactly, and
 DALI rounds halves up: equal for all 2**24 colours (tests/decode/dali/images/test_graph.py)."""
 _UNIT_VALUES = [value / 255 for value in range(256)]
-"""As float32 these are what numpy's float32 division gives, which a multiplication with 1/255 is not."""
+"""As float32 these equal numpy's float32 division by 255. A multiplication by 1/255 would not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageGraph:
-    """All that decides the graph of an image pipeline; equal graphs share one pipeline."""
+    """Everything that decides the graph of an image pipeline; equal graphs share one pipeline."""
 
     mode: ImageMode
     """Channels."""
     dtype: ImageDtype
-    """Type of one value in the pipeline; bfloat16, which DALI does not have, is float32 here."""
+    """Type of one value in the pipeline. DALI does not have bfloat16, which is float32 here."""
     layout: ImageLayout
     """Order of the axes."""
     mean: tuple[float, ...] | None
@@ -49,15 +49,15 @@ class ImageGraph:
     std: tuple[float, ...] | None
     """Likewise."""
     crops: bool
-    """Whether a part of the image is cut out (decoded alone, where the format allows)."""
+    """Whether the image is cropped (only the region is decoded, where the format allows that)."""
     resamples: bool
     """Whether the size changes."""
     crops_resized: bool
-    """Whether a crop follows a resize, so that the box has fractions of pixels."""
+    """Whether a crop follows a resize, so that the box is in fractions of source pixels."""
     flips: bool
     """Whether some images are mirrored."""
     size: tuple[int, int] | None
-    """(height, width) of all results where it is known beforehand."""
+    """(height, width) of all results, if the operations alone decide it."""
     interpolation: Interpolation
     """The filter."""
     antialias: bool
@@ -67,7 +67,7 @@ class ImageGraph:
 
     @classmethod
     def from_spec(cls, spec: ImageSpec) -> ImageGraph:
-        """Returns the graph that makes what a spec asks for."""
+        """Returns the graph that produces what a spec asks for."""
         normalize, operations = spec.normalize, spec.geometric
         resamples = any(isinstance(op, (Resize, RandomResizedCrop)) for op in operations)
         return cls(
@@ -88,7 +88,7 @@ class ImageGraph:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs beside "encoded", in the order of `geometry_rows`."""
+        """Names of the inputs besides "encoded", in the order of `geometry_rows`."""
         names: tuple[str, ...] = ("start", "shape") if self.crops else ()
         names += ("roi_start", "roi_end") if self.crops_resized else ()
         names += ("size",) if self.resamples and self.size is None else ()
@@ -96,7 +96,7 @@ class ImageGraph:
 
     @property
     def bytes_per_pixel(self) -> int:
-        """Memory per pixel of the source while it is decoded: the RGB bytes, and the result if it is not resampled."""
+        """Bytes per source pixel while it is decoded: the RGB bytes, and the result if it is not resampled."""
         width = {"uint8": 1, "float16": 2, "float32": 4}[self.dtype]
         return 3 + (0 if self.size is not None else (3 if self.dtype != "uint8" else 0) + width * len(self.mode))
 
@@ -121,13 +121,16 @@ class ImageBatch:
 
 
 def define_pipeline(graph: ImageGraph, options: PipelineOptions) -> Any:
-    """Returns the output node of a pipeline with the inputs "encoded" and `graph.inputs`; inside a pipeline's scope."""
+    """Returns the output node of a pipeline with the inputs "encoded" and `graph.inputs`.
+
+    Call this and the next two functions inside a pipeline's scope.
+    """
     encoded = define_input("encoded", load_dali().types.UINT8, 1)
     return define_graph(encoded, define_inputs(graph), graph, options)
 
 
 def define_inputs(graph: ImageGraph) -> dict[str, Any]:
-    """Returns the nodes of `graph.inputs` by name; to be called inside a pipeline's scope."""
+    """Returns the nodes of `graph.inputs` by name."""
     types = load_dali().types
     return {
         name: define_input(
@@ -138,7 +141,7 @@ def define_inputs(graph: ImageGraph) -> dict[str, Any]:
 
 
 def define_graph(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, options: PipelineOptions) -> Any:
-    """Returns the output node of the graph behind a node of encoded images; to be called inside a pipeline's scope.
+    """Returns the output node of the graph after a node of encoded images.
 
     Args:
         encoded: Node of uint8[n] samples on the CPU.
@@ -162,10 +165,10 @@ def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, pipeline
     dali = load_dali()
     fn, types = dali.fn, dali.types
 
-    # RGB always: a grayscale JPEG with ANY_DATA ends the process (SIGSEGV), and GRAY is not PIL's formula.
+    # Always RGB: a grayscale JPEG with ANY_DATA ends the process (SIGSEGV), and GRAY does not use PIL's formula.
     options: dict[str, Any] = {"device": "cpu", "output_type": types.RGB, "adjust_orientation": graph.upright}
     if pipeline.device.kind == "gpu":
-        # No pinning of threads to cores, since several pipelines share them.
+        # Threads are not pinned to cores, because several pipelines share them.
         options |= {"device": "mixed", "affine": False, **pipeline.tuning.image_decoder_options}
     if not graph.crops:
         return fn.decoders.image(encoded, **options)
@@ -178,10 +181,10 @@ def _decode(encoded: Any, arguments: dict[str, Any], graph: ImageGraph, pipeline
 
 
 def decodes_whole(pipeline: PipelineOptions) -> bool:
-    """Returns whether a crop is cut out of the whole image, where a GPU does not decode a region by itself.
+    """Returns whether to decode the whole image and then crop it, because the GPU cannot decode a region.
 
-    Asked for a region, DALI's CPU threads would decode it. Without interpolated chroma the GPU would, but farther from
-    the CPU's pixels (docs/gpu-notes.md); and entropy decoding takes the whole file either way.
+    DALI's CPU threads would decode the region. Without interpolated chroma the GPU could do it, but its pixels would
+    differ more from the CPU's (docs/gpu-notes.md), and entropy decoding needs the whole file in any case.
     """
     return pipeline.device.kind == "gpu" and not decodes_regions(pipeline.tuning.jpeg_fancy_upsampling)
 
@@ -201,7 +204,7 @@ def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
     flip = {} if mirror is None else {"mirror": mirror}
     layout = "CHW" if graph.layout == "CHW" else "HWC"
     narrow = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[graph.dtype]
-    # Not by crop_mirror_normalize(pad_output=True), which fills zeros whatever its fill_values says (2.4.0).
+    # Not crop_mirror_normalize(pad_output=True): it fills with zeros and ignores fill_values (DALI 2.4.0).
     alpha = {"shape": [4], "fill_value": 255}
     if graph.mean is not None and graph.std is not None:
         if graph.mode == "RGBA":

@@ -1,4 +1,4 @@
-"""Writes the index files that make DALI's reader follow an order: any subset, permutation or repetition of samples."""
+"""Writes index files with which DALI's reader follows any order: subsets, permutations and repetitions of samples."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TAR_BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow:
-    """One sample of an order, as DALI's reader finds it."""
+    """Where DALI's reader finds one sample of an order."""
 
     shard: int
-    """Which of the reader's shards."""
+    """Index of the shard among the reader's shards."""
     extents: tuple[tuple[int, int] | None, ...]
     """(offset, size) in bytes of each component's content; None where the sample has none."""
     width: int = 0
-    """Width of the image in pixels as stored; needed where operations are declared."""
+    """Width of the image in pixels as stored; needed if operations are declared."""
     height: int = 0
-    """Height likewise."""
+    """Height of the image in pixels as stored; needed if operations are declared."""
     orientation: int = 1
     """EXIF orientation, 1 to 8."""
     seed: int = 0
@@ -41,20 +41,20 @@ def write_index_files(
 ) -> tuple[list[str], list[str]]:
     """Writes one index file per run of rows in the same shard; returns (path of the shard, path of the index) per run.
 
-    Each line carries the number of its row in place of the file name, which must not have spaces. Components have
-    the suffixes "c0", "c1", ...
+    Each line has the number of its row in place of the file name, which must not contain spaces. Components have the
+    suffixes "c0", "c1", ...
 
     Args:
         folder: Where to write.
-        shards: Paths or s3:// URLs of the shards; sizes of local ones are checked first.
+        shards: Paths or s3:// URLs of the shards; the sizes of local ones are checked first.
         rows: The order.
-        num_components: Extents that every row must have.
-        image: Number of the component that every row must have.
+        num_components: Number of extents that every row must have.
+        image: Index of the component that every row must have.
         first_row: Rows before this one are left out.
 
     Raises:
-        ConfigError: A row has another number of extents, no image, or an offset that is no multiple of 512.
-        ShardError: An extent ends behind its shard's end (which ends the process in DALI), or a shard is gone.
+        ConfigError: A row has another number of extents, no image, or an offset that is not a multiple of 512.
+        ShardError: An extent ends after the end of its shard (which would end the process in DALI), or a shard is gone.
         StorageError: An index cannot be written.
     """
     sizes = [_size_of(shard) for shard in shards]
@@ -91,8 +91,8 @@ def _size_of(shard: str) -> int | None:
 def _check_row(row: ReaderRow, num_components: int, image: int, shard: str, shard_size: int | None) -> None:
     if len(row.extents) != num_components or row.extents[image] is None:
         raise ConfigError(
-            f"{row} cannot be read: it needs {num_components} extents, and the image's (number {image}) must not be "
-            "None. Leave samples without an image out of the rows."
+            f"{row} cannot be read: it needs {num_components} extents, and that of the image (number {image}) must not "
+            "be None. Leave samples without an image out of the rows."
         )
     for extent in row.extents:
         if extent is None:
@@ -100,8 +100,8 @@ def _check_row(row: ReaderRow, num_components: int, image: int, shard: str, shar
         offset, size = extent
         if offset % _TAR_BLOCK_BYTES or offset < 0 or size < 0:
             raise ConfigError(
-                f"The extent {extent} in {shard} is no member of a tar file: contents start at multiples of 512 bytes. "
-                "Give the offset of the content, as the index has it."
+                f"The extent {extent} in {shard} is not a member of a tar file: contents start at multiples of 512 "
+                "bytes. Give the offset of the content as the index has it."
             )
         if shard_size is not None and offset + size > shard_size:
             raise ShardError(

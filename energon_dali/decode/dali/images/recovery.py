@@ -1,7 +1,7 @@
-"""Isolates the images of a batch that DALI cannot decode, so that their neighbours lose nothing.
+"""Isolates the images of a batch that DALI cannot decode, so that the other images are decoded.
 
-DALI ends a whole run for one bad image and names the first one at best. What is named is left out and the rest runs
-again; what is not named is narrowed down in small batches. PIL has the last word on each suspect.
+One bad image fails a whole run, and DALI names at most the first one. A named image is left out and the rest runs
+again; one that is not named is searched in small batches. PIL then decides whether each suspect is bad.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from energon_dali.errors import DecodeError
 _LOG = logging.getLogger(__name__)
 
 SMALL_BATCH = 16
-"""Images per run while searching. A file that DALI's parser refuses ends the process in batches of 32 and more, and
-was never seen to do so in batches of up to 28."""
+"""Images per run while searching. A file that DALI's parser refuses ends the process in batches of 32 and more; in
+batches of up to 28 this was never seen."""
 _BYTES_PER_PIXEL = 3
-"""Memory that a decoded image takes at least."""
+"""Least memory per pixel of a decoded image."""
 _MAX_NAMED = 2
-"""Runs of a whole batch that may each give up one image, before the search goes on in small batches."""
+"""Runs of a whole batch that may each leave out one named image before the search continues in small batches."""
 
 RunBatch = Callable[[ImageBatch], list[Outcome]]
-"""Runs a batch alone and returns its outcomes; raises RuntimeError as DALI does."""
+"""Runs a batch alone and returns its outcomes; raises DALI's RuntimeError."""
 
 
 def decode_suspects(
@@ -41,12 +41,12 @@ def decode_suspects(
     """Returns one outcome per image of a batch whose run failed.
 
     Args:
-        batch: The batch, in full.
-        error: What its run raised.
+        batch: The whole batch.
+        error: The error of its run.
         run: Runs a batch alone.
-        rebuild: Replaces the pipeline, after an error that names no image.
-        finish: Brings a value that PIL decoded to where the pipeline's values are.
-        device: Where it decodes.
+        rebuild: Replaces the pipeline after an error that does not name an image.
+        finish: Moves a value that PIL decoded to the device of the pipeline's values.
+        device: Where the pipeline decodes.
 
     Raises:
         DeviceFailedError: The device failed.
@@ -57,7 +57,7 @@ def decode_suspects(
         outcomes[position] = _decode_by_pil(batch.handles[position], reason, finish)
 
     def search(positions: list[int], problem: BaseException | None, budget: int) -> None:
-        """Decodes some positions; `problem` is how their last run failed, `budget` how many more may be named."""
+        """Decodes some positions. `problem` is the error of their last run, `budget` how many more may be named."""
         while positions:
             if problem is None:
                 try:
@@ -84,7 +84,7 @@ def decode_suspects(
         if len(positions) == 1:
             give_to_pil(positions[0], first_line(problem))
             return
-        # Halves below the safe size: an unnamed failure in them costs a few short runs.
+        # Halved below the safe size, where an unnamed failure costs a few short runs.
         step = SMALL_BATCH if len(positions) > SMALL_BATCH else (len(positions) + 1) // 2
         for first in range(0, len(positions), step):
             search(positions[first : first + step], None, step)

@@ -1,4 +1,4 @@
-"""Which devices can decode here, found out without touching CUDA where that is possible."""
+"""Finds the devices that can decode in this process, without touching CUDA where that is possible."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from energon_dali.errors import ConfigError, DeviceError
 _LOG = logging.getLogger(__name__)
 
 DeviceOption = Literal["auto", "cpu", "gpu"] | int
-"""What a user may ask for: a kind, or the ordinal of a GPU."""
+"""What a user may give: "auto", a kind, or the ordinal of a GPU."""
 Media = Literal["image", "video"]
-"""What is decoded; the option of each is named after it: `image_decode_device`, `video_decode_device`."""
+"""What is decoded. Each has an option named after it: `image_decode_device`, `video_decode_device`."""
 
 INSTALL_HINT = (
     'pip install "energon-dali[cuda12]" (driver 525.60 or newer) or "energon-dali[cuda13]" (driver 580 or newer)'
@@ -31,7 +31,7 @@ _ON_THE_CPU: dict[Media, str] = {"image": "DALI on the CPU", "video": "PyAV, or 
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu")
 _said: set[str] = set()
 _of_thread = threading.local()
-"""`gpu`: the GPU that a thread took before torch used CUDA. `is_ours`: whether it follows LOCAL_RANK until then."""
+"""`gpu`: the GPU that a thread took before torch used CUDA. `is_ours`: whether the thread follows LOCAL_RANK."""
 _process = {"uses gpu": False, "forked from one that does": False}
 
 
@@ -40,20 +40,20 @@ class Device:
     """Where DALI decodes."""
 
     kind: Literal["cpu", "gpu"]
-    """"cpu" or "gpu"."""
+    """The CPU or a GPU."""
     ordinal: int | None = None
-    """Number of the GPU as CUDA counts in this process; None on the CPU."""
+    """Ordinal of the GPU as CUDA counts in this process; None on the CPU."""
 
     def __str__(self) -> str:
         return "cpu" if self.ordinal is None else f"gpu {self.ordinal}"
 
 
 def check_device_option(name: str, option: object) -> None:
-    """Returns nothing if an option names a device.
+    """Checks that an option names a device.
 
     Args:
         name: Name of the option, for the message.
-        option: What was given.
+        option: The value that the user gave.
 
     Raises:
         ConfigError: It is neither "auto", "cpu", "gpu" nor an ordinal.
@@ -61,12 +61,12 @@ def check_device_option(name: str, option: object) -> None:
     if option in ("auto", "cpu", "gpu") or (isinstance(option, int) and not isinstance(option, bool) and option >= 0):
         return
     raise ConfigError(
-        f'{name}={option!r} names no device. A device is "auto", "cpu", "gpu" or the ordinal of a GPU (0, 1, ...). '
-        'Give one of them; "auto" takes the GPU where there is one.'
+        f'{name}={option!r} is not a device. Give "auto", which takes the GPU where there is one, "cpu", "gpu", or '
+        "the ordinal of a GPU (0, 1, ...)."
     )
 
 
-@functools.cache  # asked for every image that is read, and looking costs more than reading
+@functools.cache  # asked for every image that is read, and the search takes longer than reading it
 def has_dali() -> bool:
     """Returns whether DALI is installed; does not import it."""
     try:
@@ -76,13 +76,14 @@ def has_dali() -> bool:
 
 
 def sees_gpu() -> bool:
-    """Returns whether this machine shows an NVIDIA GPU; looks at device files and the environment alone.
+    """Returns whether this machine shows an NVIDIA GPU; looks only at device files and the environment.
 
-    For processes that must not touch CUDA. That a device file exists does not prove that the driver works: what builds
-    a pipeline asks `resolve_device`.
+    For processes that must not touch CUDA. A device file does not prove that the driver works: whoever builds a
+    pipeline calls `resolve_device`.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):  # CUDA stops at the first
+    # CUDA ignores everything after the first invalid entry.
+    if visible is not None and visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
         return False
     return _any_file(_GPU_FILES)
 
@@ -100,7 +101,7 @@ def uses_dali(option: DeviceOption, media: Media = "image") -> bool:
         media: Which of the two.
 
     Raises:
-        DeviceError: A device was asked for by name and DALI, or every sign of a GPU, is missing.
+        DeviceError: The option names a device, and DALI or every sign of a GPU is missing.
     """
     if not has_dali():
         if option != "auto":
@@ -110,27 +111,26 @@ def uses_dali(option: DeviceOption, media: Media = "image") -> bool:
                 f"{_WITHOUT_DALI[media]}."
             )
         say_once(
-            f"{media.capitalize()}s are decoded by {_WITHOUT_DALI[media]} in the workers: DALI is not installed. "
-            f"To use it: {INSTALL_HINT}."
+            f"{_WITHOUT_DALI[media]} decodes {media}s in the workers: DALI is not installed. To use it: {INSTALL_HINT}."
         )
         return False
     if option not in ("auto", "cpu") and not sees_gpu():
-        why = "none is in sight (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"
+        why = "none is visible (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES hides it)"
         raise DeviceError(_no_gpu(media, option, why))
     return True
 
 
 def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
-    """Returns the device that an option means in this process. May initialise CUDA: for the rank's process only.
+    """Returns the device that an option means in this process. May initialise CUDA, so only the rank may call it.
 
-    "auto" says once in the log what it took, and why.
+    "auto" logs once which device it took, and why.
 
     Args:
         option: `image_decode_device` or `video_decode_device` as the user gave it.
         media: Which of the two.
 
     Raises:
-        DeviceError: DALI or the GPU that was asked for is not there, torch cannot use it, or the process was forked
+        DeviceError: DALI or the GPU that the option names is not there, torch cannot use it, or the process was forked
             from one that uses CUDA.
     """
     if not uses_dali(option, media):
@@ -140,7 +140,7 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
     plural = f"{media.capitalize()}s"
     if option == "cpu" or (option == "auto" and not sees_gpu()):
         if option == "auto":
-            say_once(f"{plural} are decoded by {_ON_THE_CPU[media]}: no NVIDIA GPU is in sight.")
+            say_once(f"{plural} are decoded by {_ON_THE_CPU[media]}: no NVIDIA GPU is visible.")
         return Device("cpu")
     count = _count_gpus()
     why = _why_unusable(count)
@@ -153,7 +153,7 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
     if ordinal >= count:
         raise DeviceError(
             f"{media}_decode_device={ordinal} does not exist: CUDA sees {count} GPU(s), numbered from 0 to "
-            f'{count - 1}. Give one of them, or "gpu" for the current device of torch.'
+            f'{count - 1}. Give one of these numbers, or "gpu" for the current device of torch.'
         )
     if option == "auto":
         say_once(f"{plural} are decoded by DALI on GPU {ordinal}.")
@@ -162,7 +162,7 @@ def resolve_device(option: DeviceOption, media: Media = "image") -> Device:
 
 
 def say_once(message: str) -> None:
-    """Logs a message at level INFO unless this process did so before."""
+    """Logs a message at level INFO, once per process."""
     if message not in _said:
         _said.add(message)
         _LOG.info(message)
@@ -178,8 +178,8 @@ def _count_gpus() -> int:
 def _why_unusable(count: int) -> str | None:
     """Returns why the GPUs that DALI counts cannot be used; None if they can.
 
-    DALI and torch come with a CUDA runtime each, which may need different drivers; what DALI decodes becomes tensors of
-    torch.
+    DALI and torch each bring a CUDA runtime, and the two may need different drivers. Both must work: DALI's outputs
+    become torch tensors.
     """
     if count == 0:
         return "CUDA finds no usable GPU (driver missing, too old, or no device visible)"
@@ -188,7 +188,7 @@ def _why_unusable(count: int) -> str | None:
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built for the CPU alone"
+        return f"torch {torch.__version__} is built only for the CPU"
     return f"torch {torch.__version__} cannot use it: the driver is probably too old for CUDA {torch.version.cuda}"
 
 
@@ -201,16 +201,16 @@ def _check_fork(option: object, media: Media) -> None:
         raise DeviceError(
             f"{media}_decode_device={option!r} does not work in this process: it was forked from one that had used a "
             'GPU, and CUDA does not work after a fork. Start the process with start_method="spawn" or "forkserver", '
-            'fork before anything asks for CUDA (torch.cuda.is_available() does), or give "cpu".'
+            'fork before anything touches CUDA (torch.cuda.is_available() does), or give "cpu".'
         )
 
 
 def use_device(device: Device) -> None:
     """Makes a GPU the current one of the calling thread; does nothing for the CPU.
 
-    For every thread of ours that touches CUDA, before it does: the current device of a new thread is GPU 0, and what
-    falls back to it (DALI's default stream, the end of `with torch.cuda.stream(...)`) opens a context there in every
-    rank.
+    Each thread that this package starts must call this before it touches CUDA. The current device of a new thread is
+    GPU 0, and whatever falls back to it (DALI's default stream, the end of `with torch.cuda.stream(...)`) would open a
+    context on GPU 0 in every rank.
     """
     if device.kind == "gpu":
         import torch
@@ -220,7 +220,7 @@ def use_device(device: Device) -> None:
 
 @contextmanager
 def current_device(device: Device) -> Iterator[None]:
-    """Makes a GPU the current one of the calling thread, the user's, for a while; does nothing for the CPU."""
+    """Makes a GPU the current one of the calling thread, which is the user's, inside a `with`; no effect on the CPU."""
     if device.kind == "cpu":
         yield
         return
@@ -231,18 +231,18 @@ def current_device(device: Device) -> Iterator[None]:
 
 
 def follow_local_rank() -> None:
-    """Makes "gpu" mean the GPU of LOCAL_RANK in the calling thread, one of ours, whatever its current device is.
+    """Makes "gpu" mean the GPU of LOCAL_RANK in the calling thread, whatever its current device is.
 
-    For a thread that starts before the trainer has taken its GPU. CUDA is not touched until something is decoded on a
-    GPU; that GPU then becomes the thread's current device, for hooks as well.
+    For threads of this package that start before the trainer has taken its GPU. CUDA is not touched until something is
+    decoded on a GPU. That GPU then becomes the thread's current device, for hooks as well.
     """
     _of_thread.is_ours = True
 
 
 def device_works(device: Device) -> bool:
-    """Returns whether a device still computes; after a CUDA error like an illegal address a GPU does not any more.
+    """Returns whether a device still computes. After a CUDA error such as an illegal address a GPU no longer does.
 
-    Waits for a tiny computation on a stream of its own, not for what others do on the GPU.
+    Waits for a tiny computation on its own CUDA stream, not for other work on the GPU.
     """
     if device.kind == "cpu":
         return True
@@ -256,9 +256,9 @@ def device_works(device: Device) -> bool:
 
 
 def _current_gpu(count: int) -> int:
-    """Returns the GPU that torch uses in this thread, or else the one that torchrun's LOCAL_RANK stands for.
+    """Returns the GPU that torch uses in this thread, or if torch uses none yet, the one of torchrun's LOCAL_RANK.
 
-    A thread that took the latter stays with it: a new thread's current device is 0, whatever the others set.
+    A thread that took the latter keeps it: a new thread's current device is 0, whatever other threads set.
     """
     import torch
 
@@ -285,7 +285,7 @@ if hasattr(os, "register_at_fork"):
 
 def _no_gpu(media: Media, option: object, why: str) -> str:
     return (
-        f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Make the GPU visible to this process, and "
+        f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Make the GPU visible to this process and "
         'install a driver, a torch and an extra of DALI that fit together (README, "On a GPU"; `energon-dali doctor` '
-        'says what is missing); or give "cpu", or "auto" to take the GPU only where it can be used.'
+        'says what is missing). Or give "cpu", or "auto" to take the GPU only where it can be used.'
     )

@@ -1,4 +1,4 @@
-"""Runs one pipeline on a thread of its own, and keeps it busy: what the engines of images and of videos share."""
+"""Runs one pipeline on its own thread and keeps it busy: the base of the engines of images and of videos."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class Run(Generic[BatchT]):
 
 
 class _Rested(Exception):  # noqa: N818 - not an error
-    """Ends an engine's thread that has nothing to do; the next block starts another."""
+    """Ends the thread of an engine that rests; the next block starts another."""
 
 
 class _Rest:
-    """Asks the thread, from the queue, to end if nothing follows."""
+    """An entry of the queue that asks the thread to end if nothing follows."""
 
 
 class DaliEngine(ABC, Generic[GraphT, BatchT]):
-    """One pipeline, and the one thread that ever touches it: two threads in one DALI pipeline lock up.
+    """One pipeline, and the only thread that touches it: two threads in one DALI pipeline deadlock.
 
-    Its thread starts with the first block and ends with `close`. Blocks may be submitted from any thread; they are
-    decoded in the order of submission.
+    The thread starts with the first block and ends with `close`. Blocks may be submitted from any thread and are
+    decoded in the order in which they were submitted.
 
     Args:
         graph: What the pipeline produces.
-        options: Where and how it runs; larger blocks than its batch size are split.
+        options: Where and how it runs; blocks larger than its batch size are split.
         memory: Budget that the runs of all engines of a device share.
     """
 
     media: Media
-    """What it decodes."""
+    """Images or videos."""
 
     def __init__(self, graph: GraphT, options: PipelineOptions, memory: DeviceMemory) -> None:
         self.graph = graph
@@ -77,7 +77,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._queue: queue.SimpleQueue[Run[BatchT] | _Rest | None] = queue.SimpleQueue()
         self._flying: deque[Run[BatchT]] = deque()
         self._held: Run[BatchT] | None = None
-        # Plain sets, which need no lock: their callers may be a finaliser in a thread that holds one.
+        # Changed without a lock, which sets allow: a finaliser may do it in a thread that holds the lock.
         self._open_blocks: set[FutureGroup] = set()
         self._booked: set[Run[BatchT]] = set()
         self._failure: BaseException | None = None
@@ -94,13 +94,12 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         """Starts to decode a block and returns a future of one outcome per handle.
 
         Args:
-            handles: What DALI may see, all of one spec. Their data must stay unchanged.
-            stream: torch.cuda.Stream on which the values will be used, on a GPU; it waits when the future's result is
-                taken, and the host does not.
+            handles: Media that DALI may decode, all of one spec. Their data must not change until the future is done.
+            stream: torch.cuda.Stream on which the values will be used, on a GPU. It waits for them when the future's
+                result is taken; the host does not wait.
 
         Returns:
-            A future that fails with DeviceFailedError or MemoryError where the device or the memory failed, and never
-            because of a file.
+            A future that fails only with DeviceFailedError or MemoryError, never because of a file.
 
         Raises:
             RuntimeError: The engine is closed.
@@ -108,7 +107,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
     @abstractmethod
     def define(self) -> Any:
-        """Returns the output node of a new pipeline; called on the engine's thread, inside the pipeline's scope."""
+        """Returns the output node of a new pipeline. Called on the engine's thread inside the pipeline's scope."""
 
     @abstractmethod
     def set_inputs(self, pipeline: Pipeline, batch: BatchT) -> None:
@@ -116,7 +115,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
     @abstractmethod
     def take(self, outputs: Any, batch: BatchT, stream: Any) -> list[Any]:
-        """Returns one value per sample of a TensorList; an outcome where DALI did not make it."""
+        """Returns one value per sample of a TensorList; an Outcome where DALI did not make the value."""
 
     def route_of(self, batch: BatchT, position: int) -> Route:
         """Returns which decoder made a value of a batch."""
@@ -128,7 +127,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
         Args:
             run: The run.
-            run_alone: Runs a batch through the pipeline and returns its outcomes; raises what DALI raises.
+            run_alone: Runs a batch through the pipeline and returns its outcomes; raises DALI's errors.
             stream: torch.cuda.Stream on which values are made, on a GPU.
 
         Raises:
@@ -136,17 +135,17 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         """
 
     def enqueue(self, runs: Sequence[Run[BatchT]]) -> None:
-        """Gives runs to the engine's thread, which is started if it does not run.
+        """Queues runs for the engine's thread, and starts the thread if there is none.
 
         Raises:
-            DeviceFailedError: The engine's thread ended by an error, earlier.
+            DeviceFailedError: An error ended the engine's thread earlier.
             RuntimeError: The engine is closed.
         """
         with self._lock:
             if self._failure is not None:
                 raise self._dead_error(self._failure)
             if self._closing:
-                raise RuntimeError("This engine is closed: it takes no more blocks. Make or use another decoder.")
+                raise RuntimeError("This engine is closed and takes no more blocks. Make or use another decoder.")
             for block in {run.block for run in runs}:
                 self._open_blocks.add(block)
                 block.future.add_done_callback(partial(self._forget, block))
@@ -161,11 +160,11 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
     @property
     def awake(self) -> bool:
-        """Whether it has a thread, and a pipeline once a block came."""
+        """Whether it has a thread, and after its first block a pipeline."""
         return self._thread is not None
 
     def rest(self) -> None:
-        """Lets the thread and the pipeline go once all that was submitted is done; the next block makes new ones."""
+        """Ends the thread and the pipeline after all submitted blocks; the next block makes new ones."""
         with self._lock:
             if self._thread is not None and not self._closing:
                 self._queue.put(_Rest())
@@ -175,7 +174,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
         Args:
             timeout_seconds: Longest wait; None waits as long as it takes.
-            abandon: Cancels blocks that wait, where False finishes all that was submitted.
+            abandon: Whether to cancel blocks that wait; False finishes all that was submitted.
         """
         self._abandoned = self._abandoned or abandon
         with self._lock:
@@ -191,8 +190,8 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
     def suspend_pipeline(self) -> None:
         """Lets the next run build a new pipeline.
 
-        On the CPU the last four are kept, because taking a pipeline apart right after a parser's failure can end the
-        process. On a GPU each would keep the memory of its decoders, and files that a parser refuses do not get there.
+        On the CPU the last four pipelines are kept: destroying one right after a parser's failure can end the process.
+        On a GPU each would keep the memory of its decoders, and files that a parser refuses do not get there.
         """
         if self._pipeline is not None and self.device.kind == "cpu":
             self._suspended.append(self._pipeline)
@@ -200,13 +199,13 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._pipeline = None
 
     def _work(self) -> None:
-        """Thread body. Whatever ends the thread fails all blocks that wait for it, and every later one."""
+        """Thread body. An error that ends the thread fails all blocks that wait for it, and every later one."""
         try:
             self._serve()
         except _Rested:
             return
         except BaseException as error:
-            _LOG.exception("The thread that decodes on %s ended by an error.", self.device)
+            _LOG.exception("An error ended the thread that decodes on %s.", self.device)
             with self._lock:
                 self._failure = error
             for run in list(self._booked):
@@ -216,9 +215,9 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
 
     def _dead_error(self, error: BaseException) -> DeviceFailedError:
         failed = DeviceFailedError(
-            f"The thread that decodes on {self.device} ended by {type(error).__name__}: {error}. Nothing was skipped. "
-            "The log has its traceback; start the process again, or call release_memory() of energon_dali.decode.dali "
-            "to begin with a new thread."
+            f"The thread that decodes on {self.device} ended with {type(error).__name__}: {error}. Nothing was "
+            "skipped. The log has its traceback. Start the process again, or call "
+            "energon_dali.decode.dali.release_memory() to continue with a new thread."
         )
         failed.__cause__ = error
         return failed
@@ -242,15 +241,15 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             if outputs is None:
                 self._recover(run)
                 continue
-            if more:  # DALI goes on while Python packs
+            if more:  # DALI decodes the next run while Python takes these outputs
                 more = self._launch_next(wait=False)
             self._deliver(run, outputs)
-            del run, outputs  # or the values of the last block would live until the next one
+            del run, outputs  # else the values of the last block would live until the next one
         self._pipeline = None
         self._suspended.clear()
 
     def _launch_next(self, *, wait: bool) -> bool:
-        """Starts the next run, if there is one and the budget allows it; returns whether more may come."""
+        """Starts the next run, if there is one and the budget allows it; returns False after the last one."""
         run = self._held
         if run is None:
             try:
@@ -275,18 +274,18 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         try:
             run.pipeline = self._launch(run.batch)
             self._flying.append(run)
-        except BaseException as error:  # whoever waits for the block must hear of it
+        except BaseException as error:  # the block must fail, or its consumer would wait forever
             self._unbook(run)
             run.block.fail(self._launch_error(error))
         return True
 
     def _rest_if_idle(self) -> None:
-        """Lets the pipeline go and ends the thread, unless there is work.
+        """Drops the pipeline and ends the thread, unless there is work.
 
         Raises:
-            _Rested: There is none.
+            _Rested: There is no work.
         """
-        with self._lock:  # which whoever submits a block holds
+        with self._lock:  # `enqueue` holds it too
             if self._flying or not self._queue.empty():
                 return
             self._pipeline = self._thread = None
@@ -306,14 +305,14 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         return self._pipeline
 
     def _outputs_of(self, run: Run[BatchT]) -> Any | None:
-        """Waits for a run and returns its TensorList; None if it failed, with the reason in the run."""
+        """Waits for a run and returns its TensorList; if it failed, stores the error in the run and returns None."""
         assert run.pipeline is not None
         try:
-            # Of the pipeline that the run was started in: a later launch that failed has put another in its place.
+            # The run's own pipeline: `self._pipeline` is another one if a later launch failed.
             (outputs,) = run.pipeline.outputs(cuda_stream=self._stream_for(run))
-        except Exception as error:  # DALI raises RuntimeError; whoever waits must hear of all
+        except Exception as error:  # DALI raises RuntimeError, but no error may be lost
             run.error = error
-            return None  # its memory stays booked: it is decoded again
+            return None  # its memory stays reserved: it is decoded again
         self._unbook(run)
         return outputs
 
@@ -333,14 +332,14 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         ]
 
     def _stream_for(self, run: Run[BatchT]) -> Any:
-        """Returns the CUDA stream that the values of a run are made on: the engine's own where it has one.
+        """Returns the CUDA stream on which the values of a run are made: the engine's own where it has one.
 
-        The consumer's stream would wait for this block before what the consumer enqueues for the block before it.
+        On the consumer's stream, work on the block before would have to wait for this block.
         """
         return run.block.stream if self._stream is None else self._stream
 
     def _recover(self, run: Run[BatchT]) -> None:
-        """Decodes a failed run again, part by part as far as needed, after the runs behind it have come home."""
+        """Waits for the other runs in flight, then decodes the failed ones again, in parts as far as needed."""
         failed = [run]
         while self._flying:
             other = self._flying.popleft()
@@ -363,16 +362,16 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             outcomes = self.rescue(run, run_alone, stream)
             seal(outcomes, self._stream, run.block.stream)
             run.block.put(run.positions, outcomes)
-        except BaseException as error:  # a device that failed, or no memory
+        except BaseException as error:  # the device failed, or there is no memory
             self.suspend_pipeline()
-            # Said now: after a CUDA error DALI's own threads may end the process before anybody raises it.
+            # Logged now: after a CUDA error DALI's own threads may end the process before anybody raises it.
             _LOG.error("%s", error)
             run.block.fail(error)
         finally:
             self._unbook(run)
 
     def _launch_error(self, error: BaseException) -> BaseException:
-        """Returns what a block is told whose run could not be started."""
+        """Returns the error of a block whose run could not be started."""
         self.suspend_pipeline()
         try:
             raise_if_device_failed(error, self.device, self.media)

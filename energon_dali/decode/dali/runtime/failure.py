@@ -1,4 +1,4 @@
-"""Tells a bad file from a failed device: DALI raises the same RuntimeError for both."""
+"""Tells a bad file from a failed device, for both of which DALI raises the same RuntimeError."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from energon_dali.decode.dali.runtime.memory import has_room
 from energon_dali.errors import DeviceFailedError
 
 NAMED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
-"""How DALI names the one image, by its place in the run, that it could not decode."""
+"""How DALI names the one image that it could not decode, by its position in the run."""
 _MEMORY = re.compile(
     r"out of memory|bad_alloc|can't allocate|failed to allocate|allocation failed|MemoryAllocation|OUT_OF_MEMORY"
     r"|ALLOCATOR_FAILURE",
     re.IGNORECASE,
 )
-"""What DALI, nvImageCodec, nvJPEG, NVDEC and CUDA say when memory is full."""
+"""Messages of DALI, nvImageCodec, nvJPEG, NVDEC and CUDA when memory is full."""
 _DEVICE = re.compile(r"cuda|nvml|driver|NVJPEG_STATUS_(?:EXECUTION|INTERNAL)", re.IGNORECASE)
 _ADVICE: dict[Media, str] = {"image": "smaller blocks", "video": "smaller blocks or shorter clips"}
 
 
 def raise_if_device_failed(error: BaseException, device: Device, media: Media = "image", needed_bytes: int = 0) -> None:
-    """Raises if the device failed, or its memory is full; returns if an error can be due to a bad file.
+    """Raises if the device failed or its memory is full; returns if a bad file can have caused the error.
 
     Args:
-        error: What DALI raised.
-        device: Where it decoded. A GPU is asked whether it still works and has room: if not, DALI blames a file.
-        media: What was decoded. NVDEC reports bad streams as CUDA errors too, so for videos these words do not tell.
+        error: The error that DALI raised.
+        device: Where it decoded. A GPU is asked whether it still works and has room; where it does not, DALI blames a
+            file.
+        media: What was decoded. For videos, CUDA's words in a message prove nothing: NVDEC reports bad streams as CUDA
+            errors too.
         needed_bytes: Memory that the run takes on a GPU.
 
     Raises:
-        DeviceFailedError: The device failed or its memory is full: no other file would do better.
+        DeviceFailedError: The device failed or its memory is full, so every other file would fail as well.
     """
     text = str(error)
-    said = text.rpartition("encountered:")[2]  # what stands before names files and operators
+    said = text.rpartition("encountered:")[2]  # the text before it names files and operators
     full = isinstance(error, MemoryError) or _MEMORY.search(said) is not None
-    # On the CPU a single image that is too large for the host is the image's fault, and PIL has the last word on it.
+    # On the CPU an image that is too large for the host's memory is a bad image, which PIL then tries.
     if full and media == "image" and device.kind == "cpu":
         full = "out of memory" in said.lower()
     failed = not isinstance(error, RuntimeError | MemoryError)
@@ -48,14 +50,14 @@ def raise_if_device_failed(error: BaseException, device: Device, media: Media = 
     if full or failed:
         reason = f"there is no room for a run of {max(1, needed_bytes >> 20)} MiB; DALI says: " if full else ""
         raise DeviceFailedError(
-            f"DALI failed on {device} while decoding {media}s: {reason}{first_line(error)}. {_free_memory(device)}This "
-            "is no fault of a sample, so nothing was skipped. If memory is short give a smaller "
-            f"gpu_memory_budget_bytes, {_ADVICE[media]}; after other CUDA errors the process must be started again."
+            f"DALI failed on {device} while decoding {media}s: {reason}{first_line(error)}. {_free_memory(device)}No "
+            "sample caused this, so nothing was skipped. If memory is short, give a smaller gpu_memory_budget_bytes or "
+            f"{_ADVICE[media]}; after other CUDA errors, start the process again."
         ) from error
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what DALI says an error is, without the trace of the pipeline's definition around it."""
+    """Returns the line of DALI's message that names the error, without the trace of the pipeline's definition."""
     text = str(error).rpartition("encountered:")[2]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(("Current pipeline", "Critical error", "Stacktrace"))]
@@ -63,7 +65,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _free_memory(device: Device) -> str:
-    """Returns a sentence on the free memory of a GPU; nothing for the CPU, and for a GPU that does not answer."""
+    """Returns a sentence on the free memory of a GPU; "" for the CPU, and for a GPU that does not answer."""
     with suppress(Exception):
         if device.kind == "gpu":
             import torch

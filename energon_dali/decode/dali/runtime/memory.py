@@ -1,4 +1,4 @@
-"""How much memory decoding may take at a time on a device, how much it took, and giving it back."""
+"""Limits and counts the memory that decoding takes on a device, and returns it to the device."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from energon_dali.decode.dali.runtime.library import load_backend
 _CPU_RUN_BYTES = 1 << 30
 """Largest run on the CPU: 64 images of 5 megapixels as RGB."""
 _RUNS_PER_BUDGET = 4
-"""A budget is divided so that two runs of two engines fit."""
+"""A run takes at most this part of a budget, so that two runs of two engines fit."""
 _GPU_BUDGET_BYTES = 8 << 30
 """Default budget of a GPU."""
 _WORKSPACE_BYTES = 32 << 20
-"""What decoders take besides the pixels, when room is looked for: little, as it is not measured."""
+"""Memory of the decoders themselves when `has_room` looks for room; a low guess, as it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What decoding takes on one device, in bytes; estimates from image sizes, without the decoders' own workspace."""
+    """The memory that decoding takes on one device, estimated from image sizes, without the decoders' own workspace."""
 
     budget_bytes: int | None
-    """What the runs in flight may take together; None is no limit."""
+    """Limit of all runs in flight together; None is no limit."""
     in_flight_bytes: int
-    """What the runs in flight take now."""
+    """Memory of the runs in flight now."""
     in_flight_peak_bytes: int
-    """The most that runs in flight took at a time."""
+    """The most memory that runs in flight took together."""
     largest_output_bytes: int
     """The largest output of one run."""
 
 
 class DeviceMemory:
-    """A budget that the runs of all engines of a device share; runs wait for it in the engines' threads.
+    """The memory budget that the runs of all engines of a device share; engines' threads wait for it.
 
     Args:
         device: The device.
-        budget_bytes: Most memory of the runs in flight together; None is 8 GiB on a GPU and no limit on the CPU, where
+        budget_bytes: Most memory of all runs in flight together. None is 8 GiB on a GPU; on the CPU it is no limit, but
             a run takes 1 GiB at most. A single image that needs more runs alone.
     """
 
@@ -55,11 +55,12 @@ class DeviceMemory:
         self._largest_output = 0
 
     def acquire(self, run_bytes: int, *, wait: bool) -> bool:
-        """Books a run and returns True if it fits into the budget, or if nothing is in flight.
+        """Reserves memory for a run and returns True if it fits into the budget, or if nothing is in flight.
 
         Args:
-            run_bytes: What the run takes.
-            wait: Waits until it fits. Not for an engine that has runs in flight: it must take their outputs first.
+            run_bytes: Memory of the run.
+            wait: Whether to wait until it fits. An engine with runs in flight must not: it has to take their outputs
+                first.
         """
         with self._free:
             if self.budget_bytes is not None and not self._fits(run_bytes):
@@ -75,18 +76,18 @@ class DeviceMemory:
         return self._in_flight == 0 or self._in_flight + run_bytes <= self.budget_bytes
 
     def release_run(self, run_bytes: int) -> None:
-        """Takes a run that ended out of the books."""
+        """Releases the memory of a run that ended."""
         with self._free:
             self._in_flight -= run_bytes
             self._free.notify_all()
 
     def count(self, output_bytes: int) -> None:
-        """Takes note of the size of a run's output."""
+        """Records the size of a run's output."""
         if output_bytes > self._largest_output:
             self._largest_output = output_bytes
 
     def use(self) -> MemoryUse:
-        """Returns what is taken now and the high-water marks."""
+        """Returns the current use and the peaks."""
         with self._free:
             return MemoryUse(self.budget_bytes, self._in_flight, self._in_flight_peak, self._largest_output)
 
@@ -101,13 +102,13 @@ def count_bytes(images: Any) -> int:
 
 
 def has_room(device: Device, needed_bytes: int) -> bool:
-    """Returns whether DALI finds memory for a run on a GPU: in what it keeps, or by taking more from the device.
+    """Returns whether DALI finds memory for a run on a GPU, in its own pool or by allocating more from the device.
 
-    What it takes it keeps for later runs. Always True on the CPU.
+    DALI keeps what it allocates for later runs. Always True on the CPU.
 
     Args:
         device: The device.
-        needed_bytes: What the run takes, without the decoders' own workspace.
+        needed_bytes: Memory of the run, without the decoders' own workspace.
     """
     if device.kind == "cpu":
         return True
@@ -119,5 +120,5 @@ def has_room(device: Device, needed_bytes: int) -> bool:
 
 
 def release_unused() -> None:
-    """Gives memory that DALI keeps for later runs back to the devices; values that are still held are not touched."""
+    """Returns the memory that DALI keeps for later runs to the devices; values that are still held stay valid."""
     load_backend().ReleaseUnusedMemory()

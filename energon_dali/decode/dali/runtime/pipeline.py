@@ -66,11 +66,11 @@ class EngineOptions:
 
 
 def build_pipeline(options: PipelineOptions, define: Callable[[], tuple[Any, ...]]) -> Pipeline:
-    """Returns a built pipeline. Building takes 20 to 100 ms and holds the interpreter lock.
+    """Returns a new pipeline, built. Building takes 20 to 100 ms and holds the interpreter lock.
 
     Args:
         options: Where and how it runs.
-        define: Makes the nodes, inside the pipeline's scope, and returns the outputs.
+        define: Creates the nodes inside the pipeline's scope and returns the output nodes.
 
     Raises:
         RuntimeError: DALI cannot build it.
@@ -91,7 +91,7 @@ def build_pipeline(options: PipelineOptions, define: Callable[[], tuple[Any, ...
 
 
 def define_input(name: str, dtype: Any, ndim: int) -> Any:
-    """Returns the node of an input that is set without a copy; to be called inside a pipeline's scope.
+    """Returns the node of an input that is set without a copy. Call it inside a pipeline's scope.
 
     Args:
         name: Name for `Pipeline.feed_input`.

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 
 _CLOSE_SECONDS = 10.0
 _MOST_AWAKE = 16
-"""Engines that keep a thread and a pipeline, the last used ones: sizes and settings that are not used any more rest."""
+"""This many engines, the last used ones, keep a thread and a pipeline; those of sizes no longer used rest."""
 _engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
 _memories: dict[tuple[Device, int | None], DeviceMemory] = {}
 _lock = threading.Lock()
@@ -26,7 +26,7 @@ GraphT_contra = TypeVar("GraphT_contra", bound=Hashable, contravariant=True)
 
 
 class EngineMaker(Protocol[GraphT_contra]):
-    """Makes an engine: the class of image engines, or that of video engines."""
+    """The class of image engines, or that of video engines."""
 
     def __call__(self, graph: GraphT_contra, options: PipelineOptions, memory: DeviceMemory) -> DaliEngine[Any, Any]:
         """Returns a new engine."""
@@ -39,15 +39,15 @@ def engine_for(
     *,
     gpu_memory_budget_bytes: int | None = None,
 ) -> DaliEngine[Any, Any]:
-    """Returns the process's engine for a graph; makes it if there is none. The first block builds the pipeline.
+    """Returns the engine of this process for a graph, and makes it if there is none; its first block builds a pipeline.
 
-    Engines that were not used for long are put to rest where many others are in use.
+    If more than 16 engines are in use, those that were not used for the longest time are put to rest.
 
     Args:
         make: The class of engines that the graph is for.
         graph: What to produce.
-        options: Where and how its pipeline runs.
-        gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; of no meaning on the CPU.
+        options: Where and how the pipeline runs.
+        gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; ignored on the CPU.
     """
     device = options.device
     budget = gpu_memory_budget_bytes if device.kind == "gpu" else None
@@ -66,11 +66,11 @@ def engine_for(
 
 
 def close_engines(timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
-    """Ends all engines of this process; the next block starts new ones.
+    """Closes all engines of this process; the next block starts new ones.
 
     Args:
         timeout_seconds: Longest wait per engine; None waits as long as it takes.
-        abandon: Cancels blocks that wait, where False finishes all that was submitted.
+        abandon: Whether to cancel blocks that wait; False finishes all that was submitted.
     """
     with _lock:
         engines = list(_engines.values())
@@ -80,30 +80,30 @@ def close_engines(timeout_seconds: float | None = None, *, abandon: bool = False
 
 
 def release_memory() -> None:
-    """Ends all engines of this process and gives DALI's unused memory back. Values that are still held stay valid."""
+    """Closes all engines of this process and returns DALI's unused memory to the devices; held values stay valid."""
     close_engines()
     release_unused()
 
 
 def memory_use() -> list[tuple[str, MemoryUse]]:
-    """Returns (device, what decoding takes there) for each device ("cpu", "gpu 0", ...) and budget in use."""
+    """Returns (device, memory that decoding takes there) for each device ("cpu", "gpu 0", ...) and budget in use."""
     with _lock:
         return [(str(device), memory.use()) for (device, _), memory in _memories.items()]
 
 
 def _forget_engines() -> None:
-    """After a fork: the engines' threads live in the parent alone."""
+    """After a fork: the threads of the engines exist only in the parent."""
     global _lock
     _lock = threading.Lock()
     for engine in _engines.values():
-        # Never taken apart here: that would wait for threads, and use a CUDA context, that the child does not have.
+        # Leaked on purpose: destroying it would wait for threads and use a CUDA context that the child does not have.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
     _engines.clear()
     _memories.clear()
 
 
 def _abandon_engines() -> None:
-    """At exit: what runs comes home, what waits is cancelled."""
+    """At exit: finishes the runs in flight and cancels the blocks that wait."""
     close_engines(_CLOSE_SECONDS, abandon=True)
 
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from energon_dali.decode.clips import ClipsHandle
 
 _CONTAINERS = frozenset({"matroska", "webm", "mov", "mp4"})
-"""Not AVI: DALI's demuxer ends the process (SIGSEGV) on broken ones, and counts frames wrongly in good ones."""
+"""Not AVI: DALI's demuxer ends the process (SIGSEGV) on broken files and miscounts the frames of good ones."""
 
 _CPU_FORMATS: dict[str, tuple[str, ...]] = {
     "vp8": ("yuv420p",),
     "vp9": ("yuv420p", "yuv444p"),
     "mjpeg": ("yuvj420p", "yuvj422p", "yuvj444p"),
 }
-"""Codec to pixel formats on the CPU, where DALI brings no other codecs."""
+"""Pixel formats by codec on the CPU, where DALI does not bring other codecs."""
 
 _GPU_PROFILES: dict[str, tuple[str, ...]] = {
     "h264": ("Constrained Baseline", "Main", "High"),
@@ -29,7 +29,7 @@ _GPU_PROFILES: dict[str, tuple[str, ...]] = {
     "av1": ("Main",),
 }
 _GPU_FORMATS = ("yuv420p", "yuvj420p")
-"""DALI's colour conversion on a GPU reads NV12 and nothing else."""
+"""DALI's colour conversion on a GPU reads only NV12."""
 _GPU_SIDES: dict[str, tuple[int, int]] = {
     "h264": (64, 4096),
     "hevc": (144, 8192),
@@ -41,15 +41,15 @@ _GPU_SIDES: dict[str, tuple[int, int]] = {
 
 
 def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal: int | None = None) -> bool:
-    """Returns whether DALI decodes the clips of a video rightly and without danger to the process.
+    """Returns whether DALI decodes the clips of a video correctly and without danger to the process.
 
-    The frame headers of a video that passes all other tests are read and its first frame is decoded, once per handle.
+    If all other tests pass, this reads the frame headers and decodes the first frame, once per handle.
 
     Args:
-        handle: The video; what was found about its frames is noted in `uniform_frames`.
+        handle: The video; its `uniform_frames` keeps what was found about the frames.
         kind: Where DALI would decode it.
-        ordinal: Number of the GPU, which is asked for its AV1 decoder; None is in a process that must not ask, and has
-            none.
+        ordinal: Ordinal of the GPU that is asked whether it decodes AV1; None in a process that must not ask it, where
+            the answer for AV1 is no.
     """
     if not handle.frame_indices.size or not handle.packets_are_frames:
         return False
@@ -59,7 +59,7 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal:
         return False
     limits = handle.limits
     if limits is not None and count_decoded_bytes(handle) > limits.max_bytes:
-        return False  # PyAV makes one frame at a time small, and says what is wrong where that is too much still
+        return False  # PyAV resizes frame by frame, and says what is wrong if even that takes too much
     formats = _GPU_FORMATS if kind == "gpu" else _CPU_FORMATS.get(handle.codec, ())
     if handle.pixel_format not in formats or (kind == "gpu" and not _suits_gpu(handle, ordinal)):
         return False
@@ -75,7 +75,7 @@ def is_eligible_video(handle: ClipsHandle, kind: Literal["cpu", "gpu"], ordinal:
 
 
 def count_decoded_bytes(handle: ClipsHandle) -> int:
-    """Returns the memory that DALI takes for the wanted frames of a video at their own size, as RGB."""
+    """Returns the bytes that DALI needs for the wanted frames of a video as RGB, before it resizes them."""
     return 3 * handle.frame_indices.size * handle.width * handle.height
 
 
@@ -89,7 +89,7 @@ def _suits_gpu(handle: ClipsHandle, ordinal: int | None) -> bool:
 
 
 def _decodes_av1(ordinal: int) -> bool:
-    """Returns whether the GPU has an AV1 decoder: none up to Turing, and neither the A100 nor the H100 and H200."""
+    """Returns whether the GPU has an AV1 decoder: not up to Turing, and not the A100, H100 and H200."""
     import torch
 
     capability = torch.cuda.get_device_capability(ordinal)

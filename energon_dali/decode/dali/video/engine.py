@@ -33,9 +33,9 @@ class ClipBatch:
     """Videos that run through a pipeline together."""
 
     handles: list[ClipsHandle]
-    """Videos that suit DALI, of one spec."""
+    """Eligible videos of one spec."""
     inputs: tuple[Any, ...] = ()
-    """What the pipeline reads while it runs; it holds no reference of its own to the Python objects."""
+    """What the pipeline reads while it runs: DALI keeps no reference to the Python objects."""
 
 
 class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
@@ -57,11 +57,11 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
         return block.future
 
     def _split(self, handles: Sequence[ClipsHandle]) -> Iterator[tuple[list[int], int]]:
-        """Yields (positions, bytes) of runs that fit into a part of the budget each; a large video may stand alone."""
+        """Yields the (positions, bytes) of each run; a video larger than a run's budget is alone in its own."""
         run: list[int] = []
         total = 0
         for position, handle in enumerate(handles):
-            size = 2 * count_decoded_bytes(handle)  # as decoded, and as made of it
+            size = 2 * count_decoded_bytes(handle)  # the decoded frames, and the result
             if run and (len(run) == self.options.max_batch_size or total + size > self._memory.run_bytes):
                 yield run, total
                 run, total = [], 0
@@ -89,8 +89,8 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
 
         values: list[Any] = []
         for handle, frames in zip(batch.handles, take_frames(outputs, batch.handles, stream), strict=True):
-            if frames is None:  # a bad file that DALI made no error of
-                _LOG.debug("%r: DALI gave another number of frames than was asked for", handle)
+            if frames is None:  # a bad file for which DALI did not raise
+                _LOG.debug("%r: DALI did not return the number of frames that was asked for", handle)
                 values.append(self._decode_by_pyav(handle, stream))
                 continue
             try:
@@ -113,7 +113,7 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
                 try:
                     outcomes += run_alone(ClipBatch([handle]))
                     continue
-                except Exception as alone:  # DALI raises RuntimeError; what is no fault of a file is raised below
+                except Exception as alone:  # DALI raises RuntimeError; a device's errors are raised below
                     error = alone
             assert error is not None
             raise_if_device_failed(error, self.device, "video", 2 * count_decoded_bytes(handle))
@@ -124,17 +124,17 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
     def _decode_by_pyav(self, handle: ClipsHandle, stream: Any) -> Outcome:
         try:
             outcome = decode_by_pyav(handle, lambda frames: bring_to_device(frames, self.device, stream))
-        except ConfigError as error:  # frames that were there when they were chosen, and are not any more
+        except ConfigError as error:  # frames that were there when the clips were chosen, but no longer are
             return DecodeFailure(str(error), handle.format, "pyav", handle.source)
         return Decoded(outcome.value, "fallback") if isinstance(outcome, Decoded) else outcome
 
 
 def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, list[Any]]:
-    """Returns what the inputs of a graph get, one value per video.
+    """Returns the inputs of a graph by name, with one value per video.
 
     Returns:
-        "encoded": the files. "frames": int32[n], the wanted frames in rising order, each once. "size": float32[2],
-        (height, width). "weights": float32[3, 3], "offsets": float32[3], the correction of colours.
+        "encoded": the files. "frames": int32[n], the wanted frames in ascending order, each once. "size": float32[2],
+        (height, width). "weights": float32[3, 3], "offsets": float32[3], the colour correction.
     """
     rows: dict[str, list[Any]] = {
         "encoded": [handle.data for handle in handles],
@@ -153,23 +153,23 @@ def batch_rows(graph: VideoGraph, handles: Sequence[ClipsHandle]) -> dict[str, l
 def take_frames(outputs: Any, handles: Sequence[ClipsHandle], stream: Any = None) -> list[torch.Tensor | None]:
     """Returns the clips of each video of a TensorList, in the dtype and layout of the handles' spec.
 
-    Clips of one size are consecutive views of one memory, so that stacking them again needs no copy, unless frames come
-    twice or not in the order of time; nothing is ever overwritten.
+    Clips of one size are consecutive views of one memory, so that stacking them again needs no copy, unless frames
+    repeat or are not in the order of time. Nothing overwrites them.
 
     Args:
         outputs: TensorListCPU with the final values, or TensorListGPU of uint8 [frames, H, W, 3] in DALI's colours.
         handles: The videos, of one spec.
-        stream: torch.cuda.Stream on which the values are to be used, where the list is on a GPU. Nothing waits.
+        stream: torch.cuda.Stream on which the values will be used, where the list is on a GPU. Nothing waits.
 
     Returns:
-        Tensors [clips, frames, 3, H, W], or with the channels last, on the list's device; None where DALI gave another
-        number of frames than was asked for.
+        Tensors [clips, frames, 3, H, W], or with the channels last, on the list's device; None where DALI did not
+        return the number of frames that was asked for.
     """
     import torch
 
     if type(outputs).__name__ != "TensorListGPU":
         videos = [_arrange(video, handle) for video, handle in zip(_rows(outputs), handles, strict=True)]
-        if handles[0].spec.dtype == "bfloat16":  # DALI has none: its pipeline gives float32
+        if handles[0].spec.dtype == "bfloat16":  # DALI does not have bfloat16: its pipeline returns float32
             videos = [None if video is None else video.to(torch.bfloat16) for video in videos]
     else:
         with torch.cuda.stream(stream):
@@ -212,12 +212,12 @@ def _is_in_order(handle: ClipsHandle) -> bool:
 
 
 def _arrange(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor | None:
-    """Returns the frames as often and in the order as the clips have them; None if they are not as many as wanted."""
+    """Returns the frames repeated and ordered as in the clips; None if their number is not the wanted one."""
     import torch
 
-    wanted, places = np.unique(handle.frame_indices, return_inverse=True)
+    wanted, positions = np.unique(handle.frame_indices, return_inverse=True)
     if len(frames) != wanted.size:
         return None
     if _is_in_order(handle):
         return frames
-    return frames.index_select(0, torch.from_numpy(places.ravel()).to(frames.device))
+    return frames.index_select(0, torch.from_numpy(positions.ravel()).to(frames.device))

@@ -1,8 +1,8 @@
-"""Reads what every frame of a video says of its own size and pixel format, without decoding any.
+"""Reads the size and pixel format that each frame of a video declares, without decoding frames.
 
-DALI (2.4.0) takes both from the container. Where a frame is smaller, or has smaller chroma planes, its CPU decoder
-reads past their ends: frames of random memory, or the end of the process (SIGSEGV), from one file. So each frame is
-looked at, and compared with what the container alone says, which FFmpeg's probing would replace.
+DALI (2.4.0) takes both from the container. If a frame is smaller, or has smaller chroma planes, DALI's CPU decoder
+reads past their ends: one file gives frames of random memory or ends the process (SIGSEGV). So each frame is compared
+with what the container alone says, which FFmpeg's probing would replace.
 
 Sources: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2 and annex B.
 """
@@ -23,27 +23,27 @@ from energon_dali.errors import DecodeError
 FrameShape = tuple[int, int, str]
 """Width and height in pixels, and FFmpeg's name of the pixel format."""
 FrameHeader = tuple[int, int, str, int]
-"""The same, and a number that stands for the colour matrix: one correction is made for all frames."""
+"""The same, and a number for the colour matrix, because all frames get one colour correction."""
 
 _VP9_SYNC = 0x498342
 _VP9_BT601, _VP9_RGB = 1, 7
 _VP9_FORMATS = {(1, 1): "yuv420p", (1, 0): "yuv422p", (0, 1): "yuv440p", (0, 0): "yuv444p"}
 _JPEG_FORMATS = {"420": "yuvj420p", "422": "yuvj422p", "444": "yuvj444p"}
 _JPEG_FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xd8]")
-"""Start of a frame, or of another image."""
+"""Marker that starts a frame or another image."""
 _WITHOUT_DECODERS = {"codec_whitelist": "none"}
-"""Keeps FFmpeg from looking into frames, so that sizes are the container's."""
+"""Keeps FFmpeg from reading frames, so that sizes are those of the container."""
 
 
 def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: FrameShape) -> bool:
     """Returns whether the container and all frames of the one video stream of a file have one shape.
 
-    Takes a demux, and no decoding: 1 to 10 ms for 250 frames, more for Motion JPEG.
+    Demuxes the file and decodes nothing: 1 to 10 ms for 250 frames, more for Motion JPEG.
 
     Args:
         data: The file.
         codec: FFmpeg's name of the codec.
-        shape: What FFmpeg found when it opened the file.
+        shape: The shape that FFmpeg found when it opened the file.
     """
     try:
         reader = MemoryReader(memoryview(data).cast("B"))
@@ -62,7 +62,7 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
 def _have_shape(
     packets: Iterator[memoryview], read: Callable[[memoryview], Iterator[FrameHeader | None]], shape: FrameShape
 ) -> bool:
-    """Returns whether all frames have a shape, and one colour matrix; None is a frame like an earlier one."""
+    """Returns whether all frames have one shape and colour matrix; None stands for a frame like an earlier one."""
     expected: FrameHeader | None = None
     for packet in packets:
         for found in read(packet):
@@ -76,7 +76,7 @@ def _have_shape(
 
 
 def _read_vp8(packet: memoryview) -> Iterator[FrameHeader | None]:
-    if packet[0] & 1:  # an inter frame: as large as the keyframe before it
+    if packet[0] & 1:  # an inter frame, of the size of the keyframe before it
         yield None
         return
     if bytes(packet[3:6]) != b"\x9d\x01\x2a":
@@ -112,7 +112,7 @@ def _read_vp9_frame(frame: memoryview) -> FrameHeader | None:
     profile = bits.take(1) | bits.take(1) << 1
     if profile == 3:
         bits.take(1)
-    if bits.take(1):  # shows a frame that was decoded before
+    if bits.take(1):  # it shows a frame that was decoded before
         return None
     is_inter, is_shown, is_resilient = bits.take(1), bits.take(1), bits.take(1)
     if not is_inter:
@@ -123,9 +123,9 @@ def _read_vp9_frame(frame: memoryview) -> FrameHeader | None:
     if intra_only:
         return _read_vp9_shape(bits, profile, has_format=profile > 0, skipped_bits=8)
     bits.take(8 + 3 * 4)
-    if any(bits.take(1) for _ in range(3)):  # as large as a frame it refers to
+    if any(bits.take(1) for _ in range(3)):  # it has the size of a frame it refers to
         return None
-    return bits.take(16) + 1, bits.take(16) + 1, "", 0  # a size of its own: not followed further
+    return bits.take(16) + 1, bits.take(16) + 1, "", 0  # its own size; "" differs from every pixel format
 
 
 def _read_vp9_shape(bits: _Bits, profile: int, *, has_format: bool, skipped_bits: int = 0) -> FrameHeader:
@@ -149,7 +149,7 @@ def _read_mjpeg(packet: memoryview) -> Iterator[FrameHeader | None]:
         header = read_jpeg(data)
     except Exception as error:
         raise IrregularHeaderError from error
-    # A second frame may begin behind the first scan; in entropy-coded data FF is followed by 00 or a restart marker.
+    # A second frame may follow the first scan. In entropy-coded data, 00 or a restart marker follows FF.
     scan = data.find(b"\xff\xda")
     again = _JPEG_FRAME.search(data, scan) is not None
     if data[:2] != b"\xff\xd8" or header.color != "ycc" or not header.dali_decodable or again:
@@ -158,7 +158,7 @@ def _read_mjpeg(packet: memoryview) -> Iterator[FrameHeader | None]:
 
 
 class _Bits:
-    """Reads whole numbers of some bits, most significant bit first."""
+    """Reads unsigned integers of any number of bits, most significant bit first."""
 
     def __init__(self, data: memoryview) -> None:
         self._value = int.from_bytes(data, "big")

@@ -1,7 +1,7 @@
-"""What a video pipeline produces, as a value, and the DALI graph that produces it.
+"""The graph of a video pipeline: a value that says what it produces, and the DALI nodes that produce it.
 
-On the CPU the graph makes the final colours, dtype and layout; DALI's threads do it and need no interpreter lock. On
-a GPU it gives bytes in DALI's colours, and `energon_dali.kernels.color_matrix` makes the rest in one pass.
+On the CPU the graph makes the final colours, dtype and layout, on DALI's threads and without the interpreter lock. On a
+GPU it makes bytes in DALI's colours, and `energon_dali.kernels.color_matrix` does the rest in one pass.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _UNIT_VALUES = [value / 255 for value in range(256)]
 
 @dataclass(frozen=True, slots=True)
 class VideoGraph:
-    """All that decides the graph of a video pipeline; equal graphs share one pipeline."""
+    """Everything that decides the graph of a video pipeline; equal graphs share one pipeline."""
 
     resizes: bool
-    """Whether frames change their size."""
+    """Whether frames are resized."""
     corrects: bool
     """Whether colours are corrected inside the graph."""
     dtype: Literal["uint8", "float32", "float16"]
-    """Type of one value in the pipeline; bfloat16, which DALI does not have, is float32 here."""
+    """Type of one value in the pipeline. DALI does not have bfloat16, which is float32 here."""
     layout: Literal["FCHW", "FHWC"]
     """Order of the axes in the pipeline."""
 
@@ -40,7 +40,7 @@ class VideoGraph:
         Args:
             spec: The clips.
             device: Where they are decoded.
-            corrects: Whether some of them have other colours than DALI gives; of no meaning on a GPU.
+            corrects: Whether some have other colours than DALI produces; ignored on a GPU.
         """
         if device.kind == "gpu":
             return cls(spec.size is not None, False, "uint8", "FHWC")
@@ -48,22 +48,22 @@ class VideoGraph:
 
 
 def find_correction(handle: ClipsHandle) -> ColorMatrix:
-    """Returns what leads from DALI's colours, BT.601 always, to the colours of the file.
+    """Returns the matrix from DALI's colours, which are always BT.601, to the colours of the file.
 
-    Full and limited range DALI tells apart itself; the correction is the same for both.
+    DALI itself distinguishes full and limited range; the correction is the same for both.
 
     Raises:
-        DecodeError: No frame can be decoded, and nobody has looked at the colours yet.
+        DecodeError: The colours were not looked up yet, and no frame can be decoded.
     """
     colour = handle.find_colour()
-    assert colour.matrix != "rgb", "videos in RGB do not suit DALI"
+    assert colour.matrix != "rgb", "videos in RGB are not eligible for DALI"
     return ColorMatrix.between("bt601", colour.matrix)
 
 
 def define_video_pipeline(graph: VideoGraph, pipeline: PipelineOptions) -> Any:
     """Returns the output node of a pipeline with the inputs "encoded", "frames", and those that the graph needs.
 
-    To be called inside a pipeline's scope. The further inputs are "size", "weights" and "offsets".
+    Call it inside a pipeline's scope. The graph may need the inputs "size", "weights" and "offsets".
 
     Args:
         graph: What to produce.
@@ -73,13 +73,13 @@ def define_video_pipeline(graph: VideoGraph, pipeline: PipelineOptions) -> Any:
     fn, types = dali.fn, dali.types
 
     encoded = define_input("encoded", types.UINT8, 1)
-    # Without padding a frame that is not there is an error; otherwise it would be black, and nobody would know.
+    # Without padding, a missing frame is an error. With it the frame would be black, and nobody would know.
     options: dict[str, Any] = {"device": "cpu", "frames": define_input("frames", types.INT32, 1), "pad_mode": "none"}
     if pipeline.device.kind == "gpu":
         options |= {"device": "mixed", "affine": False}
     video = fn.decoders.video(encoded, **options)
     if graph.resizes:
-        # Widened when it shrinks, as swscale's bilinear filter is.
+        # The filter is widened to shrink a frame, as swscale's bilinear filter is.
         size = define_input("size", types.FLOAT, 1)
         video = fn.resize(video, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
     return _finish(video, graph)

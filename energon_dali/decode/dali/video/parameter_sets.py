@@ -1,8 +1,8 @@
 """Finds out whether a video keeps the size and format that its header declares, for codecs with parameter sets.
 
-The size of H.264, HEVC, MPEG-4 and AV1 frames stands in units that may come again, and change, amid the stream. DALI
-takes the size from the container once and reads the decoder's frames with it, so a file that changes it must not come
-there.
+H.264, HEVC, MPEG-4 and AV1 store the size of frames in units that may be repeated, and changed, anywhere in the media
+stream. DALI takes the size from the container once and uses it for all frames, so it must not get a file that changes
+its size.
 
 Sources: ITU-T H.264 7.4.1, ITU-T H.265 7.4.2.2, ISO/IEC 14496-2 6.3.2, AV1 bitstream specification 5.3.
 """
@@ -23,12 +23,12 @@ _AV1_SEQUENCE_HEADER = 1
 
 
 def keeps_parameters(codec: str, extradata: bytes | None, packets: Iterable[memoryview]) -> bool:
-    """Returns whether every unit that sets the size of frames is one that the stream's header has too.
+    """Returns whether every unit that sets the size of frames is also in the header of the media stream.
 
     Args:
         codec: One of CODECS_WITH_PARAMETERS.
         extradata: The decoder configuration of the container; without it the answer is no.
-        packets: All packets of the stream, in any order.
+        packets: All packets of the media stream, in any order.
     """
     if not extradata:
         return False

@@ -142,7 +142,7 @@ except ShardError as error:
 def test_refuses_rows_that_do_not_fit(shards: Any, tmp_path: Path) -> None:
     paths, rows = shards
     decoder = DaliDecoder(image_decode_device="cpu")
-    with pytest.raises(ConfigError, match="The image is one of the components"):
+    with pytest.raises(ConfigError, match="The image must be one of the components"):
         DaliReader(decoder, paths, rows, components=["txt"], image="jpg", batch_size=4)
     for row, text in (
         (replace(rows[0], extents=(None, rows[0].extents[1])), "must not be None"),
