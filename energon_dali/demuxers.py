@@ -23,6 +23,11 @@ from energon_dali.errors import DecodeError
 if TYPE_CHECKING:
     from av.container import InputContainer
 
+AV_SUFFIXES = frozenset(
+    {"aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm"}
+)
+"""Suffixes (in lower case) of video and audio: Energon's, and aac, m4a, m4v, mpeg, mpg, ogg and opus."""
+
 _VIDEO = (
     "asf",
     "asf_o",

@@ -4,8 +4,7 @@ from energon_dali.av.audio.index import AudioIndex
 from energon_dali.av.audio.reader import AudioClip, AudioReader
 from energon_dali.av.colour import ColourFacts
 from energon_dali.av.container import MediaFile
-from energon_dali.av.data import AVData
-from energon_dali.av.decoder import AVDecoder
+from energon_dali.av.decoder import AVData, AVDecoder
 from energon_dali.av.frame_index import FrameIndex
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.stream_facts import StreamFacts

@@ -5,22 +5,24 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.av.library import load_pyav
 from energon_dali.av.limits import AVLimits
 from energon_dali.av.mp4_screen import screen_mp4
 from energon_dali.av.source import FileReader, MediaSource, check_source, open_source, pickle_source, view_bytes
 from energon_dali.av.stream_facts import StreamFacts, find_facts
 from energon_dali.demuxers import open_container
-from energon_dali.errors import ConfigError, DecodeError
+from energon_dali.errors import ConfigError, DecodeError, DeviceError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
+    from av.packet import Packet
     from av.stream import Stream
 
 ROUTE = "pyav"
@@ -28,6 +30,8 @@ READ_BYTES = 1 << 17
 """What FFmpeg asks for at once: a read from Python costs the interpreter lock, so a few large ones."""
 MAX_THREADS = 8
 """More decoding threads than this cost memory and delay, and no clip is faster."""
+LEAST_PYAV = (17, 1)
+"""The oldest that the tests have run with; 17.0 and older cannot open a clip."""
 
 _forked = False
 
@@ -38,6 +42,25 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def load_pyav() -> ModuleType:
+    """Returns the module av.
+
+    Raises:
+        DeviceError: PyAV is not installed or too old.
+    """
+    try:
+        import av
+    except ImportError as error:
+        found = f"it cannot be imported ({error})"
+    else:
+        if tuple(map(int, re.findall(r"\d+", av.__version__)[:2])) >= LEAST_PYAV:
+            return av
+        found = f"this is PyAV {av.__version__}"
+    raise DeviceError(
+        f"Videos and sounds need PyAV 17.1 or 18, and {found}. Install it with pip install 'av>=17.1,<19'."
+    )
 
 
 def count_threads(threads: int | None) -> int:
@@ -236,6 +259,29 @@ class MediaFile:
 
 def _restore(kind: type[MediaFile], source: Any, limits: AVLimits, threads: int | None) -> MediaFile:
     return kind(source, limits=limits, threads=threads)
+
+
+def demux_stream(container: Any, stream: Any, *, tolerant: bool = False) -> Iterator[Packet[Any]]:
+    """Yields the packets of a stream from where the container stands, and mostly an empty one behind the last.
+
+    Args:
+        container: PyAV's open container.
+        stream: One of its streams.
+        tolerant: Takes a place that cannot be read for the end; else its error comes out.
+
+    Raises:
+        FFmpegError: The container cannot be read on.
+    """
+    from av.error import FFmpegError
+
+    try:
+        yield from container.demux(stream)
+    except IndexError:
+        # PyAV 18.1 fails so behind the last packet, by chance, where FFmpeg met more streams on the way (FLV, MPEG-TS).
+        return
+    except (FFmpegError, EOFError):
+        if not tolerant:
+            raise
 
 
 class Deadline:

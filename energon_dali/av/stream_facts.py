@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.av.mpeg4_header import is_interlaced_mpeg4
-
 if TYPE_CHECKING:
     from av.stream import Stream
+
+_LAYER = re.compile(rb"\x00\x00\x01[\x20-\x2f]")
+_EXTENDED_RATIO = 15
+_RECTANGULAR = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class StreamFacts:
     average_rate: Fraction | None = None
     """Frames per second, on average."""
     is_interlaced_mpeg4: bool = False
-    """Whether it is MPEG-4 (part 2) with interlaced pictures, some of which refer forward: see `mpeg4_header`."""
+    """Whether it is MPEG-4 (part 2) with interlaced frames, some of which refer forward (`is_interlaced_mpeg4`)."""
     sample_rate: int = 0
     """Samples per second."""
     channels: int = 0
@@ -104,3 +107,37 @@ def _codec_name(context: Any) -> str:
         return ""
     name = context.codec.canonical_name if hasattr(context.codec, "canonical_name") else context.name
     return str(name)
+
+
+def is_interlaced_mpeg4(extradata: bytes | None) -> bool:
+    """Returns whether pictures may be interlaced; False where the header does not say.
+
+    Args:
+        extradata: The decoder configuration of the stream.
+    """
+    layer = _LAYER.search(extradata or b"")
+    if layer is None:
+        return False
+    bits = _bits((extradata or b"")[layer.end() :])
+    at = 1 + 8  # random access, type
+    at += 8 if bits[at : at + 1] == "1" else 1  # identifier
+    at += 20 if _number(bits, at, 4) == _EXTENDED_RATIO else 4
+    if bits[at : at + 1] == "1":  # control parameters: chroma format, low delay
+        at += 4
+        at += 80 if bits[at : at + 1] == "1" else 1
+    else:
+        at += 1
+    if _number(bits, at, 2) != _RECTANGULAR:
+        return False
+    resolution = _number(bits, at + 3, 16)
+    at += 20
+    at += 1 + max(1, (resolution - 1).bit_length()) if bits[at : at + 1] == "1" else 1  # fixed rate
+    return bits[at + 29 : at + 30] == "1"  # behind width, height and three markers
+
+
+def _bits(data: bytes) -> str:
+    return "".join(f"{byte:08b}" for byte in data[:64])
+
+
+def _number(bits: str, at: int, count: int) -> int:
+    return int(bits[at : at + count] or "0", 2)

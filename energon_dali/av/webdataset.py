@@ -5,34 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.av.container import translated_errors
-from energon_dali.av.data import AVData
-from energon_dali.av.decoder import AVDecoder
+from energon_dali.av.decoder import AVData, AVDecoder
 from energon_dali.av.source import MemoryReader
-from energon_dali.demuxers import open_container
+from energon_dali.demuxers import AV_SUFFIXES, open_container
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from av.container import InputContainer
-
-SUFFIXES = (
-    "aac",
-    "avi",
-    "flac",
-    "flv",
-    "m4a",
-    "m4v",
-    "mkv",
-    "mov",
-    "mp3",
-    "mp4",
-    "mpeg",
-    "mpg",
-    "ogg",
-    "opus",
-    "wav",
-    "webm",
-)
-"""What this handler takes, in lower case."""
 
 
 class AVWebdatasetDecoder:
@@ -71,7 +50,7 @@ class AVWebdatasetDecoder:
         Raises:
             DecodeError: The file cannot be opened, or decoded within the limits.
         """
-        if key.rpartition(".")[2].lower() not in SUFFIXES:
+        if key.rpartition(".")[2].lower() not in AV_SUFFIXES:
             return None
         decoder = self.read_av_data(data)
         if self.av_decode == "AVDecoder":

@@ -6,16 +6,13 @@ import functools
 from typing import Literal
 
 from energon_dali.decode.formats.registry import SUFFIXES
+from energon_dali.demuxers import AV_SUFFIXES
 from energon_dali.errors import ConfigError
 
 PartKind = Literal["image", "av", "basic"]
 
 IMAGE_SUFFIXES = SUFFIXES.keys()
 """Suffixes (in lower case) of the registered image formats."""
-AV_SUFFIXES = frozenset(
-    {"aac", "avi", "flac", "flv", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "mpeg", "mpg", "ogg", "opus", "wav", "webm"}
-)
-"""Suffixes (in lower case) of video and audio: Energon's, and aac, m4a, m4v, mpeg, mpg, ogg and opus."""
 _GUESS_BYTES = 8192
 """What `filetype` looks at."""
 

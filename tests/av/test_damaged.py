@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from energon_dali.av import AVDecoder, AVLimits
-from energon_dali.av.demux import demux_stream
+from energon_dali.av.container import demux_stream
 from energon_dali.errors import DecodeError
 from tests.av.corpus import audio_file, broken_files, video_file
 from tests.av.mp4_boxes import with_claimed_frames

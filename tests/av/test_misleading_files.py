@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from energon_dali.av import AVDecoder, AVLimits, MediaFile, VideoReader
-from energon_dali.av.mpeg4_header import is_interlaced_mpeg4
+from energon_dali.av.stream_facts import is_interlaced_mpeg4
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.pyav import decode_clips, stage_clips
 from energon_dali.errors import DecodeError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_dali.av import AVLimits, MediaFile, VideoReader
-from energon_dali.av.video.feed import PacketFeed, find_runs
+from energon_dali.av.video.packet_decoder import PacketDecoder, find_runs
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import VIDEOS, VideoRecipe, broken_files, encode_video, video_file
 from tests.av.full_decode import decode_fully, decoded
@@ -88,13 +88,13 @@ def test_size_is_that_of_one_conversion_from_the_stored_frame(name: str) -> None
 @pytest.mark.parametrize("name", ["h264-b-mp4", "h264-b-mkv", "mpeg4-b-avi", "vp8-webm", "vp9-mp4"])
 def test_a_late_frame_costs_its_group_of_pictures_not_the_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[int] = []
-    take = PacketFeed._take
+    take = PacketDecoder._take
 
-    def counted(feed: PacketFeed) -> Any:
+    def counted(feed: PacketDecoder) -> Any:
         fed.append(feed._next)
         return take(feed)
 
-    monkeypatch.setattr(PacketFeed, "_take", counted)
+    monkeypatch.setattr(PacketDecoder, "_take", counted)
     recipe = replace(VIDEOS[name], frames=150)
     with MediaFile(encode_video(recipe)) as file:
         VideoReader(file).read([145])

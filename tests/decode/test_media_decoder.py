@@ -12,7 +12,8 @@ from webdataset.autodecode import IMAGE_EXTENSIONS
 
 from energon_dali.decode import HorizontalFlip, RandomResizedCrop, Resize, SampleDecoder
 from energon_dali.decode.media_decoder import DecoderOptions
-from energon_dali.decode.part_kind import AV_SUFFIXES, IMAGE_SUFFIXES, find_part_kind
+from energon_dali.decode.part_kind import IMAGE_SUFFIXES, find_part_kind
+from energon_dali.demuxers import AV_SUFFIXES
 from energon_dali.errors import ConfigError, DecodeError
 from tests.decode.pictures import broken_pictures, pictures
 

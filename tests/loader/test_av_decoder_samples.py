@@ -22,9 +22,8 @@ from energon_dali import (
     get_train_dataset,
     stateless,
 )
-from energon_dali.av import AVData, AVDecoder
-from energon_dali.av.webdataset import SUFFIXES
-from energon_dali.decode.part_kind import AV_SUFFIXES
+from energon_dali.av import AVData, AVDecoder, AVWebdatasetDecoder
+from energon_dali.demuxers import AV_SUFFIXES
 from energon_dali.errors import ConfigError
 from tests.av.corpus import audio_file, broken_files, video_file
 from tests.loader.dataset_folder import prepare, write_shards
@@ -169,4 +168,5 @@ def test_a_whole_file_and_the_bare_container() -> None:
     for content in (data, video_file("h264-mp4"), video_file("mjpeg-avi"), audio_file("mp3"), audio_file("opus-ogg")):
         assert type(guessing.decode("movie", content)) is AVDecoder
     assert type(guessing.decode("mp4", b"no film")) is AVDecoder  # its name alone says what it is
-    assert set(SUFFIXES) == AV_SUFFIXES
+    handler = AVWebdatasetDecoder(False)
+    assert all(type(handler(suffix, data)) is AVDecoder for suffix in AV_SUFFIXES), "one list for both"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from energon_dali.av.container import ROUTE, MediaFile
-from energon_dali.av.demux import demux_stream
+from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:

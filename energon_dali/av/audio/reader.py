@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.audio.feed import AudioFeed, IndexWrongError, SoundPart
 from energon_dali.av.audio.index import AudioIndex
-from energon_dali.av.audio.resample import SoundFormat, resample_part
+from energon_dali.av.audio.range_decoder import AudioRange, IndexWrongError, RangeDecoder
+from energon_dali.av.audio.resample import AudioFormat, resample_part
 from energon_dali.av.audio.scan import scan_audio
 from energon_dali.av.container import ROUTE, MediaFile, translated_errors
 from energon_dali.av.stream_facts import StreamFacts
@@ -62,7 +62,7 @@ class AudioReader:
         if damaged not in ("error", "partial"):
             raise ConfigError(f'damaged={damaged!r} is unknown. Choose "error" or "partial".')
         self.file = file
-        self.wanted = SoundFormat(sample_rate, channels)
+        self.wanted = AudioFormat(sample_rate, channels)
         self.damaged: Damaged = damaged
         self.exact = exact
 
@@ -175,13 +175,13 @@ class AudioReader:
         found = [find(start, end, rate) for start, end in ranges]
         self._check_size([span for span in found if span is not None], index)
         plans = [self.wanted.plan(span, index) for span in found if span is not None]
-        parts = [SoundPart(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
+        parts = [AudioRange(*plan, np.empty((index.channels, plan[1] - plan[0]), index.dtype)) for plan in plans]
         with self.file.opened():
-            AudioFeed(self.file, self.facts, index, damaged=self.damaged, exact=self.exact).fill(parts)
+            RangeDecoder(self.file, self.facts, index, damaged=self.damaged, exact=self.exact).fill(parts)
         following = iter(parts)
         return [None if span is None else self._finish(next(following), span, index) for span in found]
 
-    def _finish(self, part: SoundPart, span: tuple[int, int], index: AudioIndex) -> AudioClip:
+    def _finish(self, part: AudioRange, span: tuple[int, int], index: AudioIndex) -> AudioClip:
         """Returns the clip of samples `span`, made of those of the stream."""
         samples = part.samples
         if self.wanted.changes(index):

@@ -22,7 +22,7 @@ _FILTER_TAPS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class SoundFormat:
+class AudioFormat:
     """What sound is brought to.
 
     Raises:
@@ -66,12 +66,12 @@ def is_count(value: object) -> bool:
 
 
 def resample_part(
-    samples: npt.NDArray[Any], start: int, span: tuple[int, int], index: AudioIndex, wanted: SoundFormat
+    samples: npt.NDArray[Any], start: int, span: tuple[int, int], index: AudioIndex, wanted: AudioFormat
 ) -> npt.NDArray[Any]:
     """Returns samples `span` of the wanted format: [channels, span], of the same type; a new array or a view of one.
 
     Args:
-        samples: What `SoundFormat.plan` asked for, [channels, samples].
+        samples: What `AudioFormat.plan` asked for, [channels, samples].
         start: Number of its first sample.
         span: (first, stop) at the wanted rate.
         index: The stream.
@@ -95,7 +95,7 @@ def _margin(step_in: int, step_out: int) -> int:
     return _FILTER_TAPS * max(1, math.ceil(step_in / step_out)) + 1
 
 
-def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: SoundFormat) -> list[npt.NDArray[Any]]:
+def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: AudioFormat) -> list[npt.NDArray[Any]]:
     import av
 
     kind = av.AudioFormat(index.sample_format)
@@ -119,7 +119,7 @@ def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: SoundFormat) 
     ]
 
 
-def _steps(wanted: SoundFormat, index: AudioIndex) -> tuple[int, int]:
+def _steps(wanted: AudioFormat, index: AudioIndex) -> tuple[int, int]:
     """Returns the smallest numbers of samples before and after that last equally long."""
     rate = wanted.sample_rate or index.rate
     common = math.gcd(rate, index.rate)

@@ -13,7 +13,7 @@ from energon_dali.av.colour import ColourFacts, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.feed import PacketFeed
+from energon_dali.av.video.packet_decoder import PacketDecoder
 from energon_dali.av.video.scan import Damaged, scan_frames
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -217,7 +217,7 @@ class VideoReader:
             DecodeError: A frame does not come.
         """
         index = self.index
-        feed = PacketFeed(self.file, self.facts, index, tolerant=self.damaged == "partial")
+        feed = PacketDecoder(self.file, self.facts, index, tolerant=self.damaged == "partial")
         starts = index.starts[wanted]
         missing = wanted
         for attempt in range(3):

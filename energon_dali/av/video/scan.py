@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from energon_dali.av.container import ROUTE, MediaFile
-from energon_dali.av.demux import demux_stream
+from energon_dali.av.container import ROUTE, MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s, PacketTable, find_starts
 from energon_dali.av.video.key_packets import (
     EMPTY_PICTURE_BYTES,
@@ -16,9 +16,8 @@ from energon_dali.av.video.key_packets import (
     is_clean_start,
     is_hidden,
 )
-from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 from energon_dali.av.video.mp4_table import read_sample_tables
-from energon_dali.av.video.picture_order import is_in_file_order
+from energon_dali.av.video.packet_decoder import RESTAMPED, Mark, read_mark
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ _MOST_HELD_FRAMES = 16
 """Pictures that a decoder holds back at most to put them in order, in any codec."""
 _PROGRESSIVE = (0, 1)
 """AVFieldOrder of streams without fields, each of which could be a packet."""
+_MPEG4_B_PICTURE = re.compile(rb"\x00\x00\x01\xb6[\x80-\xbf]")
+"""ISO/IEC 14496-2 6.2.5: two bits behind the start code are 2 where a picture refers forward."""
 
 
 def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error") -> FrameIndex:
@@ -247,3 +248,45 @@ def _smallest_packet(table: PacketTable) -> int:
     """Returns a lower bound of the bytes of the smallest packet, 0 where it is not known."""
     offsets = np.sort(table.offsets)
     return int(np.diff(offsets).min()) if len(offsets) > 1 and offsets[0] >= 0 else 0
+
+
+def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
+    """Returns whether no picture is shown before one that is stored before it; False where nothing tells.
+
+    All packets are read, and none is decoded.
+
+    Args:
+        file: The file, inside `opened`.
+        facts: Its video stream.
+
+    Raises:
+        DecodeError: It takes too long.
+    """
+    from av.bitstream import BitStreamFilterContext
+    from av.error import FFmpegError
+
+    container = file.rewind()
+    stream: Any = container.streams[facts.position]
+    file.select(stream)
+    deadline = file.deadline()
+    count, seen, last = 0, 0, -1
+    try:
+        # FFmpeg's filter puts numbers into the order of the picture order counts of H.264 and HEVC.
+        ordered = None if facts.codec == "mpeg4" else BitStreamFilterContext("dts2pts", stream)
+        for packet in demux_stream(container, stream):
+            if not count & 63:
+                deadline.check()
+            if packet.size:
+                packet.dts, packet.pts, packet.duration = count, None, 1
+                count += 1
+            if ordered is None:
+                if _MPEG4_B_PICTURE.search(bytes(packet)):
+                    return False
+                continue
+            for picture in ordered.filter(packet if packet.size else None):
+                if picture.pts is None or picture.pts <= last:
+                    return False
+                seen, last = seen + 1, picture.pts
+    except (FFmpegError, ValueError):  # a codec or a filter that this FFmpeg does not know, or damaged packets
+        return False
+    return ordered is None or seen == count

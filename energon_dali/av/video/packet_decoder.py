@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_dali.av.container import MediaFile
-from energon_dali.av.demux import demux_stream
+from energon_dali.av.container import MediaFile, demux_stream
 from energon_dali.av.frame_index import NO_TIME, FrameIndex, Int64s
 from energon_dali.av.stream_facts import StreamFacts
-from energon_dali.av.video.mark import RESTAMPED, Mark, read_mark
 
 if TYPE_CHECKING:
+    from av.frame import Frame
     from av.packet import Packet
     from av.video.frame import VideoFrame
 
+RESTAMPED = frozenset(("vp9", "av1"))
+"""Codecs that show an earlier picture again: the frame bears the time of the packet that says so, and the mark of the
+packet that brought it. Their frames are known by their time, those of others by the mark."""
 _SKIPS_NONREF = frozenset(("h264", "mpeg4", "mpeg2video", "mpeg1video"))
 """Codecs where FFmpeg's skip_frame=NONREF leaves out pictures that nothing refers to, and changes no other."""
 _FORWARD_PACKETS = 64
@@ -27,7 +30,25 @@ _SEEKABLE = ("mov", "matroska", "avi", "flv")
 start: packets that are not decoded cost little."""
 
 
-class PacketFeed:
+@dataclass(slots=True, eq=False)
+class Mark:
+    """The number of a packet, as its `opaque`.
+
+    PyAV 18.1 keeps opaque objects under their `id` and forgets one as soon as any packet that bore it is freed: one
+    object on two packets is lost. So every packet has a mark of its own, where an int would be shared.
+    """
+
+    number: int
+    """Place of the packet in the order of decoding."""
+
+
+def read_mark(frame: Frame) -> int:
+    """Returns the number of the packet that a frame came from; -1 if the frame has no mark."""
+    mark = frame.opaque
+    return mark.number if isinstance(mark, Mark) else -1
+
+
+class PacketDecoder:
     """Decodes runs of packets of one stream; lives during one call, inside `MediaFile.opened`.
 
     Args:

@@ -33,7 +33,7 @@ class IndexWrongError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class SoundPart:
+class AudioRange:
     """A range of samples on its way."""
 
     start: int
@@ -46,7 +46,7 @@ class SoundPart:
     """How many samples are there."""
 
 
-class AudioFeed:
+class RangeDecoder:
     """Fills ranges of samples from one stream; lives during one call, inside `MediaFile.opened`.
 
     Args:
@@ -71,7 +71,7 @@ class AudioFeed:
         self._next = 0
         """The sample that the next of them begins with."""
 
-    def fill(self, parts: list[SoundPart]) -> None:
+    def fill(self, parts: list[AudioRange]) -> None:
         """Decodes the samples of all parts: near the start from the start, far from it with a warm-up."""
         waiting = [part for part in parts if part.stop > part.start]
         if not waiting:
@@ -87,7 +87,7 @@ class AudioFeed:
         if waiting:
             self._decode_from_start(waiting)
 
-    def _fill_far(self, part: SoundPart, warm_up: int, *, twice: bool) -> bool:
+    def _fill_far(self, part: AudioRange, warm_up: int, *, twice: bool) -> bool:
         """Returns whether the part was filled from a seek on, provably as a decode from the start would.
 
         Two decodes that begin at different packets agree on a range only where nothing before it matters any more. The
@@ -96,13 +96,13 @@ class AudioFeed:
         if not self._decode_from(part.start - 2 * warm_up if twice else part.start - warm_up, part):
             return False
         if twice:
-            second = SoundPart(part.start, part.stop, np.empty_like(part.samples))
+            second = AudioRange(part.start, part.stop, np.empty_like(part.samples))
             if not self._decode_from(part.start - warm_up, second):
                 return False
             return part.samples.tobytes() == second.samples.tobytes()
         return True
 
-    def _decode_from(self, sample: int, part: SoundPart) -> bool:
+    def _decode_from(self, sample: int, part: AudioRange) -> bool:
         """Decodes a part from the packet on that holds `sample`; returns whether all went as the index says."""
         from av.error import FFmpegError
 
@@ -136,7 +136,7 @@ class AudioFeed:
             return False
         return part.filled == part.stop - part.start
 
-    def _decode_from_start(self, parts: list[SoundPart]) -> None:
+    def _decode_from_start(self, parts: list[AudioRange]) -> None:
         """Decodes from the first packet to the last that a part needs, with a fresh decoder.
 
         Raises:
@@ -159,7 +159,7 @@ class AudioFeed:
         if any(part.filled != part.stop - part.start for part in parts):
             raise IndexWrongError
 
-    def _place(self, frame: AudioFrame, parts: list[SoundPart]) -> None:
+    def _place(self, frame: AudioFrame, parts: list[AudioRange]) -> None:
         """Copies what parts want of a decoded frame.
 
         Raises:
