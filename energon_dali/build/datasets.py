@@ -14,9 +14,9 @@ from energon_dali.build.source import LeafSetting, named_at, open_leaf
 from energon_dali.cache import open_store
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.sources.measured_blend import BlendBy
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.metadataset.reference import LeafReference, ResolvedBlend

@@ -8,9 +8,9 @@ from typing import Any
 
 from energon_dali.build.options import LeafOptions, check_path
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.sources.blend_source import BlendSourceDataset
-from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
-from energon_dali.datasets.sources.epochized_blend import EpochizedBlendDataset
+from energon_dali.datasets.mixing.blend import BlendSourceDataset
+from energon_dali.datasets.mixing.concat import ConcatSourceDataset
+from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import ResolvedBlend
 from energon_dali.metadataset.tree import YAML_SUFFIXES, resolve

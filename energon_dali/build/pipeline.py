@@ -10,8 +10,8 @@ from energon_dali.datasets.batch_count import BatchCountDataset
 from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
+from energon_dali.datasets.mixing.measured_blend import BlendBy, MeasuredBlendDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
-from energon_dali.datasets.sources.measured_blend import BlendBy, MeasuredBlendDataset
 from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset

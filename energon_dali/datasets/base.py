@@ -211,7 +211,7 @@ class WrapperDataset(SavableDataset[T]):
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
         if not isinstance(dataset, SavableDataset):
             raise ConfigError(
-                f"{type(self).__name__} was given {dataset!r}, which is no dataset of energon_dali. Give what "
+                f"{type(self).__name__} was given {dataset!r}, which is not a dataset of energon_dali. Give what "
                 "get_train_dataset or get_val_dataset returns, or another dataset of this package around it."
             )
         super().__init__(worker_config=worker_config or dataset.worker_config)

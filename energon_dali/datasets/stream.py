@@ -14,7 +14,7 @@ from energon_dali.errors import StateError
 from energon_dali.shards.documents.state_entries import DAMAGED
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.sources.share_feedback import ShareFeedback
+    from energon_dali.datasets.mixing.share_feedback import ShareFeedback
 
 T = TypeVar("T")
 State = dict[str, Any]

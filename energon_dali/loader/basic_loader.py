@@ -89,7 +89,7 @@ class BasicDataLoader(Generic[T]):
     ) -> None:
         if not isinstance(dataset, SavableDataset):
             raise ConfigError(
-                f"A loader was given a {type(dataset).__name__}, which is no dataset of energon_dali. Give what "
+                f"A loader was given a {type(dataset).__name__}, which is not a dataset of energon_dali. Give what "
                 "get_train_dataset or get_val_dataset returns."
             )
         if worker_config is not None:

@@ -14,14 +14,14 @@ from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.mixing.blend import BlendSourceDataset
+from energon_dali.datasets.mixing.concat import ConcatSourceDataset
+from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
+from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset, count_tokens
+from energon_dali.datasets.mixing.source_mixture import short_names
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import key_from_json
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.datasets.sources.blend_source import BlendSourceDataset
-from energon_dali.datasets.sources.concat_source import ConcatSourceDataset
-from energon_dali.datasets.sources.epochized_blend import EpochizedBlendDataset
-from energon_dali.datasets.sources.leaves import short_names
-from energon_dali.datasets.sources.measured_blend import MeasuredBlendDataset, count_tokens
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import ConfigError, DatasetError, SkipSample, StateError
@@ -174,7 +174,7 @@ def test_a_restore_key_makes_the_sample_anew(name: str) -> None:
 
 
 def test_a_key_of_a_dataset_that_is_not_there() -> None:
-    with pytest.raises(StateError, match="there are 4 here"):
+    with pytest.raises(StateError, match="names member 9, and this BlendDataset has 4"):
         COMPOSITIONS["blend"](1).restore_sample(("BlendDataset", 9, "Webdataset", 0, 0))
 
 
@@ -229,7 +229,7 @@ def test_epochs_hold_what_was_asked_over_all_streams(repeat: bool) -> None:
                 count -= sum(
                     index % 7 == 3
                     for number in (1,)
-                    for part in [dataset.leaves[number]]
+                    for part in [dataset.datasets[number]]
                     for index in _indices(part, stream, epoch)
                 )
             taken = list(itertools.islice(iterator, count)) if repeat else list(iterator)
@@ -303,11 +303,11 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
         (lambda: EpochizedBlendDataset(leaves([3], 1), ["1"], repeat=True), ConfigError, "is not a n"),  # type: ignore[list-item]
         (lambda: BlendSourceDataset(leaves([3], 1, repeat=False), [1]), ConfigError, "ends after one epoch"),
         (lambda: BlendSourceDataset(leaves([3, 0], 1), [1, 1]), DatasetError, r"part1 \(/data/part1\) has a weight"),
-        (lambda: BlendSourceDataset([*leaves([3], 1), *leaves([3], 2)], [1, 1]), ConfigError, "different worker"),
+        (lambda: BlendSourceDataset([*leaves([3], 1), *leaves([3], 2)], [1, 1]), ConfigError, "share one WorkerConfig"),
         (lambda: EpochizedBlendDataset(leaves([3], 1), [1, 2], repeat=True), ConfigError, "one for each"),
         (lambda: EpochizedBlendDataset(leaves([3], 1), [-1], repeat=True), ConfigError, "from 0 to"),
         (lambda: EpochizedBlendDataset(leaves([0, 3], 1), [1, 0], repeat=True), DatasetError, "part0, part1"),
-        (lambda: ConcatSourceDataset(leaves([3], 1)), ConfigError, "repeats for ever"),
+        (lambda: ConcatSourceDataset(leaves([3], 1)), ConfigError, "repeats indefinitely"),
         (lambda: MeasuredBlendDataset(leaves([3], 1)[0], "tokens"), ConfigError, "blended by weight"),
         (lambda: MeasuredBlendDataset(COMPOSITIONS["blend"](1), "words"), ConfigError, "'words' is not known"),
     ],

@@ -190,7 +190,7 @@ def test_a_state_of_a_large_blend_is_small_and_asks_only_who_moved() -> None:
         next(live)
     state = live.state_dict()
     assert len(json.dumps(state)) < 8 * 1024
-    with pytest.raises(StateError, match="100 members of a BlendDataset, and this one has 2"):
+    with pytest.raises(StateError, match="The state is of 100 datasets, and 2 are mixed here"):
         RankIterator(BlendDataset((a(4), 1), (b(4), 1))).load_state_dict(state)
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_blended_is_refused_in_words() -> None:
         (((a(1), True),), "weight True"),
         (((a(1), float("nan")),), "finite"),
         (((a(1), 0), (b(1), 0)), "at least one must be positive"),
-        ((("a path", 1),), "'a path', which is no dataset"),
+        ((("a path", 1),), "'a path', which is not a dataset"),
         (((a(1), 1), (b(2), 1)), "share one WorkerConfig"),
     ):
         with pytest.raises(ConfigError, match=words):

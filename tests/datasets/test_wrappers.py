@@ -292,7 +292,7 @@ def test_the_log_names_the_mode_and_asks_for_the_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [5, [1, 2], range(3), None])
 def test_a_wrapper_stands_around_a_dataset(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"MapDataset was given .*, which is no dataset of energon_dali"):
+    with pytest.raises(ConfigError, match=r"MapDataset was given .*, which is not a dataset of energon_dali"):
         MapDataset(given, str)
 
 

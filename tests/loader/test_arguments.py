@@ -197,7 +197,7 @@ def test_numbers_of_numpy_are_the_same_numbers(folder: Path) -> None:
 def test_a_loader_wants_a_dataset(folder: Path) -> None:
     loader = get_savable_loader(train(folder))
     for wrong in ([1, 2], loader):
-        with pytest.raises(ConfigError, match="is no dataset of energon_dali"):
+        with pytest.raises(ConfigError, match="is not a dataset of energon_dali"):
             get_savable_loader(wrong)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,10 @@
-"""Gives the elements of several datasets in random turns, by weight."""
+"""Draws elements from several datasets in proportion to their weights: finished datasets, or sources."""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import Self
@@ -10,18 +12,18 @@ from typing_extensions import Self
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.mixing.combined import CombinedDataset, CombinedIterator
+from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
+from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS
+from energon_dali.datasets.mixing.source_mixture import READ_AHEAD, SourceMixture, SourceMixtureIterator, source_of
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
-from energon_dali.errors import ConfigError
-from energon_dali.plan import blend_draws
+from energon_dali.errors import ConfigError, DatasetError
+from energon_dali.plan import blend_draws, mix
+from energon_dali.plan.blend import GROUP_DRAWS
 from energon_dali.shards.documents.state_entries import count_of, damaged, indices_of, list_of
 from energon_dali.worker_config import WorkerConfig
 
-_DRAWS_AT_ONCE = 1024
-"""The planner's block: draws come at no cost up to the end of one."""
 
-
-class BlendDataset(CombinedDataset):
+class BlendDataset(MixtureDataset):
     """Gives the next element of a dataset that is drawn by weight, anew for each element.
 
     A draw depends on the weights, the seed of the job, the stream, its number and the place of this blend in the tree
@@ -45,6 +47,7 @@ class BlendDataset(CombinedDataset):
     ) -> None:
         pairs = [_checked_pair(type(self).__name__, pair) for pair in dataset_weights]
         super().__init__([dataset for dataset, _ in pairs], worker_config=worker_config)
+        self.datasets = numbered(self.datasets)
         self.weights = tuple(weight for _, weight in pairs)
         if not any(self.weights):
             raise ConfigError(
@@ -56,6 +59,10 @@ class BlendDataset(CombinedDataset):
         twin = super().placed(number)
         twin.path = f"{number - 1}/{self.path}"
         return twin
+
+    @property
+    def counters(self) -> list[str]:
+        return [f"blend.samples.{self.path}{number}" for number in range(len(self.datasets))]
 
     def describe(self) -> str:
         weights = ", ".join(f"{weight:g}" for weight in self.weights)
@@ -80,14 +87,11 @@ def _checked_pair(name: str, pair: Any) -> tuple[SavableDataset[Any], float]:
     return dataset, number
 
 
-class _BlendIterator(CombinedIterator):
+class _BlendIterator(MixtureIterator):
     def __init__(self, dataset: BlendDataset, context: StreamContext) -> None:
         super().__init__(dataset, context)
         self._weights = dataset.weights
         self._seed = dataset.place_seed
-        self._stream = context.stream
-        self._metrics = context.metrics
-        self._counters = [f"blend.samples.{dataset.path}{number}" for number in range(len(dataset.datasets))]
         self._draws = 0
         self._running = [weight > 0 for weight in self._weights]
         self._drawn: list[int] = []
@@ -100,20 +104,17 @@ class _BlendIterator(CombinedIterator):
             number = self._drawn.pop()
             self._draws += 1
             try:
-                element = self._take(number)
+                return self._take(number)
             except StopIteration:
                 self._running[number] = False
                 self._drawn.clear()
                 if not any(self._running):
                     self._running = [weight > 0 for weight in self._weights]
                     raise
-                continue
-            self._metrics.count(self._counters[number])
-            return element
 
     def _draw(self) -> None:
         weights = [weight if running else 0.0 for weight, running in zip(self._weights, self._running, strict=True)]
-        count = _DRAWS_AT_ONCE - self._draws % _DRAWS_AT_ONCE
+        count = GROUP_DRAWS - self._draws % GROUP_DRAWS
         draws = blend_draws(weights, self._seed, self._stream, self._draws, count)
         self._drawn = draws[::-1].tolist()
 
@@ -123,13 +124,132 @@ class _BlendIterator(CombinedIterator):
             for number, (weight, running) in enumerate(zip(self._weights, self._running, strict=True))
             if weight > 0 and not running
         ]
-        return {"draws": self._draws, "ended": ended, "members": self._member_states()}
+        return {"draws": self._draws, "ended": ended, "members": self._state_list()}
 
     def load_state_dict(self, state: State) -> None:
         draws, ended = count_of(state, "draws"), indices_of(state, "ended", len(self._weights))
         if not any(weight > 0 and number not in ended for number, weight in enumerate(self._weights)):
             raise damaged("ended", ended, "without one dataset that has a weight: where all have ended, none is named")
-        self._load_member_states(list_of(state, "members"))
+        self._load_state_list(list_of(state, "members"), "members")
         self._draws = draws
         for number in ended:
             self._running[number] = False
+
+
+class BlendSourceDataset(SourceMixture):
+    """Yields samples from several endless sources in proportion to their weights.
+
+    Which source the k-th sample of a stream comes from is planned (`plan.blend_draws`). The source yields its next
+    sample that can be read, is cooked and is not skipped. The weights hold in every stream: a stream whose part of a
+    small source is empty in one epoch goes on to the next epoch of the source, in which its part is another, so that
+    all streams see all samples of the source in turn.
+
+    Args:
+        datasets: Endless: sources with repeat=True, or a cook stage around one.
+        weights: One per dataset, finite and at least 0. A dataset of weight 0 is never drawn.
+        seed: Of the draws; None is that of the job.
+        names: For statistics and messages; None are the paths of the sources.
+        worker_config: Default: that of the datasets.
+
+    Raises:
+        ConfigError: The lists differ in length, no weight is positive, or a dataset ends.
+        DatasetError: A dataset with a weight has no sample.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[SavableDataset[Any]],
+        weights: Sequence[float],
+        *,
+        seed: int | None = None,
+        names: Sequence[str] | None = None,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        super().__init__(datasets, names=names, worker_config=worker_config)
+        if len(weights) != len(self.datasets):
+            raise ConfigError(
+                f"{len(weights)} weights were given for {len(self.datasets)} datasets: give one for each."
+            )
+        self.weights = tuple(check_number("the weight", weight) for weight in weights)
+        self.seed = self.worker_config.seed_offset if seed is None else seed
+        blend_draws(self.weights, 0, 0, 0, 0)  # refuses weights that cannot work
+        for dataset, weight, name in zip(self.datasets, self.weights, self.names, strict=True):
+            source = source_of(dataset)
+            if weight and source is not None:
+                _check_endless(source.repeat, source.order.base.num_samples, source.name, name)
+
+    def placed(self, number: int) -> BlendSourceDataset:
+        twin = copy.copy(super().placed(number))
+        twin.seed = mix(self.seed, number)
+        return twin
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "weights": list(self.weights), "seed": self.seed}
+
+    def open(self, context: StreamContext) -> StreamIterator[Any]:
+        return _BlendSourceIterator(self, context)
+
+
+def _check_endless(repeat: bool, num_samples: int, path: str, name: str) -> None:
+    if not repeat:
+        raise ConfigError(
+            f"{path} ends after one epoch (repeat=False), and a blend by weight repeats its datasets indefinitely. "
+            "Leave repeat=False out, or use blend_epochized in the metadataset."
+        )
+    if not num_samples:
+        raise DatasetError(
+            f"{name} ({path}) has a weight in the blend and no sample: its split part, or its subset, is empty. Give "
+            "it the weight 0, leave it out, or choose another split part."
+        )
+
+
+class _BlendSourceIterator(SourceMixtureIterator):
+    def __init__(self, dataset: BlendSourceDataset, context: StreamContext) -> None:
+        super().__init__(dataset, context)
+        self._weights = dataset.weights
+        self._seed = dataset.seed
+        self._feedback = context.feedback
+        self._size = GROUP_DRAWS if context.feedback is None else FEEDBACK_DRAWS
+        self._draw = 0
+        self._window = -1
+        self._draws: list[int] = []
+        self._read_until = 0
+        self._patience = dataset.worker_config.layout.num_streams + 1
+
+    def __next__(self) -> Any:
+        window, index = divmod(self._draw, self._size)
+        if window != self._window:
+            self._draws, self._window = self._plan(window), window
+            self._read_until = index
+        if index >= self._read_until:
+            self._read_until = min(index + READ_AHEAD, self._size)
+            self._read_ahead(self._draws[index : self._read_until])
+        number = self._draws[index]
+        self._draw += 1
+        if self._feedback is not None:
+            self._feedback.drew(number)
+        for _ in range(self._patience):
+            try:
+                return self._take(number)
+            except StopIteration:  # this stream's part of the epoch was empty, or is over
+                continue
+        raise DatasetError(
+            f"{self._names[number]} yielded no sample in {self._patience} epochs, and a blend needs one. Give it the "
+            "weight 0, or find out why it is empty."
+        )
+
+    def _plan(self, window: int) -> list[int]:
+        """Returns which dataset each draw of a window takes."""
+        weights = self._weights if self._feedback is None else self._feedback.weights(window)
+        return blend_draws(weights, self._seed, self._stream, window * self._size, self._size).tolist()  # type: ignore[no-any-return]
+
+    def state_dict(self) -> State:
+        state = {"draw": self._draw, "leaves": self._state_rows()}
+        return state if self._feedback is None else {**state, "drawn": self._feedback.drawn()}
+
+    def load_state_dict(self, state: State) -> None:
+        draw = count_of(state, "draw")
+        self._load_states(list_of(state, "leaves"), "leaves")
+        self._draw = draw
+        if self._feedback is not None:
+            self._feedback.load_drawn(state.get("drawn"))

@@ -9,9 +9,9 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
+from energon_dali.datasets.mixing.blend import BlendSourceDataset
+from energon_dali.datasets.mixing.share_feedback import ShareFeedback
 from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.sources.blend_source import BlendSourceDataset
-from energon_dali.datasets.sources.share_feedback import ShareFeedback
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.state_entries import state_of

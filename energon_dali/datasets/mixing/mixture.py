@@ -1,0 +1,256 @@
+"""What all datasets over several others have in common: members, restore keys, and states."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import Self
+
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, restore_stream
+from energon_dali.errors import ConfigError, StateError
+from energon_dali.shards.documents.state_entries import count_of, damaged, list_of
+from energon_dali.worker_config import WorkerConfig
+
+_ROW = 16
+_SOURCE_STATE = {"epoch", "position"}
+"""Entries of the state of a source."""
+
+
+class MixtureDataset(SavableDataset[Any]):
+    """A dataset over several others. The restore keys of its elements begin with the number of the member.
+
+    Args:
+        datasets: The members, at least one.
+        worker_config: Default: that of the members, which must be the same for all.
+
+    Raises:
+        ConfigError: There is no member, one is not a dataset, or their worker configurations differ.
+    """
+
+    key_name: str | None = None
+    """Name in restore keys; None is the name of the class."""
+
+    def __init__(self, datasets: Sequence[SavableDataset[Any]], *, worker_config: WorkerConfig | None = None) -> None:
+        name = type(self).__name__
+        if not datasets:
+            raise ConfigError(f"{name} was given no dataset: give at least one.")
+        for dataset in datasets:
+            if not isinstance(dataset, SavableDataset):
+                raise ConfigError(
+                    f"{name} was given {dataset!r}, which is not a dataset of energon_dali. Give what "
+                    "get_train_dataset or get_val_dataset returns, or another dataset of this package around it."
+                )
+        config = worker_config or datasets[0].worker_config
+        other = next((dataset for dataset in datasets if dataset.worker_config != config), None)
+        if other is not None:
+            raise ConfigError(
+                f"{name} was given datasets for {config} and for {other.worker_config}. All datasets of a tree share "
+                "one WorkerConfig: build each of them with the same."
+            )
+        super().__init__(worker_config=config)
+        self.datasets: tuple[SavableDataset[Any], ...] = tuple(datasets)
+
+    @property
+    def children(self) -> tuple[SavableDataset[Any], ...]:
+        return self.datasets
+
+    def with_children(self, *children: SavableDataset[Any]) -> Self:
+        twin = copy.copy(self)
+        twin.datasets = children
+        return twin
+
+    @property
+    def counters(self) -> list[str]:
+        """Names of the counters of the members' elements in the statistics; empty where they are not counted."""
+        return []
+
+    def config(self) -> dict[str, Any]:
+        # A list also for a single member: the type of the entry must not depend on how many there are.
+        return {**super().config(), "inner": [member.inner_config() for member in self.datasets]}
+
+    def len_stream(self, stream: int) -> int:
+        """Returns the number of elements of all members together, in one pass over each."""
+        return sum(member.len_stream(stream) for member in self.datasets)
+
+    def restore_sample(self, restore_key: Key) -> Any:
+        """Returns the element of a key (name, number of the member, *inner key), made again.
+
+        Raises:
+            StateError: The key is not of this dataset.
+        """
+        member = self.datasets[self._member_of(restore_key)]
+        restore_key = key_from_json(restore_key)
+        return set_restore_key(member.restore_sample(restore_key[2:]), restore_key)
+
+    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
+        members = [self._member_of(key) for key in keys]
+        made: list[Any] = [None] * len(keys)
+        for member in dict.fromkeys(members):
+            indices = [index for index, number in enumerate(members) if number == member]
+            elements = self.datasets[member].restore_samples([keys[index][2:] for index in indices])
+            for index, element in zip(indices, elements, strict=True):
+                made[index] = set_restore_key(element, keys[index])
+        return made
+
+    def _member_of(self, key: Key) -> int:
+        """Returns the number of the member that made an element."""
+        name = self.key_name or type(self).__name__
+        number: int = expect_name(key, name)[1]
+        if not 0 <= number < len(self.datasets):
+            raise StateError(
+                f"The restore key {key!r} names member {number}, and this {name} has {len(self.datasets)}. Build it as "
+                "it was built when the key was made."
+            )
+        return number
+
+
+def numbered(datasets: Sequence[SavableDataset[Any]]) -> tuple[SavableDataset[Any], ...]:
+    """Returns copies of datasets that know their number in a mixture: two with the same data have different orders."""
+    return tuple(dataset.placed(number) for number, dataset in enumerate(datasets, start=1))
+
+
+class MixtureIterator(StreamIterator[Any]):
+    """The iterators of the members in one stream. A member is opened when its first element or its state is wanted.
+
+    Args:
+        dataset: The members.
+        context: The stream.
+    """
+
+    def __init__(self, dataset: MixtureDataset, context: StreamContext) -> None:
+        self._datasets = dataset.datasets
+        self._key_name = dataset.key_name or type(dataset).__name__
+        self._counters = dataset.counters
+        self._context = replace(context, feedback=None)
+        self._metrics = context.metrics
+        self._stream = context.stream
+        self._iterators: dict[int, StreamIterator[Any]] = {}
+        self._states = StateTable(len(dataset.datasets))
+        self._moved: set[int] = set()
+        """Members that moved after their state in the table was taken."""
+        self._key: Key = ()
+
+    def _iterator(self, number: int) -> StreamIterator[Any]:
+        iterator = self._iterators.get(number)
+        if iterator is None:
+            iterator = self._iterators[number] = self._datasets[number].open(self._context)
+            state = self._states[number]
+            if state is not None:
+                restore_stream(iterator, state, self._stream)
+        return iterator
+
+    def _take(self, number: int) -> Any:
+        """Returns the next element of a member; raises StopIteration where its epoch ends."""
+        iterator = self._iterators.get(number) or self._iterator(number)
+        self._moved.add(number)
+        element = next(iterator)
+        self._key = (self._key_name, number, *iterator.last_key(element))
+        if self._counters:
+            self._metrics.count(self._counters[number])
+        return set_restore_key(element, self._key)
+
+    def last_key(self, element: Any) -> Key:
+        return self._key
+
+    def _state_rows(self) -> list[list[State | None]]:
+        """Returns the states of the members in rows of 16; None for one that is at its beginning. It never changes."""
+        for number in self._moved:
+            self._states[number] = self._iterators[number].state_dict()
+        self._moved.clear()
+        return self._states.rows
+
+    def _state_list(self) -> list[State | None]:
+        """Returns the states of the members, also of those that are at their beginning."""
+        for number in range(len(self._datasets)):
+            if self._states[number] is None and number not in self._moved:
+                self._states[number] = self._iterator(number).state_dict()
+        return [state for row in self._state_rows() for state in row]
+
+    def _load_states(self, rows: Any, name: str) -> None:
+        """Continues the members at their states.
+
+        Args:
+            rows: In rows of 16, as they were saved.
+            name: Of the entry of the state, for messages.
+
+        Raises:
+            StateError: They are not states of these members.
+        """
+        self._states.load(rows, name)
+        self._moved.clear()
+        for number in range(len(self._datasets)):
+            state = self._states[number]
+            if state is None:
+                continue
+            if number in self._iterators:
+                restore_stream(self._iterators[number], state, self._stream)
+            elif state.keys() == _SOURCE_STATE:  # checked without opening: a blend of hundreds is restored at once
+                for entry in _SOURCE_STATE:
+                    count_of(state, entry)
+            else:
+                self._iterator(number)
+
+    def _load_state_list(self, states: list[Any], name: str) -> None:
+        """Continues the members at their states, which were saved as one list."""
+        self._load_states([states[start : start + _ROW] for start in range(0, len(states), _ROW)], name)
+
+    def close(self) -> None:
+        for iterator in self._iterators.values():
+            iterator.close()
+        self._iterators.clear()
+
+
+class StateTable:
+    """A table of states, in rows of which those that did not change are shared between snapshots.
+
+    A block that crosses processes carries the state after each of its samples, and a blend of 200 datasets changes one
+    of them per sample. Shared rows are pickled once per block.
+
+    Args:
+        count: Number of states.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.rows: list[list[State | None]] = [
+            [None] * min(_ROW, count - start) for start in range(0, count, _ROW)
+        ]  # [ceil(n / 16)][16]
+        """The states; None for one that is at its beginning. A change makes a new list of the rows."""
+
+    def __getitem__(self, number: int) -> State | None:
+        return self.rows[number // _ROW][number % _ROW]
+
+    def __setitem__(self, number: int, state: State) -> None:
+        rows, index = self.rows.copy(), number // _ROW
+        row = rows[index] = rows[index].copy()
+        row[number % _ROW] = state
+        self.rows = rows
+
+    def load(self, saved: Any, name: str) -> None:
+        """Takes the rows of a snapshot.
+
+        Args:
+            saved: What `rows` was.
+            name: Of the entry of the state that holds them, for messages.
+
+        Raises:
+            StateError: It holds another number of states, or something else.
+        """
+        rows = [list_of({name: row}, name) for row in saved]
+        number = sum(map(len, rows))
+        if number != self._count:
+            raise StateError(
+                f"The state is of {number} datasets, and {self._count} are mixed here. Give the same datasets in the "
+                "same order as when it was saved; to change a mixture, start a new job from the model's checkpoint."
+            )
+        if list(map(len, rows)) != list(map(len, self.rows)):
+            raise damaged(name, rows, f"rows of {_ROW} states")
+        for state in (state for row in rows for state in row):
+            if state is not None and not isinstance(state, dict):
+                raise damaged(name, state, "a list of states")
+        self.rows = rows
