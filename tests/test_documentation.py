@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)\s+# (.+)$", re.MULTILINE)
+PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?|[\w-]+(?:/[\w-]+)*\.py)`")
+FOLDERS = (ROOT, ROOT / "energon_dali", ROOT / "energon_dali" / "decode" / "formats")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,png,webp", "caption": "txt"}')
 
@@ -79,6 +81,27 @@ def test_blocks_run_and_print_what_they_say(page: Path, request: pytest.FixtureR
 def test_links_lead_to_files(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "gpu-notes.md", "../CONTRIBUTING.md"])
+def test_paths_of_the_code_exist(name: str) -> None:
+    named = PATH.findall((ROOT / "docs" / name).read_text())
+    assert [path for path in named if not any((folder / path).exists() for folder in FOLDERS)] == []
+
+
+@pytest.mark.parametrize("picture", ["rooms", "hooks"])
+def test_pictures_are_up_to_date(picture: str) -> None:
+    """`python tools/rooms.py` and `python tools/hooks.py` draw them again."""
+    script = f"import sys; sys.path.insert(0, 'tools'); import {picture}; print({picture}.draw(), end='')"
+    drawn = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert drawn == (ROOT / "docs" / "images" / f"{picture}.svg").read_text()
+
+
+def test_the_picture_of_the_hooks_has_every_hook() -> None:
+    from energon_dali.task_encoder.encoder import HOOKS
+
+    picture = (ROOT / "docs" / "images" / "hooks.svg").read_text()
+    assert [hook for hook in HOOKS if f">{hook}<" not in picture] == []
 
 
 def test_the_command_of_the_readme_is_accepted(folder: Path, tmp_path: Path) -> None:
