@@ -96,7 +96,7 @@ def primary_store(source: SavableDataset[Any]) -> FileStore[Any] | None:
     if isinstance(reader, ShardReader):
         return WebdatasetFileStore(reader.folder.root)
     if isinstance(reader, JsonlReader):
-        return JsonlFileStore(reader.file.place)
+        return JsonlFileStore(reader.file.storage_path)
     return None
 
 

@@ -15,7 +15,7 @@ from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile, io_error
 from energon_dali.shards.index.extents import MAX_SHARD_BYTES
-from energon_dali.shards.index.tar_scan import BLOCK
+from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.storage.retry import with_retries
 
 INDEX = ".nv-meta/index.sqlite"
@@ -59,7 +59,7 @@ class StoreIndex:
         number, offset, size = row
         if (
             not (isinstance(number, int) and isinstance(offset, int) and isinstance(size, int))
-            or not BLOCK <= offset <= MAX_SHARD_BYTES
+            or not TAR_BLOCK_BYTES <= offset <= MAX_SHARD_BYTES
             or not 0 <= size <= MAX_SHARD_BYTES
         ):
             raise self._garbled(f"is damaged at {excerpt(sample_key)}")

@@ -22,7 +22,7 @@ from energon_dali.samples import SourceInfo
 from energon_dali.samples.media_metadata import MediaMetadata
 from energon_dali.shards import StoragePath
 from energon_dali.shards.index.extents import changed_shard, check_member
-from energon_dali.shards.index.tar_scan import BLOCK
+from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 from energon_dali.shards.meta.info import read_shard_counts
 from energon_dali.shards.storage.path import RangeReader
 
@@ -79,14 +79,16 @@ class WebdatasetFileStore(FileStore[bytes]):
                 f"{number}. Run `energon-dali prepare {shlex.quote(str(self.root))}`."
             )
         shard = self._shards[number]
-        data = self._read(number, offset - BLOCK, size + BLOCK)
+        data = self._read(number, offset - TAR_BLOCK_BYTES, size + TAR_BLOCK_BYTES)
         member = key.encode("utf-8", "surrogateescape")
         common = len(member) < 100 and data.startswith(member + b"\0") and data[124:135] == b"%011o" % size
         if not common:
-            check_member(shard, data[:BLOCK], member, size, offset)
-        if len(data) < size + BLOCK:
+            check_member(shard, data[:TAR_BLOCK_BYTES], member, size, offset)
+        if len(data) < size + TAR_BLOCK_BYTES:
             raise changed_shard(shard, f"it ends before byte {offset + size}")
-        return data[BLOCK:], SourceInfo(dataset_path=self.root.url, index=key, shard_name=shard, file_names=(key,))
+        return data[TAR_BLOCK_BYTES:], SourceInfo(
+            dataset_path=self.root.url, index=key, shard_name=shard, file_names=(key,)
+        )
 
     def get_path(self) -> str:
         return self.root.url

@@ -8,7 +8,7 @@ import click
 from tqdm import tqdm
 
 from energon_dali.shards import JsonlFile, StoragePath, prepare_jsonl
-from energon_dali.shards.index.jsonl_index import index_place
+from energon_dali.shards.index.jsonl_index import index_path
 
 SUFFIX = ".jsonl"
 
@@ -32,7 +32,7 @@ def index_jsonl(path: str, *, progress: bool, overwrite: bool, non_interactive: 
         DatasetFormatError: There is no such file, or no line in it.
         StorageError: It cannot be read, or the index not written.
     """
-    if index_place(StoragePath.of(path)).is_file() and not overwrite:
+    if index_path(StoragePath.of(path)).is_file() and not overwrite:
         if non_interactive:
             raise click.ClickException("The file has already been prepared. Use --force-overwrite to do it again.")
         if not click.confirm("It seems the file had already been prepared. Do you want to continue?"):
@@ -66,7 +66,7 @@ def describe_jsonl(file: JsonlFile) -> Iterator[str]:
     yield f"Dataset {file.name}"
     yield f"  Path:        {file.path}"
     yield f"  Samples:     {file.num_samples:,}"
-    yield f"  Size:        {format_size(file.place.size())} in 1 file"
+    yield f"  Size:        {format_size(file.storage_path.size())} in 1 file"
     yield "  Sample type: CrudeSample, with the part json"
     yield f"  Index:       {file.name}.idx, {file.uuid}"
     yield "  Splits:      none: every part is the whole file"

@@ -180,7 +180,7 @@ class WebdatasetFolder:
 
     def _ranges_of_shard(self, number: int, excluded: set[str] | None) -> list[tuple[int, int, int]]:
         count = self._shard_counts[self._shard_names[number]]
-        holes = sorted(self._index.shard(number).places_of_keys(excluded).values()) if excluded else []
+        holes = sorted(self._index.shard(number).indices_of_keys(excluded).values()) if excluded else []
         rows = []
         first = 0
         for hole in (*holes, count):

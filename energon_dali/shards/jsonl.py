@@ -1,4 +1,4 @@
-"""JSONL files as datasets: one JSON value per line, found by the offsets in the `.jsonl.idx` beside the file."""
+"""JSONL files as datasets: one JSON value per line, located by the `.jsonl.idx` next to the file."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from energon_dali.shards.storage.path import RangeReader
 PART = "json"
 
 RUN_BYTES = 1 << 20
-"""Neighbouring lines are read in one request up to this size, on a local disk."""
+"""On a local disk, neighbouring lines are read in one request of up to this size."""
 
 
 class JsonlFile:
     """A prepared JSONL file: every line that is not blank is a crude sample with the part `json`.
 
-    The key of a sample is the number of its line, blank ones not counted. There are no splits: every part of a split
+    The key of a sample is the number of its line, without counting blank lines. There are no splits: every split part
     is the whole file. Picklable.
 
     Args:
-        path: Local path or URL of the `.jsonl` file, with its `.jsonl.idx` beside it.
+        path: Local path or URL of the `.jsonl` file, with its `.jsonl.idx` next to it.
 
     Raises:
-        DatasetFormatError: There is no index, or it is not of this file as it is now.
+        DatasetFormatError: There is no index, or the file changed since it was indexed.
         StorageError: It cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str] | StoragePath) -> None:
-        self.place = StoragePath.of(path)
+        self.storage_path = StoragePath.of(path)
         self._offsets: npt.NDArray[np.uint64] | None = None
         self._check()
 
     @property
     def path(self) -> str:
         """Local path or URL of the file."""
-        return self.place.url
+        return self.storage_path.url
 
     @property
     def name(self) -> str:
-        """Name of the file, which stands where tar shards have theirs."""
-        return self.place.name
+        """Name of the file, used as the name of its only shard."""
+        return self.storage_path.name
 
     @property
     def num_samples(self) -> int:
@@ -61,28 +61,28 @@ class JsonlFile:
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
-        """uint64[num_samples + 1]: where each sample begins, and the size of the file; mapped from a local disk.
+        """uint64[num_samples + 1]: where each sample begins, and the size of the file; mapped if it is local.
 
         Raises:
             DatasetFormatError: There is no index.
             StorageError: It cannot be read.
         """
         if self._offsets is None:
-            self._offsets = read_jsonl_offsets(self.place)
+            self._offsets = read_jsonl_offsets(self.storage_path)
         return self._offsets
 
     @property
     def uuid(self) -> str:
-        """Identity of the index: its length and a digest of its ends."""
+        """Identity of the index: its length, and a digest of its first and last offsets."""
         offsets = self.offsets
         ends = offsets[:4096].tobytes() + offsets[-4096:].tobytes()
         return f"{len(offsets) - 1}-{hashlib.blake2b(ends, digest_size=16).hexdigest()}"
 
     def split_ranges(self, split_part: str) -> Slices:
-        """Returns the range of all samples, whatever the part of the split.
+        """Returns the range of all samples, whatever the split part.
 
         Args:
-            split_part: Such as "train"; not looked at.
+            split_part: Ignored.
         """
         return Slices.whole_shards([self.num_samples])
 
@@ -91,27 +91,27 @@ class JsonlFile:
         offsets = self.offsets
         if int(offsets[-1]) != size or (len(offsets) > 1 and int(offsets[0]) != 0):
             raise DatasetFormatError(
-                f"{self.place} has {size:,} bytes, and {self.place.name}{INDEX_SUFFIX} was made of {int(offsets[-1]):,}"
-                f". Run `energon-dali prepare {shlex.quote(str(self.place))}`."
+                f"{self.storage_path} has {size:,} bytes, and {self.name}{INDEX_SUFFIX} was made of "
+                f"{int(offsets[-1]):,}. Run `energon-dali prepare {shlex.quote(str(self.storage_path))}`."
             )
 
     def _size(self) -> int:
         try:
-            return self.place.size()
+            return self.storage_path.size()
         except FileNotFoundError as error:
-            raise DatasetFormatError(f"{self.place} is missing. Give the path of a .jsonl file.") from error
+            raise DatasetFormatError(f"{self.storage_path} is missing. Give the path of a .jsonl file.") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "_offsets": None}
+        return {"storage_path": self.storage_path, "_offsets": None}
 
     def __repr__(self) -> str:
         return f"JsonlFile({self.path}, {self.num_samples} samples)"
 
 
 class JsonlReader:
-    """Reads samples of a JSONL file by number; what `SourceDataset` asks of a reader.
+    """Reads samples of a JSONL file by index, with the interface of `ShardReader`.
 
-    Picklable; the file is opened when first needed, in each process anew.
+    Picklable; each process opens the file on first use.
 
     Args:
         file: The file.
@@ -124,22 +124,22 @@ class JsonlReader:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._reader: RangeReader | None = None
-        self._remote = None if self.file.place.is_local else RangedReads()
+        self._remote = None if self.file.storage_path.is_local else RangedReads()
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
-        """Returns one entry per asked sample, in order: the sample, or the error that stood in its way.
+        """Returns one entry per requested sample, in order: the sample, or the error that prevented reading it.
 
         Args:
             shard_indices: All 0: the file counts as one shard.
-            sample_indices: Numbers of the samples.
+            sample_indices: Indices of the samples.
 
         Raises:
-            StoreUnavailableError: The store gave nothing but errors for too long.
+            StoreUnavailableError: The store returned only errors for too long.
         """
         if self._pid != os.getpid():
             self._forget()
         try:
-            reader = self._reader = self._reader or self.file.place.open()
+            reader = self._reader = self._reader or self.file.storage_path.open()
         except StoreUnavailableError:
             raise
         except (EnergonDaliError, OSError) as error:
@@ -151,19 +151,19 @@ class JsonlReader:
         ]
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
-        """Returns the number of a sample in the file."""
+        """Returns the index of a sample in the file."""
         return sample_index
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns (0, number of the sample).
+        """Returns (0, index of the sample).
 
         Raises:
             DatasetError: There is no such sample.
         """
         if not 0 <= index < self.file.num_samples:
             raise DatasetError(
-                f"{self.file.path} has {self.file.num_samples} samples, and sample {index} was asked for. The key is "
-                "of other data."
+                f"{self.file.path} has {self.file.num_samples} samples, and sample {index} was requested. The key "
+                "belongs to other data."
             )
         return 0, index
 
@@ -172,7 +172,7 @@ class JsonlReader:
         return self.file.name, str(sample_index)
 
     def close(self) -> None:
-        """Lets go of the file; it is opened anew when needed."""
+        """Closes the file; it is opened again when needed."""
         if self._pid == os.getpid():
             if self._reader is not None:
                 self._reader.close()
@@ -185,70 +185,71 @@ class JsonlReader:
         offsets = self.file.offsets
         if not 0 <= index < len(offsets) - 1:
             return ShardError(
-                f"{self.file.path} has {len(offsets) - 1} samples, and sample {index} was asked for. The key is of "
-                "other data.",
+                f"{self.file.path} has {len(offsets) - 1} samples, and sample {index} was requested. The key "
+                "belongs to other data.",
                 self.file.name,
             )
         first, end = int(offsets[index]), int(offsets[index + 1])
         if not first < end <= int(offsets[-1]):
-            return DatasetFormatError(f"{self.file.place}{INDEX_SUFFIX} is damaged at {index}. {self._cure()}")
+            return DatasetFormatError(f"{self.file.storage_path}{INDEX_SUFFIX} is damaged at {index}. {self._remedy()}")
         return first, end - first
 
     def _local_lines(self, reader: RangeReader, indices: Sequence[int]) -> Iterator[bytes | DatasetError]:
-        """Yields the lines; neighbours that are asked for one after the other are read together."""
+        """Yields the lines; neighbours that are requested one after the other are read together."""
         extents = [self._extent(index) for index in indices]
-        place = 0
-        while place < len(extents):
-            extent = extents[place]
+        position = 0
+        while position < len(extents):
+            extent = extents[position]
             if isinstance(extent, DatasetError):
                 yield extent
-                place += 1
+                position += 1
                 continue
-            start, end, behind = extent[0], sum(extent), place + 1
-            while behind < len(extents):
-                following = extents[behind]
+            start, end, stop = extent[0], sum(extent), position + 1
+            while stop < len(extents):
+                following = extents[stop]
                 if isinstance(following, DatasetError) or following[0] != end or sum(following) - start > RUN_BYTES:
                     break
-                end, behind = sum(following), behind + 1
+                end, stop = sum(following), stop + 1
             try:
                 data = reader.read_at(start, end - start)
             except StoreUnavailableError:
                 raise
             except (EnergonDaliError, OSError) as error:
-                yield from (self._unreadable(error) for _ in range(place, behind))
+                yield from (self._unreadable(error) for _ in range(position, stop))
             else:
-                for offset, size in extents[place:behind]:  # type: ignore[misc]  # no errors among them
+                for offset, size in extents[position:stop]:  # type: ignore[misc]  # no errors among them
                     yield data[offset - start : offset - start + size]
-            place = behind
+            position = stop
 
     def _remote_lines(self, reader: RangeReader, indices: Sequence[int]) -> Iterator[bytes | DatasetError]:
-        """Yields the lines, all asked for at once."""
+        """Yields the lines, after requesting all of them at once."""
         assert self._remote is not None
         found: dict[int, bytes | DatasetError] = {}
         wanted = []
-        for place, index in enumerate(indices):
+        for position, index in enumerate(indices):
             extent = self._extent(index)
             if isinstance(extent, DatasetError):
-                found[place] = extent
+                found[position] = extent
             else:
-                wanted.append((place, [(0, 1, *extent)]))
-        for place, [(piece, (data, base))] in self._remote.ask(reader, wanted):
+                wanted.append((position, [(0, 1, *extent)]))
+        for position, [(run, (data, base))] in self._remote.request(reader, wanted):
             try:
-                found[place] = data()[piece[2] - base : piece[2] - base + piece[3]]
+                found[position] = data()[run[2] - base : run[2] - base + run[3]]
             except StoreUnavailableError:
                 raise
             except (EnergonDaliError, OSError) as error:
-                found[place] = self._unreadable(error)
-        return (found[place] for place in range(len(indices)))
+                found[position] = self._unreadable(error)
+        return (found[position] for position in range(len(indices)))
 
     def _sample(self, index: int, line: bytes) -> RawSample | DatasetError:
-        """Returns a sample, after checking that what was read is the one line that was indexed."""
+        """Returns a sample, after checking that it is still exactly one line."""
         content = line.strip(BLANK)
         size = int(self.file.offsets[index + 1] - self.file.offsets[index])
         is_last = index == len(self.file.offsets) - 2
         if len(line) != size or not content or b"\n" in content or not (line.endswith(b"\n") or is_last):
             return ShardError(
-                f"{self.file.path} changed since it was indexed: sample {index} is no longer one line. {self._cure()}",
+                f"{self.file.path} changed since it was indexed: sample {index} is no longer one line. "
+                f"{self._remedy()}",
                 self.file.name,
             )
         return RawSample(str(index), self.file.name, index, 0, index, {PART: content})
@@ -258,7 +259,7 @@ class JsonlReader:
         found.__cause__ = error
         return found
 
-    def _cure(self) -> str:
+    def _remedy(self) -> str:
         return f"Run `energon-dali prepare {shlex.quote(str(self.file.path))}`."
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads samples of a dataset by shard and index."""
+"""Reads samples of a dataset by shard and index, as bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, Stor
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.index.extents import PartLayout
 from energon_dali.shards.index.tar_index import missing_shard
-from energon_dali.shards.ranged_reads import Asked, RangedReads
+from energon_dali.shards.ranged_reads import RangedReads, Requested
 from energon_dali.shards.storage.path import RangeReader
 
 MAX_OPEN_SHARDS = 128
@@ -25,17 +25,17 @@ class RawSample:
     """A sample as it was read; nothing is decoded."""
 
     key: str
-    """What is before the first dot of its files' names."""
+    """The part of its file names before the first dot."""
     shard: str
-    """Path of its shard inside the dataset."""
+    """Path of its shard within the dataset."""
     index: int
-    """Number in the whole dataset, shards in the order of the index."""
+    """Index in the whole dataset, with shards in the order of the index."""
     shard_index: int
-    """Number of its shard."""
+    """Index of its shard."""
     sample_index: int
-    """Number inside its shard."""
+    """Index within its shard."""
     parts: dict[str, bytes | memoryview]
-    """Part name to content, in file order; only the parts asked for. Large ones are views of what was read."""
+    """Content by part name, in file order; only the wanted parts. Large ones are views of what was read."""
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {len(content)} bytes" for name, content in self.parts.items())
@@ -56,17 +56,17 @@ class _OpenShard:
 
 
 class ShardReader:
-    """Reads samples of a dataset: only the wanted parts, at the places that the index gives.
+    """Reads samples of a dataset: only the wanted parts, at the offsets in the index.
 
-    Before each part stands a header in the tar, which is read along and compared, so that a shard that changed since
-    it was indexed
-    gives an error and never another sample's bytes. Picklable; files are opened when first needed, in each process
-    anew. For one thread.
+    The tar header before each part is read too and compared, so that a shard that changed since it was indexed is an
+    error and never returns bytes of another sample. Picklable; each process opens the files on first use. Not
+    thread-safe.
 
     Args:
         folder: The dataset.
-        part_filter: Says which parts are wanted, by name; picklable if the reader has to be. None takes all.
-        max_open_shards: Shards kept open; the one unused for longest is closed.
+        part_filter: Returns whether a part is wanted, given its name; picklable if the reader has to be. None takes
+            all parts.
+        max_open_shards: Number of shards that stay open; the least recently used one is closed.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class ShardReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether each request waits for a network, so that several readers are best asked at the same time."""
+        """Whether requests wait for a network, so that several readers are best used at the same time."""
         return self._remote is not None
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
-        """Returns one entry per asked sample, in order: the sample, or the error that stood in its way.
+        """Returns one entry per requested sample, in order: the sample, or the error that prevented reading it.
 
         Args:
-            shard_indices: Numbers of the shards, as in `folder.shard_names`.
-            sample_indices: Numbers of the samples inside them.
+            shard_indices: Indices of the shards in `folder.shard_names`.
+            sample_indices: Indices of the samples within them.
 
         Raises:
-            StoreUnavailableError: The store gave nothing but errors for too long.
+            StoreUnavailableError: The store returned only errors for too long.
         """
-        if self._pid != os.getpid():  # forked: file positions do not matter to pread, but closing does
+        if self._pid != os.getpid():  # forked: pread shares no file position, but closing would affect the parent
             self._open = OrderedDict()
             self._remote = None if self._remote is None else RangedReads()
             self._pid = os.getpid()
@@ -130,30 +130,30 @@ class ShardReader:
         return results
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
-        """Returns the number of a sample in the whole dataset, shards in the order of the index."""
+        """Returns the index of a sample in the whole dataset, with shards in the order of the index."""
         return self._starts[shard_index] + sample_index
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns (shard index, sample index) of a sample's number in the whole dataset.
+        """Returns (shard index, sample index) for an index in the whole dataset.
 
         Raises:
             DatasetError: There is no such sample.
         """
         if not 0 <= index < self._starts[-1]:
             raise DatasetError(
-                f"{self.folder.path} has {self._starts[-1]} samples, and sample {index} was asked for. The key is of "
-                "other data."
+                f"{self.folder.path} has {self._starts[-1]} samples, and sample {index} was requested. The key belongs "
+                "to other data."
             )
         shard = bisect_right(self._starts, index) - 1
         return shard, index - self._starts[shard]
 
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
-        """Returns (name of the shard, key of the sample) as far as they are known, "" else; never raises."""
+        """Returns (name of the shard, key of the sample), "" for what is not known; never raises."""
         names = self.folder.shard_names
         if not 0 <= shard_index < len(names):
             return "", ""
         try:
-            # Called for what could not be read: asking a remote index once more would cost its retries again.
+            # Called for what could not be read: reading a remote index again would repeat all retries.
             index = self.folder.index
             extents = index.known(shard_index) if self.is_remote else index.shard(shard_index)
             if extents is None:
@@ -164,7 +164,7 @@ class ShardReader:
         return names[shard_index], key
 
     def close(self) -> None:
-        """Lets go of all open files; they are opened anew when needed."""
+        """Closes all open files; they are opened again when needed."""
         if self._pid == os.getpid():
             for shard in self._open.values():
                 shard.reader.close()
@@ -174,7 +174,7 @@ class ShardReader:
             self._remote.close()
 
     def _open_shard(self, number: int, failed: dict[int, DatasetError]) -> _OpenShard:
-        """Opens a shard; a failure is kept in `failed`, so that one read asks only once."""
+        """Opens a shard; an error is kept in `failed`, so that one read tries only once."""
         try:
             return self._try_open(number)
         except StoreUnavailableError:
@@ -189,7 +189,7 @@ class ShardReader:
     def _try_open(self, number: int) -> _OpenShard:
         if not 0 <= number < len(self.folder.shard_names):
             raise DatasetError(
-                f"{self.folder.path} has {len(self.folder.shard_names)} shards, and shard {number} was asked for."
+                f"{self.folder.path} has {len(self.folder.shard_names)} shards, and shard {number} was requested."
             )
         folder = self.folder
         name = folder.shard_names[number]
@@ -206,7 +206,7 @@ class ShardReader:
         if extents.shard_bytes < 0 and extents.end_of_parts() > reader.size:
             size = reader.size
             reader.close()
-            raise layout.changed(f"it has {size} bytes, and the index names {extents.end_of_parts()}")
+            raise layout.changed(f"it has {size} bytes, and the index needs {extents.end_of_parts()}")
         shard = _OpenShard(number, name, self._starts[number], layout, reader)
         self._open[number] = shard
         if len(self._open) > self.max_open_shards:
@@ -217,45 +217,47 @@ class ShardReader:
     def _read_remote(
         self, remote: RangedReads, shard_indices: Sequence[int], sample_indices: Sequence[int]
     ) -> list[RawSample | DatasetError]:
-        """Asks for the pieces of all samples at once, shard by shard, and puts them together."""
+        """Requests the runs of all samples at once, shard by shard, and assembles the samples."""
         results: dict[int, RawSample | DatasetError] = {}
         failed: dict[int, DatasetError] = {}
         by_shard: dict[int, list[int]] = {}
-        for place, number in enumerate(shard_indices):
-            by_shard.setdefault(number, []).append(place)
-        asked: list[tuple[_OpenShard, Asked]] = []
-        for number, places in by_shard.items():
+        for position, number in enumerate(shard_indices):
+            by_shard.setdefault(number, []).append(position)
+        requested: list[tuple[_OpenShard, Requested]] = []
+        for number, positions in by_shard.items():
             try:
                 shard = self._open.get(number) or self._open_shard(number, failed)
                 self._open.move_to_end(number)
             except DatasetError as error:
-                results.update(dict.fromkeys(places, error))
+                results.update(dict.fromkeys(positions, error))
                 continue
             valid = []
-            for place in places:
+            for position in positions:
                 try:
-                    _check_sample(shard, sample_indices[place])
-                    valid.append(place)
+                    _check_sample(shard, sample_indices[position])
+                    valid.append(position)
                 except DatasetError as error:
-                    results[place] = error
-            pieces_of = [(place, shard.layout.pieces(sample_indices[place])) for place in valid]
-            asked.append((shard, remote.ask(shard.reader, pieces_of)))
-        for shard, answers in asked:
-            for place, pieces in answers:
-                sample = sample_indices[place]
+                    results[position] = error
+            runs_of = [(position, shard.layout.runs(sample_indices[position])) for position in valid]
+            requested.append((shard, remote.request(shard.reader, runs_of)))
+        for shard, responses in requested:
+            for position, runs in responses:
+                sample = sample_indices[position]
                 try:
                     key = shard.layout.extents.key(sample)
                     parts: dict[str, bytes | memoryview] = {}
-                    for piece, (data, base) in pieces:
-                        shard.layout.take(key, piece, data(), base, parts)
-                    results[place] = RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)
+                    for run, (data, base) in runs:
+                        shard.layout.extract(key, run, data(), base, parts)
+                    results[position] = RawSample(
+                        key, shard.name, shard.first_index + sample, shard.number, sample, parts
+                    )
                 except StoreUnavailableError:
                     raise
                 except DatasetError as error:
-                    results[place] = error
+                    results[position] = error
                 except (EnergonDaliError, OSError) as error:
-                    results[place] = self._unreadable(shard.number, error)
-        return [results[place] for place in range(len(shard_indices))]
+                    results[position] = self._unreadable(shard.number, error)
+        return [results[position] for position in range(len(shard_indices))]
 
     def _unreadable(self, number: int, error: Exception) -> ShardError:
         name = self.folder.shard_names[number]
@@ -277,7 +279,7 @@ def _check_sample(shard: _OpenShard, sample: int) -> None:
     count = shard.layout.extents.num_samples
     if not 0 <= sample < count:
         raise ShardError(
-            f"{shard.name} has {count} samples, and sample {sample} was asked for. The key is of other data.",
+            f"{shard.name} has {count} samples, and sample {sample} was requested. The key belongs to other data.",
             shard.name,
         )
 
@@ -289,7 +291,7 @@ def _read_local(shard: _OpenShard, sample: int) -> RawSample:
     key = layout.extents.key(sample)
     read_at = shard.reader.read_at
     parts: dict[str, bytes | memoryview] = {}
-    for piece in layout.pieces(sample):
-        start = piece[2]
-        layout.take(key, piece, read_at(start, piece[3]), start, parts)
+    for run in layout.runs(sample):
+        start = run[2]
+        layout.extract(key, run, read_at(start, run[3]), start, parts)
     return RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)

@@ -135,7 +135,7 @@ def test_extents_of_other_shard_names_are_not_used(root: Path, caplog: pytest.Lo
     (root / "shard_1.tar").rename(root / "moved_1.tar")
     with caplog.at_level(logging.WARNING):
         assert WebdatasetFolder(str(root)).index.source == "sqlite"
-    assert "extents.bin is of another index" in caplog.text
+    assert "extents.bin belongs to another index" in caplog.text
 
 
 def test_a_damaged_tar_index_jsonl_index_or_database_gives_our_errors(root: Path) -> None:

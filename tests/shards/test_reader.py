@@ -181,7 +181,7 @@ def test_extents_of_another_index_are_not_used(
     (sample,) = reader.read([0], [0])
     assert contents(sample) == {"jpg": b"1", "txt": b"2"}
     assert reader.folder.index.source == "sqlite"
-    assert "is of another index" in caplog.text
+    assert "belongs to another index" in caplog.text
     reader.close()
 
 

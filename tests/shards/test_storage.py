@@ -19,7 +19,7 @@ import pytest
 
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
-from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedReads, join_pieces
+from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedReads, join_runs
 from energon_dali.shards.storage import local, retry
 from energon_dali.shards.storage.path import WindowReader
 from energon_dali.shards.storage.remote import RemoteReader
@@ -93,7 +93,7 @@ def check_reading(url: str, expected: dict[str, dict[str, bytes]]) -> None:
     for sample in samples[:5]:
         assert isinstance(sample, RawSample)
         assert contents(sample) == expected[sample.key]
-    assert "shard 7 was asked for" in str(samples[5])
+    assert "shard 7 was requested" in str(samples[5])
     assert "sample 99 was asked for" in str(samples[6])
     reader.close()
 
@@ -254,10 +254,10 @@ def test_near_pieces_are_joined_and_far_ones_are_not() -> None:
     def piece(start: int, size: int) -> tuple[int, int, int, int]:
         return (0, 1, start, size)
 
-    assert join_pieces([piece(5000, 10), piece(0, 100), piece(0, 100)]) == [(0, 5010)]
-    assert join_pieces([piece(0, 100), piece(101 + GAP_BYTES, 5)]) == [(0, 100), (101 + GAP_BYTES, 5)]
-    assert join_pieces([piece(0, REQUEST_BYTES), piece(REQUEST_BYTES, 1)]) == [(0, REQUEST_BYTES), (REQUEST_BYTES, 1)]
-    assert join_pieces([piece(0, 9 * REQUEST_BYTES), piece(10, 5)]) == [(0, 9 * REQUEST_BYTES)]
+    assert join_runs([piece(5000, 10), piece(0, 100), piece(0, 100)]) == [(0, 5010)]
+    assert join_runs([piece(0, 100), piece(101 + GAP_BYTES, 5)]) == [(0, 100), (101 + GAP_BYTES, 5)]
+    assert join_runs([piece(0, REQUEST_BYTES), piece(REQUEST_BYTES, 1)]) == [(0, REQUEST_BYTES), (REQUEST_BYTES, 1)]
+    assert join_runs([piece(0, 9 * REQUEST_BYTES), piece(10, 5)]) == [(0, 9 * REQUEST_BYTES)]
 
 
 def test_many_readers_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,14 +306,14 @@ def test_an_interrupted_read_leaves_nothing_for_the_next(tmp_path: Path, monkeyp
     prepare_dataset(tmp_path)
     reader = ShardReader(WebdatasetFolder(str(tmp_path)))
     reader._remote = RangedReads(2)  # the way of a URL, on local files
-    real = RangedReads.ask
+    real = RangedReads.request
 
     def interrupted(self: RangedReads, *args: Any) -> Any:
         real(self, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RangedReads, "ask", interrupted)
+        patch.setattr(RangedReads, "request", interrupted)
         with pytest.raises(KeyboardInterrupt):
             reader.read([0, 0, 1], [0, 1, 2])
     (sample,) = reader.read([2], [3])

@@ -93,7 +93,7 @@ GOOD = build([("a.jpg", 700, tarfile.REGTYPE), ("a.txt", 10, tarfile.REGTYPE), (
         (b"", "is empty"),
         (GOOD[:600], "was cut off"),
         (GOOD[:1900], "ends in the middle of a header"),
-        (b"not a tar at all" * 64, "is no tar file"),
+        (b"not a tar at all" * 64, "is not a tar file"),
         (gzip.compress(GOOD), "compressed with gzip"),
         (GOOD[:1536] + b"\xff" + GOOD[1537:], "damaged header at byte 1536"),
     ],

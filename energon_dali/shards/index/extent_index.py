@@ -1,4 +1,4 @@
-"""The extents of all shards of a dataset, from the best source that is there."""
+"""The extents of all shards of a dataset, from the best index that exists."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ _log = logging.getLogger(__name__)
 
 
 class ExtentIndex:
-    """Gives the extents of each shard of a dataset.
+    """Returns the extents of each shard of a dataset.
 
-    Sources, the best first: `extents.bin` (memory-mapped; nothing is read but what is asked for), `index.sqlite` (one
-    query
-    per shard), the headers of the tar itself beside its `.tar.idx`. An `extents.bin` that is not of the present
-    `index.uuid` is not used.
-    Extents of the last shards are kept. Picklable; files are opened when first needed, in each process anew.
+    They come from `extents.bin` (memory-mapped, so that only what is needed is read), or else from `index.sqlite` (one
+    query per shard), or else from the headers of the tar and its `.tar.idx`. An `extents.bin` that does not belong to
+    `index.uuid` is not used. The extents of the last shards are cached. Picklable; each process opens the files on
+    first use.
 
     Args:
         root: Folder of the dataset.
-        shard_counts: Samples per shard, in the order of the index.
+        shard_counts: Number of samples of each shard, in the order of the index.
     """
 
     def __init__(self, root: StoragePath, shard_counts: dict[str, int]) -> None:
@@ -58,7 +57,7 @@ class ExtentIndex:
 
     @property
     def source(self) -> Source:
-        """Where extents come from.
+        """Where the extents come from.
 
         Raises:
             DatasetFormatError: An index is damaged.
@@ -73,11 +72,11 @@ class ExtentIndex:
         """Returns the extents of a shard.
 
         Args:
-            index: Its number in the index.
+            index: Index of the shard.
 
         Raises:
             DatasetFormatError: An index is damaged, or contradicts the number of samples in `.info.json`.
-            ShardError: The tar had to be looked at, and is damaged.
+            ShardError: The tar had to be scanned, and is damaged.
             StorageError: A file cannot be read.
         """
         source = self.source
@@ -96,9 +95,9 @@ class ExtentIndex:
             found = extents_of_tar(self.root, name)
         if found.num_samples != self.shard_counts[name]:
             raise DatasetFormatError(
-                f"{self.root}: {name} has {found.num_samples} samples by its index ({source}) and "
-                f"{self.shard_counts[name]} by "
-                f".info.json. Run `energon-dali prepare {shlex.quote(str(self.root))}`."
+                f"{self.root}: {name} has {found.num_samples} samples according to its index ({source}) and "
+                f"{self.shard_counts[name]} according to .info.json. Run `energon-dali prepare "
+                f"{shlex.quote(str(self.root))}`."
             )
         self._cache[index] = found
         if len(self._cache) > CACHED_SHARDS:
@@ -106,11 +105,11 @@ class ExtentIndex:
         return found
 
     def known(self, index: int) -> ShardExtents | None:
-        """Returns the extents of a shard if they were asked for lately; reads nothing."""
+        """Returns the extents of a shard if they are cached; reads nothing."""
         return self._cache.get(index)
 
     def close(self) -> None:
-        """Lets go of all files; they are opened anew when needed."""
+        """Closes all files; they are opened again when needed."""
         if self._pid == os.getpid():
             if self._file is not None:
                 self._file.close()
@@ -134,7 +133,7 @@ class ExtentIndex:
                 return "extents"
             file.close()
             _log.warning(
-                "%s is of another index than %s and is not used; reading goes on without it, slower. Run "
+                "%s belongs to another index than %s and is not used; reading without it is slower. Run "
                 "`energon-dali prepare %s`.",
                 meta / EXTENTS_NAME,
                 UUID_NAME,
@@ -157,7 +156,7 @@ class ExtentIndex:
 
 
 def open_sqlite(path: StoragePath) -> SqliteIndex | None:
-    """Returns the index of samples in tables; None if there is none, or an old one without the table of parts.
+    """Returns the sqlite index; None if there is none, or an old one without the table of parts.
 
     Raises:
         DatasetFormatError: It is damaged.
@@ -174,7 +173,7 @@ def open_sqlite(path: StoragePath) -> SqliteIndex | None:
                 path.copy_to(copy)
             except FileNotFoundError:
                 return None
-            index = SqliteIndex(copy)  # stays open after its name is gone
+            index = SqliteIndex(copy)  # stays open after the file is deleted
     if index.has_parts:
         return index
     index.close()
@@ -185,7 +184,7 @@ def read_uuid(root: StoragePath) -> str:
     """Returns the identity of the index, "" if it has none.
 
     Raises:
-        DatasetFormatError: It is far too long.
+        DatasetFormatError: It is too long.
         StorageError: It cannot be read.
     """
     content = read_content(root / META / UUID_NAME, MAX_UUID_BYTES)

@@ -7,18 +7,19 @@ from array import array
 
 from energon_dali.errors import ShardError
 from energon_dali.shards.index.extents import COLUMNS, MAX_SHARD_BYTES, PartFacts, ShardExtents
-from energon_dali.shards.index.tar_scan import BLOCK
+from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
 
 MAX_KEYS_BYTES = (1 << 32) - 1
 """Size limit of all keys of a shard together: where each begins is stored in 32 bits."""
 
 
 class NameTable:
-    """Numbers names in the order they come.
+    """Numbers names in the order of their first use.
 
     Args:
-        limit: How many names there may be.
+        limit: Maximum number of names.
         what: What they name, for the message.
+        names: Names that are known from the start.
     """
 
     def __init__(self, limit: int, what: str, names: list[str] | None = None) -> None:
@@ -28,7 +29,7 @@ class NameTable:
         self._what = what
 
     def number(self, name: str) -> int:
-        """Returns the number of a name, which is new or not.
+        """Returns the number of a name, new or known.
 
         Raises:
             ShardError: There are too many different names.
@@ -38,9 +39,8 @@ class NameTable:
             number = len(self.names)
             if number >= self._limit:
                 raise ShardError(
-                    f"More than {self._limit} different {self._what}, the last one {name!r}. The name of a part is "
-                    "what follows the "
-                    "first dot of a file name: write samples as KEY.PART with few different PARTs."
+                    f"More than {self._limit} different {self._what}, the last one {name!r}. The name of a part "
+                    "is what follows the first dot of a file name: write samples as KEY.PART with few different PARTs."
                 )
             self._numbers[name] = number
             self.names.append(name)
@@ -48,14 +48,14 @@ class NameTable:
 
 
 class ExtentsBuilder:
-    """Collects the extents of one shard, about 35 bytes per part and the keys.
+    """Collects the extents of one shard: about 35 bytes per part, and the keys.
 
     Args:
         shard: Name of the shard, for messages.
     """
 
     def __init__(self, shard: str) -> None:
-        assert sys.byteorder == "little", "the index is little-endian, like the machines this package is built for"
+        assert sys.byteorder == "little", "the index is little-endian, like all machines that this package supports"
         self.shard = shard
         self.names = NameTable(1 << 16, "part names")
         self.formats = NameTable(1 << 8, "media formats", [""])
@@ -64,7 +64,7 @@ class ExtentsBuilder:
         self.num_samples = 0
 
     def add_sample(self, key: str) -> None:
-        """Begins a sample.
+        """Starts a sample.
 
         Raises:
             ShardError: The key is not valid UTF-8, or all keys together are too long.
@@ -85,17 +85,16 @@ class ExtentsBuilder:
         self.num_samples += 1
 
     def add_part(self, name: str, content_offset: int, size: int, facts: PartFacts | None = None) -> None:
-        """Adds a part to the sample begun last.
+        """Adds a part to the last sample.
 
         Raises:
-            ShardError: The place cannot be stored, or the name is not valid UTF-8.
+            ShardError: The offset cannot be stored, or the name is not valid UTF-8.
         """
-        block, rest = divmod(content_offset, BLOCK)
+        block, rest = divmod(content_offset, TAR_BLOCK_BYTES)
         if rest or content_offset >= MAX_SHARD_BYTES:
             raise ShardError(
-                f"{self.shard} has a part at byte {content_offset}; parts begin at multiples of {BLOCK} below "
-                f"{MAX_SHARD_BYTES}. "
-                "Write smaller shards, then run `energon-dali prepare PATH`.",
+                f"{self.shard} has a part at byte {content_offset}; parts must begin at multiples of {TAR_BLOCK_BYTES} "
+                f"below {MAX_SHARD_BYTES}. Write smaller shards, then run `energon-dali prepare PATH`.",
                 self.shard,
             )
         columns = self.columns
@@ -129,16 +128,16 @@ class ExtentsBuilder:
         )
 
     def section(self) -> bytes:
-        """Returns the columns as they are stored."""
+        """Returns the columns in their stored form."""
         ends = {"first_part": len(self.columns["part_size"]), "key_start": len(self.keys)}
-        pieces = [
+        columns = [
             self.columns[name].tobytes() + (array(code, [ends[name]]).tobytes() if name in ends else b"")
             for name, code in COLUMNS
         ]
-        return b"".join([*pieces, self.keys])
+        return b"".join([*columns, self.keys])
 
     def extents(self, shard_bytes: int) -> ShardExtents:
-        """Returns what was collected, to be read at once."""
+        """Returns the collected extents."""
         return ShardExtents(
             self.section(),
             self.num_samples,

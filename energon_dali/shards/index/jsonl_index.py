@@ -1,4 +1,4 @@
-"""The file `x.jsonl.idx`: where each line of a JSONL file begins, and where the file ends, as uint64."""
+"""The file `x.jsonl.idx`: where each line of a JSONL file begins and where the file ends, as uint64."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from energon_dali.shards.storage.path import RangeReader
 
 INDEX_SUFFIX = ".idx"
 SCAN_BYTES = 8 << 20
-"""Bytes per request while a file is indexed."""
+"""Bytes per request while indexing."""
 BLANK = b" \t\n\r\x0b\x0c"
-"""A line of nothing else is no sample."""
+"""A line with only these bytes is not a sample."""
 SHOWN_LINES = 10
 
 _NEWLINE = 10
@@ -30,26 +30,26 @@ _BLANK_CODES = np.frombuffer(BLANK, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class JsonlResult:
-    """What came of indexing a JSONL file."""
+    """What indexing a JSONL file found."""
 
     num_samples: int
-    """Lines that are not blank."""
+    """Number of lines that are not blank."""
     doubtful: int
-    """Lines among them that do not begin with { and end with }; each fails alone when it is read."""
+    """Number of those that do not begin with { and end with }; each of them fails alone when it is read."""
     first_doubtful: tuple[int, ...]
     """Numbers of the first of them, blank lines not counted."""
 
 
-def index_place(place: StoragePath) -> StoragePath:
-    """Returns the place of the index of a JSONL file."""
-    return StoragePath(place.url + INDEX_SUFFIX)
+def index_path(path: StoragePath) -> StoragePath:
+    """Returns the path of the index of a JSONL file."""
+    return StoragePath(path.url + INDEX_SUFFIX)
 
 
-def read_jsonl_offsets(place: StoragePath) -> npt.NDArray[np.uint64]:
-    """Returns the offsets of a JSONL file, mapped from a local disk, read from elsewhere.
+def read_jsonl_offsets(path: StoragePath) -> npt.NDArray[np.uint64]:
+    """Returns the offsets of a JSONL file: mapped if it is local, else read.
 
     Args:
-        place: The JSONL file.
+        path: The JSONL file.
 
     Returns:
         uint64[lines + 1]: where each sample begins, and the size of the file.
@@ -58,11 +58,11 @@ def read_jsonl_offsets(place: StoragePath) -> npt.NDArray[np.uint64]:
         DatasetFormatError: There is no index, or it is damaged.
         StorageError: It cannot be read.
     """
-    index = index_place(place)
+    index = index_path(path)
     content = map_content(index)
-    remedy = f"Run `energon-dali prepare {shlex.quote(str(place))}`."
+    remedy = f"Run `energon-dali prepare {shlex.quote(str(path))}`."
     if content is None:
-        raise DatasetFormatError(f"{place} is not prepared: {index} is missing. {remedy}")
+        raise DatasetFormatError(f"{path} is not prepared: {index} is missing. {remedy}")
     if len(content) < 16 or len(content) % 8:
         raise DatasetFormatError(
             f"{index} has {len(content)} bytes, which is not a list of at least two offsets of 8 bytes. {remedy}"
@@ -71,13 +71,13 @@ def read_jsonl_offsets(place: StoragePath) -> npt.NDArray[np.uint64]:
 
 
 def prepare_jsonl(path: str | StoragePath, *, progress: Callable[[int, int], None] | None = None) -> JsonlResult:
-    """Writes the index of a JSONL file beside it; the file stays as it is.
+    """Writes the index of a JSONL file next to it; the file stays as it is.
 
-    Memory stays flat in the number of lines. Lines are not parsed.
+    Memory use does not depend on the number of lines. Lines are not parsed.
 
     Args:
         path: Local path or URL of the `.jsonl` file.
-        progress: Called with (bytes done, bytes in all) now and then.
+        progress: Called with (bytes done, total bytes) from time to time.
 
     Returns:
         How many samples there are.
@@ -86,29 +86,29 @@ def prepare_jsonl(path: str | StoragePath, *, progress: Callable[[int, int], Non
         DatasetFormatError: There is no such file, or it has no line that is not blank.
         StorageError: It cannot be read, or the index cannot be written.
     """
-    place = StoragePath.of(path)
+    file = StoragePath.of(path)
     try:
-        reader = place.open()
+        reader = file.open()
     except FileNotFoundError as error:
-        raise DatasetFormatError(f"{place} is missing. Give the path of a .jsonl file.") from error
+        raise DatasetFormatError(f"{file} is missing. Give the path of a .jsonl file.") from error
     try:
         with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
             local = Path(folder) / "jsonl.idx"
             with local.open("wb") as out:
                 scan = _Scan(out)
-                _feed(scan, reader, progress)
+                _scan_file(scan, reader, progress)
                 scan.finish(reader.size)
             if not scan.num_samples:
-                raise DatasetFormatError(f"{place} has no line that is not blank, so there is nothing to index.")
+                raise DatasetFormatError(f"{file} has no line that is not blank, so there is nothing to index.")
             local.chmod(0o644)
-            index_place(place).write_file(local)
+            index_path(file).write_file(local)
     finally:
         reader.close()
     return JsonlResult(scan.num_samples, scan.doubtful, tuple(scan.first_doubtful))
 
 
-def _feed(scan: _Scan, reader: RangeReader, progress: Callable[[int, int], None] | None) -> None:
-    """Gives the file to the scan, whole lines at a time."""
+def _scan_file(scan: _Scan, reader: RangeReader, progress: Callable[[int, int], None] | None) -> None:
+    """Passes the file to the scan, whole lines at a time."""
     rest, start = b"", 0
     for offset in range(0, reader.size, SCAN_BYTES):
         data = rest + reader.read_at(offset, min(SCAN_BYTES, reader.size - offset))
@@ -126,7 +126,7 @@ class _Scan:
     """Finds the lines that are samples, and writes where they begin.
 
     Args:
-        out: Takes the index.
+        out: Receives the index.
     """
 
     def __init__(self, out: IO[bytes]) -> None:
@@ -136,7 +136,7 @@ class _Scan:
         self.first_doubtful: list[int] = []
 
     def add(self, data: bytes, offset: int) -> None:
-        """Takes whole lines that begin at an offset of the file."""
+        """Adds whole lines that begin at an offset of the file."""
         codes = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(codes == _NEWLINE)
         starts = np.concatenate(([0], ends[:-1] + 1))
@@ -144,13 +144,13 @@ class _Scan:
         plain = (first == ord("{")) & (last == ord("}")) & (ends > starts)
         samples = plain.copy()
         clean = plain.copy()
-        for line in np.flatnonzero(~plain):  # few: blank lines, and lines with blanks at an end
+        for line in np.flatnonzero(~plain):  # few: blank lines, and lines with blanks at either end
             content = data[starts[line] : ends[line]].strip(BLANK)
             samples[line] = bool(content)
             clean[line] = content.startswith(b"{") and content.endswith(b"}")
         begins = starts[samples].astype(np.uint64) + np.uint64(offset)
         if not self.num_samples and len(begins):
-            begins[0] = 0  # blank lines before the first sample count as its own: the index covers the whole file
+            begins[0] = 0  # blank lines before the first sample belong to it: the index covers the whole file
         numbers = self.num_samples + np.flatnonzero(~clean[samples])
         self.doubtful += len(numbers)
         self.first_doubtful += numbers[: SHOWN_LINES - len(self.first_doubtful)].tolist()

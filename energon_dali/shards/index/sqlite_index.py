@@ -1,4 +1,4 @@
-"""The file `.nv-meta/index.sqlite`: samples and parts as tables, which other programs read too."""
+"""The file `.nv-meta/index.sqlite`: tables of samples, parts and media, which Energon reads too."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ CREATE TABLE IF NOT EXISTS media_filters (
 """
 
 SampleRow = tuple[int, str, int, int, int]
-"""(tar file, key, sample, offset of the first header, bytes to the next sample)."""
+"""(index of the tar, key, index of the sample, offset of its first header, bytes to the next sample)."""
 PartRow = tuple[int, int, str, int, int]
-"""(tar file, sample, part name, offset of the content, size of the content)."""
+"""(index of the tar, index of the sample, part name, offset of the content, size of the content)."""
 MediaRow = tuple[str, str, str]
-"""(key.part, "image" or "av", JSON)."""
+"""(`KEY.PART`, "image" or "av", JSON)."""
 
 
 class SqliteWriter:
-    """Writes the tables; use it in a `with` statement.
+    """Writes the tables; for use in a `with` statement.
 
     Args:
         path: Local file; a new one if `samples`.
-        samples: Make the tables of samples.
-        media: Make the tables of media, if they are not there.
+        samples: Create the tables of samples.
+        media: Create the tables of media unless they exist.
 
     Raises:
-        StorageError: It cannot be written; from all methods and from the `with` statement.
-        DatasetFormatError: The file that is there is damaged, or is not one that this package or Energon wrote;
-            likewise.
+        StorageError: It cannot be written. All methods and the `with` statement raise it.
+        DatasetFormatError: The existing file is damaged, or was not written by this package or Energon. All methods and
+            the `with` statement raise it.
     """
 
     def __init__(self, path: Path, *, samples: bool, media: bool) -> None:
@@ -63,9 +63,9 @@ class SqliteWriter:
         self._samples = samples
         with self._writing():
             self._db = sqlite3.connect(path, isolation_level=None)
-            if not samples and path.stat().st_size:  # a file of before, which others may have written
+            if not samples and path.stat().st_size:  # an existing file, which others may have written
                 check_schema(self._db, "main", path)
-            # The file is thrown away if anything fails, so it needs no journal.
+            # The file is deleted if anything fails, so it needs no journal.
             for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
                 self._db.execute(f"PRAGMA {pragma}")
             self._db.executescript((_SAMPLE_TABLES if samples else "") + (_MEDIA_TABLES if media else ""))
@@ -73,7 +73,7 @@ class SqliteWriter:
         self.duplicates: list[tuple[str, int, int]] = []
 
     def add_samples(self, samples: list[SampleRow], parts: Iterable[PartRow]) -> None:
-        """Adds a shard; keys that were there before go to `duplicates` as (key, first tar file, this tar file)."""
+        """Adds a shard; keys that exist already are added to `duplicates` as (key, first tar, this tar)."""
         with self._writing():
             before = self._db.total_changes
             self._db.executemany("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?)", samples)
@@ -89,12 +89,12 @@ class SqliteWriter:
                 self.duplicates.append((key, first_tar, tar))
 
     def add_media(self, rows: Iterable[MediaRow]) -> None:
-        """Adds or replaces facts about media."""
+        """Adds or replaces rows about media."""
         with self._writing():
             self._db.executemany("INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)", rows)
 
     def add_media_filter(self, strategy: str, patterns: str) -> None:
-        """Notes which media were looked at."""
+        """Records which media were selected."""
         insert = "INSERT OR IGNORE INTO media_filters (strategy, patterns) VALUES (?, ?)"
         with self._writing():
             self._db.execute(insert, (strategy, patterns))
@@ -145,15 +145,15 @@ class SqliteIndex:
         try:
             self._file = with_retries(lambda: SqliteFile(path), "read", str(path))
         except FileNotFoundError as error:
-            raise self._garbled(f"cannot be opened ({error})") from error
+            raise self._damaged(f"cannot be opened ({error})") from error
         self.has_parts = {"samples", "sample_parts"} <= self._file.tables
-        """Whether it has the table of parts, which old indices have not."""
+        """Whether it has the table of parts, which old indices lack."""
 
     def shard(self, index: int, shard: str) -> ShardExtents:
         """Returns the extents of a shard.
 
         Args:
-            index: Its number.
+            index: Index of the shard.
             shard: Its name, for messages.
 
         Raises:
@@ -162,14 +162,14 @@ class SqliteIndex:
         """
 
         def attempt() -> ShardExtents:
-            if self._is_stale and self.path.exists():  # a copy of a remote file stays open after its name is gone
+            if self._is_stale and self.path.exists():  # the copy of a remote file cannot be opened again
                 self._file, self._is_stale = SqliteFile(self.path), False
             try:
                 extents = self._read(index, shard)
                 extents.check()
             except (*DAMAGE, ShardError) as error:
                 self._is_stale = io_error(error) is not None
-                damage = self._garbled(f"is damaged where it describes {shard} ({str(error)[:300]})")
+                damage = self._damaged(f"is damaged where it describes {shard} ({str(error)[:300]})")
                 raise io_error(error) or damage from error
             return extents
 
@@ -188,7 +188,7 @@ class SqliteIndex:
         part = parts.fetchone()
         for number, key in samples:
             if number != builder.num_samples or not isinstance(key, str):
-                raise ValueError(f"sample {excerpt(number)}, {excerpt(key)}, in place of {builder.num_samples}")
+                raise ValueError(f"sample {excerpt(number)}, {excerpt(key)}, instead of {builder.num_samples}")
             builder.add_sample(key)
             end = 0
             while part is not None and part[0] == number:
@@ -206,5 +206,5 @@ class SqliteIndex:
         """Closes the file."""
         self._file.close()
 
-    def _garbled(self, what: str) -> DatasetFormatError:
+    def _damaged(self, what: str) -> DatasetFormatError:
         return DatasetFormatError(f"{self.path} {what}. Write it again with `energon-dali prepare PATH`.")

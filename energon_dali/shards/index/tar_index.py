@@ -1,4 +1,4 @@
-"""The files `SHARD.tar.idx`: where each sample begins, as little-endian uint64, and the end of the last one."""
+"""The files `SHARD.tar.idx`: where each sample begins and where the last one ends, as little-endian uint64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from energon_dali.shards.storage.path import WindowReader
 
 
 def tar_index_path(root: StoragePath, shard: str) -> StoragePath:
-    """Returns the place of the index of a shard: beside it, with `.idx` behind its name."""
+    """Returns the path of the index of a shard: next to it, with the suffix `.idx`."""
     return root / f"{shard}.idx"
 
 
@@ -28,7 +28,7 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
         uint64[num_samples + 1]: offset of each sample's first header in bytes, then the end of the last sample.
 
     Raises:
-        DatasetFormatError: The file is missing or is no list of growing offsets.
+        DatasetFormatError: The file is missing or is not a list of increasing offsets.
         StorageError: It cannot be read.
     """
     path = tar_index_path(root, shard)
@@ -43,23 +43,22 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
     offsets = np.frombuffer(content, "<u8")
     if (offsets[1:] < offsets[:-1]).any():
         raise DatasetFormatError(
-            f"{path} holds offsets that do not grow. Write it again with `energon-dali prepare "
-            f"{shlex.quote(str(root))}`."
+            f"{path} holds offsets that do not grow. Write it again with `energon-dali prepare {shlex.quote(str(root))}`."
         )
     return offsets
 
 
 def pack_tar_index(offsets: list[int]) -> bytes:
-    """Returns the offsets as they are stored."""
+    """Returns the offsets in their stored form."""
     return np.asarray(offsets, "<u8").tobytes()
 
 
 def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
-    """Returns the extents of a shard from its own headers, checked against its `.tar.idx`.
+    """Returns the extents of a shard from its headers, after comparing them with its `.tar.idx`.
 
     Raises:
         DatasetFormatError: The `.tar.idx` is missing or damaged.
-        ShardError: The tar is missing or damaged, or is not what its `.tar.idx` describes.
+        ShardError: The tar is missing or damaged, or differs from its `.tar.idx`.
         StorageError: It cannot be read.
     """
     expected = read_tar_index(root, shard).tolist()
@@ -91,7 +90,7 @@ def extents_of_tar(root: StoragePath, shard: str) -> ShardExtents:
 
 
 def missing_shard(root: StoragePath, shard: str) -> ShardError:
-    """Returns the error for a shard that is not there."""
+    """Returns the error for a missing shard."""
     return ShardError(
         f"{root / shard} is missing. Put it back, or run `energon-dali prepare {shlex.quote(str(root))}` without it.",
         shard,

@@ -1,9 +1,8 @@
-"""Walks over the members of a tar file by its headers: ustar, GNU long names, and PAX.
+"""Scans the headers of a tar file (ustar, GNU long names, PAX), and groups its members into samples.
 
-The formats are those of POSIX.1-2017 (pax, "ustar Interchange Format" and "pax Extended Header") and of GNU tar's
-manual
-("Basic Tar Format"). The standard library's tarfile is the reference in the tests; it is slower, and it takes a damaged
-header in the middle for the end of the archive, which loses samples silently.
+The formats are those of POSIX.1-2017 (pax, "ustar Interchange Format" and "pax Extended Header") and of the manual of
+GNU tar ("Basic Tar Format"). The tests compare with the standard library's tarfile. That one is slower, and takes a
+damaged header for the end of the archive, which loses samples silently.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import NamedTuple
 
 from energon_dali.errors import ShardError
 
-BLOCK = 512
+TAR_BLOCK_BYTES = 512
 OCTAL_SIZE_LIMIT = 8 << 30
-"""Sizes in bytes from here on do not fit the octal digits of a header."""
+"""Sizes of at least this many bytes do not fit the octal digits of a header."""
 ReadAt = Callable[[int, int], bytes]
-"""(offset, size) -> bytes, fewer only at the end of the file."""
+"""Takes (offset, size) and returns that many bytes; fewer only at the end of the file."""
 
-_ZEROS = bytes(BLOCK)
+_ZEROS = bytes(TAR_BLOCK_BYTES)
 _REGULAR = frozenset(b"0\x007")
 _WITHOUT_CONTENT = frozenset(b"123456")
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL, _SPARSE = b"LKxXgS"
@@ -33,7 +32,7 @@ class TarMember(NamedTuple):
     """A regular file in a tar."""
 
     name: str
-    """Path inside the tar."""
+    """Path within the tar."""
     offset: int
     """Where its first header begins, extended headers included, in bytes."""
     content_offset: int
@@ -46,11 +45,11 @@ class TarEnd(NamedTuple):
     """The end of the members."""
 
     offset: int
-    """Where the next header would begin, in bytes: at the first block of zeros, or at the end of the file."""
+    """Where the next header would begin, in bytes: at the first tar block of zeros, or at the end of the file."""
 
 
 class PartMember(NamedTuple):
-    """A part of a sample, as it lies in a tar."""
+    """A member of a tar that is a part of a sample."""
 
     key: str
     part: str
@@ -60,37 +59,37 @@ class PartMember(NamedTuple):
 
 
 def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Iterator[TarMember | TarEnd]:
-    """Yields the regular files of a tar in order, and the end at last.
+    """Yields the regular files of a tar in order, and then the end.
 
     Args:
         read_at: Reads the file.
         size: Size of the file in bytes.
-        shard: Name for messages.
+        shard: Name of the shard, for messages.
         start: Where the first header begins, in bytes.
 
     Raises:
-        ShardError: The file is no tar, is compressed, ends in the middle of a member, or has a damaged header.
+        ShardError: The file is not a tar, is compressed, ends in the middle of a member, or has a damaged header.
     """
     offset = first = start
     long_name: str | None = None
     long_size: int | None = None
     while True:
-        header = read_at(offset, BLOCK)
+        header = read_at(offset, TAR_BLOCK_BYTES)
         if not header or header == _ZEROS:
             if offset != first:
-                raise ShardError(f"{_at(shard, first)}: the file ends behind an extended header. {_REMEDY}", shard)
+                raise ShardError(f"{_at(shard, first)}: the file ends after an extended header. {_REMEDY}", shard)
             if not header and offset == 0:
-                raise ShardError(f"{shard} is empty (0 bytes): it is no tar file. {_REMEDY}", shard)
+                raise ShardError(f"{shard} is empty (0 bytes): it is not a tar file. {_REMEDY}", shard)
             yield TarEnd(offset)
             return
         member_size, kind = check_header(header, offset, size, shard)
-        content = offset + BLOCK
+        content = offset + TAR_BLOCK_BYTES
         if kind in _WITHOUT_CONTENT:
             offset = first = content
             long_name = long_size = None
             continue
         if kind not in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL) and long_size is not None:
-            # Only a size that does not fit a header may differ from the header's: readers compare the two.
+            # The size may differ from the header's only if it does not fit there: readers compare the two.
             if member_size != long_size < OCTAL_SIZE_LIMIT:
                 raise ShardError(
                     f"{_at(shard, offset)}: a member of {member_size} bytes by its header, and of {long_size} bytes by "
@@ -101,11 +100,10 @@ def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Itera
         if content + member_size > size:
             raise ShardError(
                 f"{_at(shard, offset)}: a member of {member_size} bytes does not fit into the file, which has {size} "
-                "bytes: it was "
-                f"cut off. {_REMEDY}",
+                f"bytes: it was cut off. {_REMEDY}",
                 shard,
             )
-        following = content + -(-member_size // BLOCK) * BLOCK
+        following = content + -(-member_size // TAR_BLOCK_BYTES) * TAR_BLOCK_BYTES
         if kind in (_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK):
             if member_size > _MAX_EXTENDED_BYTES:
                 raise ShardError(f"{_at(shard, offset)}: an extended header of {member_size} bytes. {_REMEDY}", shard)
@@ -135,47 +133,47 @@ def scan_tar(read_at: ReadAt, size: int, shard: str, *, start: int = 0) -> Itera
 
 
 def check_header(header: bytes, offset: int, size: int, shard: str) -> tuple[int, int]:
-    """Returns (size of the content in bytes, type flag) of a header block.
+    """Returns (size of the content in bytes, type flag) of a header.
 
     Raises:
-        ShardError: The block is cut off or is no header; the message says so if the file is compressed.
+        ShardError: The header is cut off or damaged; the message says so if the file is compressed.
     """
     if offset == 0 and header[:2] == b"\x1f\x8b":
         raise ShardError(compressed_message(shard), shard)
-    if len(header) < BLOCK:
+    if len(header) < TAR_BLOCK_BYTES:
         raise ShardError(
             f"{_at(shard, offset)}: the file ends in the middle of a header, after {size} bytes. {_REMEDY}", shard
         )
     stored = _number(header[148:156])
-    # The sum of all bytes with the checksum field taken for 8 spaces.
+    # The sum of all bytes, with 8 spaces in the checksum field.
     unsigned = 256 + sum(header[:148]) + sum(header[156:])
     if stored != unsigned and stored != _signed_sum(header):
-        what = "is no tar file" if offset == 0 else f"has a damaged header at byte {offset}"
+        what = "is not a tar file" if offset == 0 else f"has a damaged header at byte {offset}"
         raise ShardError(f"{shard} {what}: the checksum is {stored}, and should be {unsigned}. {_REMEDY}", shard)
     content_size = _number(header[124:136])
     if content_size is None or content_size < 0:
-        raise ShardError(f"{_at(shard, offset)}: the size {header[124:136]!r} is no number. {_REMEDY}", shard)
+        raise ShardError(f"{_at(shard, offset)}: the size {header[124:136]!r} is not a number. {_REMEDY}", shard)
     return content_size, header[156]
 
 
 def compressed_message(shard: str) -> str:
     """Returns the message for a compressed tar."""
     return (
-        f"{shard} is compressed with gzip. Samples are read at their place in the file, which a compressed tar does "
-        "not allow: "
-        "unpack it (gunzip) to a .tar; media in it are compressed already. Then run `energon-dali prepare PATH`."
+        f"{shard} is compressed with gzip. Samples are read at their position in the file, which a compressed tar "
+        "does not allow. Unpack it to a .tar (gunzip); the media in it are compressed anyway. Then run `energon-dali "
+        "prepare PATH`."
     )
 
 
 def header_name(header: bytes) -> str:
-    """Returns the name in a header block, its prefix included."""
+    """Returns the name in a header, with its prefix."""
     name = _text(header[:100])
     prefix = header[345:500]
     return f"{_text(prefix)}/{name}" if prefix[0] else name
 
 
 def parse_pax(body: bytes, shard: str, offset: int) -> tuple[str | None, int | None]:
-    """Returns (path, size in bytes) of a PAX header, None where it gives none.
+    """Returns (path, size in bytes) of a PAX header, None for what it does not contain.
 
     Raises:
         ShardError: The header is damaged, or describes a sparse file.
@@ -216,10 +214,10 @@ def _text(field: bytes) -> str:
 
 
 def _decimal(digits: bytes, what: str) -> int:
-    """Returns a number of a PAX record. A negative size would lead the scan back to where it was: it would never end.
+    """Returns a number of a PAX record. Negative numbers are rejected: with a negative size the scan would never end.
 
     Raises:
-        ValueError: It is not written in decimal digits alone, or does not fit 64 bits.
+        ValueError: It is not made of decimal digits only, or does not fit 64 bits.
     """
     if not digits.isdigit() or len(digits) > _MAX_DECIMAL_DIGITS:
         raise ValueError(f"the {what} {digits[:_MAX_DECIMAL_DIGITS]!r} is not a number of bytes")
@@ -227,7 +225,7 @@ def _decimal(digits: bytes, what: str) -> int:
 
 
 def _number(field: bytes) -> int | None:
-    """Returns a number field: octal digits, or base 256 where the first bit is set (GNU); None if it is neither."""
+    """Returns a number field: octal digits, or base 256 if the first bit is set (GNU); None if it is neither."""
     if field[0] & 0x80:
         value = int.from_bytes(field[1:], "big")
         return value - (1 << (8 * (len(field) - 1))) if field[0] == 0xFF else value
@@ -241,16 +239,16 @@ def _number(field: bytes) -> int | None:
 
 
 def _signed_sum(header: bytes) -> int:
-    """Returns the checksum as some old programs wrote it, from signed bytes."""
+    """Returns the checksum of signed bytes, as some old programs wrote it."""
     return 256 + sum(byte - 256 if byte > 127 else byte for byte in header[:148] + header[156:])
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
-    """Returns (sample key, part name) of a member, None if it belongs to no sample.
+    """Returns (sample key, part name) of a member, None if it does not belong to a sample.
 
-    The key goes up to the first dot of the file name. Names that start with `__...__` are not data. A file name that
-    begins with a dot belongs to a sample only in a folder without a dot in its name, as in webdataset: `a/.json` is
-    part `json` of sample `a/`.
+    The key ends at the first dot of the file name: `a/b.detail.json` is part `detail.json` of sample `a/b`. Names that
+    start with `__...__` are not data. A file name that begins with a dot belongs to a sample only in a folder without a
+    dot in its name, as in webdataset: `a/.json` is part `json` of sample `a/`.
     """
     if _META.match(name):
         return None
@@ -264,7 +262,7 @@ def split_member_name(name: str) -> tuple[str, str] | None:
 
 
 def group_members(members: Iterable[TarMember | TarEnd]) -> Iterator[PartMember | TarEnd]:
-    """Yields the parts among the members, with the borders of samples: parts with one key in a row are a sample."""
+    """Yields the members that are parts; consecutive parts with the same key make a sample."""
     last_key: str | None = None
     for member in members:
         if isinstance(member, TarEnd):
