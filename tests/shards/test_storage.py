@@ -94,7 +94,7 @@ def check_reading(url: str, expected: dict[str, dict[str, bytes]]) -> None:
         assert isinstance(sample, RawSample)
         assert contents(sample) == expected[sample.key]
     assert "shard 7 was requested" in str(samples[5])
-    assert "sample 99 was asked for" in str(samples[6])
+    assert "sample 99 was requested" in str(samples[6])
     reader.close()
 
 

@@ -43,7 +43,8 @@ def read_tar_index(root: StoragePath, shard: str) -> npt.NDArray[np.uint64]:
     offsets = np.frombuffer(content, "<u8")
     if (offsets[1:] < offsets[:-1]).any():
         raise DatasetFormatError(
-            f"{path} holds offsets that do not grow. Write it again with `energon-dali prepare {shlex.quote(str(root))}`."
+            f"{path} holds offsets that do not grow. Write it again with `energon-dali prepare "
+            f"{shlex.quote(str(root))}`."
         )
     return offsets
 
