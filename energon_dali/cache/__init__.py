@@ -1,4 +1,4 @@
-"""Files beside a dataset: stores that give them by name, references to them, and pools that fetch them ahead."""
+"""Auxiliary files of datasets: stores that read files by name, references to files, and pools that fetch them ahead."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from energon_dali.cache.decode_file_store import DecodeFileStore, FileStoreDecod
 from energon_dali.cache.file_cache_pool import FileCacheLazy, FileStoreCachePool
 from energon_dali.cache.file_store import FileStore, PrimaryFileStore
 from energon_dali.cache.jsonl_file_store import JsonlFileStore
-from energon_dali.cache.lazy import DirectLazy, Lazy, MockLazy, SettledLazy
 from energon_dali.cache.open_store import open_store, resolve_store
-from energon_dali.cache.pool import CachePool, NoCachePool, active_pool, pool_context
+from energon_dali.cache.pool import (
+    CachePool,
+    DirectLazy,
+    Lazy,
+    MockLazy,
+    NoCachePool,
+    SettledLazy,
+    active_pool,
+    pool_context,
+)
 from energon_dali.cache.system_file_store import SystemFileStore
 from energon_dali.cache.webdataset_file_store import WebdatasetFileStore
 

@@ -1,4 +1,4 @@
-"""One file that a cache pool fetches: where it stands, and what was fetched."""
+"""One file that a cache pool fetches: its progress and its content."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from energon_dali.samples import SourceInfo
 
 
 class Progress(Enum):
-    """How far a file has come."""
+    """The progress of a file."""
 
     QUEUED = "queued"
-    """Nobody has begun to fetch it."""
+    """No thread fetches it yet."""
     FETCHING = "fetching"
-    """A thread fetches it, or waits for room to store it."""
+    """A thread is fetching it, or waits for room to store it."""
     STORED = "stored"
     """It is on disk."""
     HELD = "held"
-    """It was wanted before there was room: it is in memory."""
+    """It is in memory, because it was wanted before there was room on disk."""
     FAILED = "failed"
     """It could not be fetched."""
     DIRECT = "direct"
-    """Whoever wants it reads it from its store."""
+    """It is not cached: the thread that wants it reads it from its store."""
 
 
 class CacheEntry:
     """A file, shared by all references to it.
 
     Args:
-        key: What references to the same file have in common.
-        store: Where it is read; None where the value was put away by `to_cache`.
+        key: Equal for all references to the same file.
+        store: Where it is read; None for a value of `to_cache`.
         name: Name of the file.
-        decoded: Keep what the store gives, not the encoded file.
+        decoded: Whether to keep what the store returns, instead of the encoded file.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class CacheEntry:
         self.progress = Progress.QUEUED
         self.references = 1
         self.wanted = 0
-        """Threads that wait for it."""
+        """Number of threads that wait for it."""
         self.size = 0
         """Bytes on disk."""
         self.path: Path | None = None
@@ -82,10 +82,10 @@ class CacheEntry:
         self.source: SourceInfo | None = None
         self.error: Exception | None = None
         self.context = copy_context()
-        """That of the thread that asked for it: retries belong to its loader."""
+        """Context of the thread that asked for it, so that its loader counts the retries."""
 
     def read_store(self) -> tuple[Any, SourceInfo | None]:
-        """Returns (content, where it was read), straight from the store.
+        """Returns (content, where it was read) directly from the store.
 
         Raises:
             FileMissingError: There is no such file.
@@ -96,10 +96,10 @@ class CacheEntry:
         return self.store[self.name] if self.decoded else self.store.read_encoded(self.name)
 
     def pack(self, content: Any) -> bytes | memoryview:
-        """Returns what is written to disk, and notes its digest.
+        """Returns the bytes to write to disk, and records their digest.
 
         Raises:
-            Exception: Whatever pickle raises for what cannot be pickled.
+            Exception: The error of pickle, if the content cannot be pickled.
         """
         self.pickled = self.decoded or not isinstance(content, (bytes, memoryview))
         packed = dump(content) if self.pickled else content
@@ -109,13 +109,13 @@ class CacheEntry:
         return packed
 
     def unpack(self, packed: bytes) -> Any:
-        """Returns the content of what was read from disk; only what this very process wrote is unpickled.
+        """Returns the content of bytes that were read from disk; only what this process wrote itself is unpickled.
 
         Raises:
-            OSError: It is not what was written.
+            OSError: They differ from what was written.
         """
         if len(packed) != self.size:
-            raise OSError(f"{self.path} has {len(packed)} bytes in place of {self.size}")
+            raise OSError(f"{self.path} has {len(packed)} bytes instead of {self.size}")
         if not self.pickled:
             return packed
         if hashlib.blake2b(packed, digest_size=16).digest() != self.digest:
@@ -124,7 +124,7 @@ class CacheEntry:
 
 
 def lost_value(name: str) -> FileMissingError:
-    """Returns the error for a value that `to_cache` put away and that is no longer there."""
+    """Returns the error for a value of `to_cache` that is no longer there."""
     return FileMissingError(
         f"The cached value {name!r} is gone: its cache pool was closed, or its file was removed. Use it while the "
         "loader runs."
@@ -132,7 +132,7 @@ def lost_value(name: str) -> FileMissingError:
 
 
 def dump(value: Any) -> bytes:
-    """Returns a value as a pickle; classes of a script travel by value, and views of read data become bytes."""
+    """Returns a value as a pickle. Classes of a script are pickled by value, and memoryviews become bytes."""
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(value)
     return file.getvalue()

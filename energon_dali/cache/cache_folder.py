@@ -1,4 +1,4 @@
-"""Folders for the files of caches, which do not outlive the processes that own them."""
+"""Folders for the files of caches, removed with the processes that own them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PREFIX = "energon-dali-cache-"
 
 
 class CacheFolder:
-    """A folder that is removed when its owner lets it go, and by the next owner next to it if that was killed.
+    """A folder that its owner removes, or the next owner of a folder in the same place if this one was killed.
 
     Args:
-        parent: Folder in which to make it; made if it is not there. Folders of dead processes in it are removed.
+        parent: Folder in which to create it; created if missing. Folders of dead processes in it are removed.
 
     Raises:
-        StorageError: It cannot be made.
+        StorageError: It cannot be created.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -30,23 +30,23 @@ class CacheFolder:
             self._folder = OwnedFolder(parent, PREFIX)
         except OSError as error:
             raise StorageError(
-                f"No cache folder can be made in {parent}: {error}. Give parent_cache_dir a folder on a local disk "
-                "that may be written to."
+                f"Cannot create a cache folder in {parent}: {error}. Give parent_cache_dir a writable folder on a "
+                "local disk."
             ) from error
         self.path = self._folder.path
 
     def remove(self) -> None:
-        """Removes the folder with everything in it; may be called again."""
+        """Removes the folder with everything in it; may be called more than once."""
         self._folder.remove()
 
 
 class ProcessFolder:
-    """The folder of one process: its own, or one inside that of the process that it works for.
+    """The folder of one process, inside the folder of the process that it works for, if there is one.
 
     Args:
-        parent: Where to make one of its own.
-        root: Folder of the process that this one works for; None makes one.
-        owned: Remove that folder too.
+        parent: Where to create its own root folder.
+        root: Folder of the process that this one works for; None creates one in `parent`.
+        owned: Whether to remove `root` too.
     """
 
     def __init__(self, parent: Path, root: Path | None, *, owned: bool = False) -> None:
@@ -57,14 +57,15 @@ class ProcessFolder:
         self._own: CacheFolder | None = None
         self._path: Path | None = None
         self._removed = False
-        # Threads come for the folder together; the collector may remove it while this very thread makes it.
+        # Threads ask for the folder at the same time, and the garbage collector may remove it while this thread creates
+        # it.
         self._lock = threading.RLock()
 
     def root(self) -> Path:
-        """Returns the folder that other processes make theirs in.
+        """Returns the folder in which other processes create theirs.
 
         Raises:
-            StorageError: It cannot be made.
+            StorageError: It cannot be created.
         """
         with self._lock:
             if self._root is None:
@@ -78,7 +79,7 @@ class ProcessFolder:
         """Returns the folder for the files of this process.
 
         Raises:
-            StorageError: It cannot be made.
+            StorageError: It cannot be created.
         """
         with self._lock:
             if self._path is None:
@@ -88,16 +89,16 @@ class ProcessFolder:
         return path
 
     def _check_removed(self, path: Path) -> None:
-        """Removes what was made while `remove` was called; not inside the lock, where that would not be seen."""
+        """Removes a folder that was created while `remove` ran. Called outside the lock, where it sees `_removed`."""
         if self._removed:
             self.remove()
             raise StorageError(f"The cache folder {path} was removed with its pool.")
 
     def make_root(self) -> Path:
-        """Returns a new folder for a pool that works with a share of the limits.
+        """Returns a new folder for a pool that has a share of the limits.
 
         Raises:
-            StorageError: It cannot be made.
+            StorageError: It cannot be created.
         """
         return self._make("share-")
 
@@ -107,15 +108,15 @@ class ProcessFolder:
             return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         except OSError as error:
             raise StorageError(
-                f"No cache folder can be made in {root}: {error}. A pool that was closed takes its folder along: "
-                "close it after the loader."
+                f"Cannot create a cache folder in {root}: {error}. Closing a pool removes its folder: close it after "
+                "the loader."
             ) from error
 
     def remove(self) -> None:
-        """Removes the folder; there is no other afterwards.
+        """Removes the folder for good.
 
-        Never waits: the collector calls this in the middle of anything. A thread that makes the folder at this moment
-        removes it itself.
+        Never waits, because the garbage collector may call this at any point. A thread that is creating the folder at
+        this moment removes it itself.
         """
         self._removed = True
         if not self._lock.acquire(blocking=False):

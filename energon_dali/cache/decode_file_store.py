@@ -14,11 +14,11 @@ from energon_dali.samples.media_metadata import MediaMetadata
 
 
 class FileStoreDecoder(ABC):
-    """Decodes files by their names; SampleDecoder and DaliDecoder are such decoders too."""
+    """Decodes files by their names; SampleDecoder and DaliDecoder do so too."""
 
     @abstractmethod
     def decode(self, fname: str, data: bytes) -> Any:
-        """Returns a file decoded.
+        """Returns the decoded content of a file.
 
         Args:
             fname: Name of the file; its suffix says what it is.
@@ -27,28 +27,28 @@ class FileStoreDecoder(ABC):
 
 
 class StagingDecoder(Protocol):
-    """A decoder that may leave media encoded where they are read, to be decoded later in a block."""
+    """A decoder that may leave media encoded in the worker, to be decoded later in a block."""
 
     def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
-        """Returns what a file becomes where it is read: a decoded value, or a handle."""
+        """Returns what a file becomes in the worker: a decoded value, or a handle."""
 
 
 class DecodeFileStore(FileStore[Any]):
-    """Decodes what another store gives.
+    """Decodes the files of another store.
 
     With a decoder that works in the rank's process (DaliDecoder) media become handles, which the decode stage decodes
-    in the same blocks as the media of the samples; `handle.decode()` gives the pixels at once.
+    in the same blocks as the media of the samples; `handle.decode()` returns the pixels at once.
 
     Args:
-        inner: Gives encoded files.
-        decoder: SampleDecoder, DaliDecoder, or a FileStoreDecoder of one's own.
-        seed: Seed of the sample that is being made, for random operations of the decoder; None draws all from 0.
-        name: Tells stores apart whose files have equal names, for random operations.
-        current_key: Key of the sample, where `inner` holds the parts of samples: its parts get the seeds that they
+        inner: Store of encoded files.
+        decoder: SampleDecoder, DaliDecoder, or your own FileStoreDecoder.
+        seed: Seed of the current sample, for random operations of the decoder; None uses seed 0 for all.
+        name: Distinguishes, for random operations, stores whose files have equal names.
+        current_key: Key of the sample, if `inner` has the parts of samples: its parts then get the seeds that they
             have in the sample itself.
 
     Raises:
-        ConfigError: The decoder is none.
+        ConfigError: The decoder is not one.
     """
 
     @explain_call
@@ -86,14 +86,14 @@ class DecodeFileStore(FileStore[Any]):
         return self.inner.read_encoded(key)
 
     def decode_content(self, key: str, content: Any, source: SourceInfo) -> Any:
-        """Returns a file decoded, or the handle of its media.
+        """Returns the decoded content of a file, or a handle for media.
 
         Raises:
             DecodeError: It cannot be decoded; the message names it.
         """
         content = self.inner.decode_content(key, content, source)
         if not isinstance(content, (bytes, memoryview)):
-            return content  # a store that gives values, such as the lines of a JSONL file
+            return content  # the store returns values, not files
         try:
             decoder: Any = self.decoder
             if getattr(decoder, "overrides_decode", False):
@@ -109,7 +109,7 @@ class DecodeFileStore(FileStore[Any]):
         return self.inner.identity(key)
 
     def for_sample(self, seed: int, current_key: str | None = None) -> DecodeFileStore:
-        """Returns this store with the seed of one sample; it shares the files that are open."""
+        """Returns this store with the seed of one sample; both share the open files."""
         return DecodeFileStore(self.inner, decoder=self.decoder, seed=seed, name=self._name, current_key=current_key)
 
     def close(self) -> None:
@@ -127,9 +127,9 @@ class DecodeFileStore(FileStore[Any]):
 
 
 def suffix_of(key: str) -> str:
-    """Returns the suffix of a file name, with the one before it where it is `.gz`; "" if it has none.
+    """Returns the suffix of a file name, with the one before it if it is `.gz`; "" if it has none.
 
-    A decoder learns what a name means once and remembers it, so it must not be given a new name with every file.
+    A decoder remembers the meaning of each name that it was given, so it must not get a new name with every file.
     """
     pieces = key.rpartition("/")[2].split(".")
     if len(pieces) == 1:

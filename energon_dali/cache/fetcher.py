@@ -1,4 +1,4 @@
-"""Fetches files in the background and keeps them on disk, within a limit; the inside of a cache pool in one process."""
+"""Fetches files in the background and keeps them on disk within a limit: the part of a cache pool in one process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from energon_dali.errors import DatasetError
 from energon_dali.samples import SourceInfo
 
 _LOG = logging.getLogger(__name__)
-_LOOK_SECONDS = 1.0
-"""A waiting thread looks up this often, for references that were dropped while nobody could be told."""
+_POLL_SECONDS = 1.0
+"""A waiting thread looks this often for references that were dropped without a notification."""
 _JOIN_SECONDS = 5.0
 
 
 class Fetcher:
-    """Fetches what is asked for, first come, first served, with a few threads that start when they are needed.
+    """Fetches files in the order in which they are asked for, on a few threads that start when they are needed.
 
-    What is on disk never exceeds the limits: a thread that has fetched a file waits for room, and hands it over in
-    memory if it is wanted before there is any.
+    The files on disk never exceed the limits: a thread that has fetched a file waits for room, and keeps the file in
+    memory if it is wanted before there is room.
 
     Args:
-        folder: Gives the folder for the files; called when the first one is stored.
-        threads: Files that are fetched at a time.
-        max_bytes: Bytes on disk at most.
-        max_files: Files on disk at most.
+        folder: Returns the folder for the files; called when the first one is stored.
+        threads: Number of files that are fetched at a time.
+        max_bytes: Most bytes on disk.
+        max_files: Most files on disk.
     """
 
     def __init__(self, folder: Callable[[], Path], threads: int, max_bytes: int, max_files: int) -> None:
@@ -50,16 +50,16 @@ class Fetcher:
         self._dropped: deque[CacheEntry] = deque()
         self._threads: list[threading.Thread] = []
         self._fetching = 0
-        self._told = False
-        """Whether the log has it that the disk fails."""
+        self._logged = False
+        """Whether a failing disk was logged."""
         self._names = itertools.count()
 
-    # --- what the pool asks ----------------------------------------------------------------------------------------
+    # --- called by the pool ----------------------------------------------------------------------------------------
 
     def ask(self, key: Hashable, make: Callable[[], CacheEntry]) -> CacheEntry:
-        """Returns the entry of a file, with one more reference; a new one is fetched from now on."""
+        """Returns the entry of a file, with one more reference; a new entry is queued to be fetched."""
         with self._change:
-            self._let_go()
+            self._forget_dropped()
             entry = self._entries.get(key)
             if entry is not None:
                 entry.references += 1
@@ -72,10 +72,10 @@ class Fetcher:
             return entry
 
     def keep(self, entry: CacheEntry, value: Any) -> None:
-        """Stores a value now; where there is no room, it stays in memory."""
+        """Stores a value now; if there is no room, it stays in memory."""
         packed = entry.pack(value)
         with self._change:
-            self._let_go()
+            self._forget_dropped()
             fits = self._reserve(entry)
         if fits and self._write(entry, packed):
             entry.progress = Progress.STORED
@@ -93,14 +93,14 @@ class Fetcher:
             return entry.read_store()
         try:
             with self._change:
-                self._let_go()
+                self._forget_dropped()
                 if entry.progress is Progress.QUEUED:
                     self._queue.pop(entry, None)
                     entry.progress = Progress.DIRECT
                 entry.wanted += 1
                 self._change.notify_all()
                 while entry.progress is Progress.FETCHING and not self.closed:
-                    self._change.wait(_LOOK_SECONDS)
+                    self._change.wait(_POLL_SECONDS)
                 entry.wanted -= 1
                 progress, error = entry.progress, entry.error
             if progress is Progress.FAILED and error is not None:
@@ -108,7 +108,7 @@ class Fetcher:
             if progress is Progress.HELD:
                 return entry.content, entry.source
             if progress is Progress.STORED:
-                # A file that is gone (the folder was removed, a disk was cleaned) costs a second read, no sample.
+                # A file that is gone (the folder was removed, a disk was cleaned) is read again from its store.
                 with contextlib.suppress(OSError):
                     assert entry.path is not None
                     return entry.unpack(entry.path.read_bytes()), entry.source
@@ -117,13 +117,13 @@ class Fetcher:
             self.drop(entry)
 
     def drop(self, entry: CacheEntry) -> None:
-        """Gives up a reference. Never waits: the collector may call this in any thread at any moment."""
+        """Gives up a reference. Never waits: the garbage collector may call this in any thread at any moment."""
         if self.pid != os.getpid():
             return
         self._dropped.append(entry)
         if self._change.acquire(blocking=False):
             try:
-                self._let_go()
+                self._forget_dropped()
             finally:
                 self._change.release()
 
@@ -135,12 +135,12 @@ class Fetcher:
             self._change.release()
 
     def join(self) -> None:
-        """Waits for the threads, which end after the file they are fetching."""
+        """Waits for the threads, each of which ends after the file that it is fetching."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_SECONDS)
 
-    # --- inside; everything below is called with the lock held, unless it says otherwise ----------------------------
+    # --- internal; called with the lock held, unless a method says otherwise ---------------------------------------
 
     def _start_thread(self) -> None:
         # Daemons: a read that hangs must not keep the process from ending.
@@ -148,7 +148,7 @@ class Fetcher:
         thread.start()
         self._threads.append(thread)
 
-    def _let_go(self) -> None:
+    def _forget_dropped(self) -> None:
         """Forgets entries without references, and their files."""
         changed = False
         while self._dropped:
@@ -169,7 +169,7 @@ class Fetcher:
         return self.stored_files < self._max_files and self.stored_bytes + entry.size <= self._max_bytes
 
     def _reserve(self, entry: CacheEntry) -> bool:
-        """Takes room for a file; returns whether there is any."""
+        """Reserves room for a file; returns whether there is any."""
         if not self._fits(entry):
             return False
         self.stored_bytes += entry.size
@@ -177,7 +177,7 @@ class Fetcher:
         return True
 
     def _release(self, entry: CacheEntry) -> None:
-        """Gives room back, and removes the file."""
+        """Removes the file and frees its room."""
         if entry.path is not None:
             with contextlib.suppress(OSError):
                 entry.path.unlink(missing_ok=True)
@@ -186,19 +186,19 @@ class Fetcher:
         self.stored_files -= 1
 
     def _write(self, entry: CacheEntry, packed: bytes | memoryview) -> bool:
-        """Writes a file whose room is reserved, without the lock; returns whether it worked, gives room back if not."""
+        """Writes a file whose room is reserved, without the lock. Returns whether it worked; if not, frees the room."""
         try:
             entry.path = self._folder() / str(next(self._names))
             with entry.path.open("xb") as file:
                 file.write(packed)
-        except Exception as error:  # a full disk: whoever wants the file reads it from its store
+        except Exception as error:  # such as a full disk: the thread that wants the file reads it from its store
             with self._change:
                 self._release(entry)
-                told, self._told = self._told or self.closed, True
-            if not told:
+                logged, self._logged = self._logged or self.closed, True
+            if not logged:
                 _LOG.warning(
-                    "A file fetched ahead could not be kept on disk (%s): such files are read a second time when they "
-                    "are wanted. Give FileStoreCachePool a parent_cache_dir that can be written to and has room for "
+                    "A file that was fetched ahead could not be kept on disk (%s): such files are read again when they "
+                    "are wanted. Give FileStoreCachePool a writable parent_cache_dir with room for "
                     "max_cache_size_gbytes.",
                     error,
                 )
@@ -206,12 +206,12 @@ class Fetcher:
         return True
 
     def _work(self) -> None:
-        """What a thread does, without the lock."""
+        """Thread body, without the lock."""
         while True:
             with self._change:
                 while not self._queue and not self.closed:
-                    self._change.wait(_LOOK_SECONDS)
-                    self._let_go()
+                    self._change.wait(_POLL_SECONDS)
+                    self._forget_dropped()
                 if self.closed:
                     return
                 entry = next(iter(self._queue))
@@ -220,7 +220,7 @@ class Fetcher:
                 self._fetching += 1
             try:
                 progress = self._fetch(entry)
-            except BaseException as error:  # SystemExit too: the thread would end, and take() wait for the entry
+            except BaseException as error:  # SystemExit too: it would end the thread, and `take` would wait forever
                 entry.error, progress = _error_of(entry, error), Progress.FAILED
             with self._change:
                 self._fetching -= 1
@@ -231,7 +231,7 @@ class Fetcher:
             del entry
 
     def _fetch(self, entry: CacheEntry) -> Progress:
-        """Fetches a file and stores it, without the lock; returns how far that came."""
+        """Fetches a file and stores it, without the lock; returns its progress."""
         try:
             content, entry.source = entry.context.run(entry.read_store)
             packed = entry.pack(content)
@@ -241,8 +241,8 @@ class Fetcher:
         with self._change:
             never = entry.size > self._max_bytes or self._max_files < 1
             while not (never or self._fits(entry) or entry.wanted or self.closed or entry.references <= 0):
-                self._change.wait(_LOOK_SECONDS)
-                self._let_go()
+                self._change.wait(_POLL_SECONDS)
+                self._forget_dropped()
             if self.closed or entry.references <= 0:
                 return Progress.DIRECT
             if not self._reserve(entry):
@@ -254,12 +254,12 @@ class Fetcher:
 
 
 def _error_of(entry: CacheEntry, error: BaseException) -> Exception:
-    """Returns the error for whoever wants an entry; SystemExit and its kin would end that thread, or its process."""
+    """Returns the error to raise where an entry is wanted: SystemExit and the like would end the thread or process."""
     if isinstance(error, Exception):
         return error
     found = DatasetError(
-        f"{type(error).__name__}({error}) was raised while {entry.name!r} was read from {entry.store!r}. Raise "
-        "DatasetError or another Exception in a FileStore: only one sample then fails."
+        f"{type(error).__name__}({error}) was raised while {entry.name!r} was read from {entry.store!r}. In a "
+        "FileStore, raise DatasetError or another Exception, so that only one sample fails."
     )
     found.__cause__ = error
     return found

@@ -13,8 +13,7 @@ from energon_dali.cache.cache_entry import CacheEntry, lost_value
 from energon_dali.cache.cache_folder import ProcessFolder
 from energon_dali.cache.fetcher import Fetcher
 from energon_dali.cache.file_store import FileStore
-from energon_dali.cache.lazy import Lazy
-from energon_dali.cache.pool import CachePool
+from energon_dali.cache.pool import CachePool, Lazy
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
@@ -26,25 +25,25 @@ _GIGABYTE = 1024**3
 
 
 class FileStoreCachePool(CachePool):
-    """Fetches files in the background to local disk, and gives them from there.
+    """Fetches files in the background to local disk, and reads them from there.
 
-    For stores that are slow to answer, and buffers of samples (packing, shuffling) that would not fit in memory with
-    their media. Files are removed as soon as the last reference to them was used or dropped; the folder goes with the
-    pool, and with the next pool beside it if this process is killed. Threads and folder come with the first file, in
-    each process its own. The limits hold for all processes of a loader together.
+    For slow stores, and for buffers of samples (packing, shuffling) that would not fit in memory with their media. A
+    file is removed as soon as the last reference to it was used or dropped. The pool removes its folder; if this
+    process is killed, the next pool with the same parent folder does. Each process creates its folder and threads with
+    its first file. The limits hold for all processes of a loader together.
 
     Args:
-        parent_cache_dir: Folder on a local disk in which the pool makes its own; None is the system's for temporary
-            files.
-        num_workers: Files that each process fetches at a time.
-        max_cache_size_gbytes: Disk space at most, in 1024**3 bytes. Fetching waits when it is used up; what is wanted
-            then is read without the cache.
-        max_cache_count: Files on disk at most.
-        method: "raw" keeps files as they are in their store, "pickle" keeps them decoded, and reads back only what the
+        parent_cache_dir: Folder on a local disk in which the pool creates its own; None is the system's folder for
+            temporary files.
+        num_workers: Number of files that each process fetches at a time.
+        max_cache_size_gbytes: Most disk space, in 1024**3 bytes. When it is used up, fetching waits, and files that are
+            wanted are read without the cache.
+        max_cache_count: Most files on disk.
+        method: "raw" keeps files as they are in their store; "pickle" keeps them decoded, and reads back only what the
             same process wrote.
 
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument is invalid.
     """
 
     @explain_call
@@ -61,8 +60,8 @@ class FileStoreCachePool(CachePool):
             raise ConfigError(f"method={method!r} is unknown: give one of {', '.join(map(repr, get_args(Method)))}.")
         if num_workers < 1 or max_cache_count < 0 or not 0 <= max_cache_size_gbytes < math.inf:
             raise ConfigError(
-                f"FileStoreCachePool({num_workers=}, {max_cache_size_gbytes=}, {max_cache_count=}) cannot work: give "
-                "at least 1 worker, and finite limits that are not negative."
+                f"FileStoreCachePool({num_workers=}, {max_cache_size_gbytes=}, {max_cache_count=}) is invalid: give at "
+                "least 1 worker, and finite limits that are not negative."
             )
         self.parent_cache_dir = Path(parent_cache_dir or tempfile.gettempdir()).absolute()
         self.num_workers = num_workers
@@ -70,7 +69,7 @@ class FileStoreCachePool(CachePool):
         self.max_count = max_cache_count
         self.method: Method = method
         self._root: Path | None = None
-        """Folder of the process that this one works for; None where this one works for itself."""
+        """Folder of the process that this one works for; None if there is none."""
         self._owns_root = False
         self._folder: ProcessFolder | None = None
         self._fetcher: Fetcher | None = None
@@ -80,7 +79,7 @@ class FileStoreCachePool(CachePool):
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
-        """Returns a reference to a file that is fetched from now on, once for all references to it.
+        """Returns a reference to a file, and starts to fetch the file, once for all references to it.
 
         Args:
             ds: The store.
@@ -91,13 +90,13 @@ class FileStoreCachePool(CachePool):
         """
         fetcher = self._open()
         decoded = self.method == "pickle"
-        # What a store decodes may depend on the sample (random crops), so decoded files belong to one store object.
+        # Decoding may depend on the sample (random crops), so decoded files belong to one store object.
         key = (ds.identity(fname), id(ds) if decoded else 0)
         entry = fetcher.ask(key, lambda: CacheEntry(key, ds, fname, decoded=decoded))
         return FileCacheLazy(ds, fname, self, entry, fetcher)
 
     def to_cache(self, data: T, name: str) -> FileCacheLazy[T]:
-        """Puts a value on disk, and returns a reference to it; where there is no room, it stays in memory.
+        """Writes a value to disk and returns a reference to it; if there is no room, it stays in memory.
 
         Args:
             data: The value; picklable.
@@ -112,9 +111,9 @@ class FileStoreCachePool(CachePool):
         return FileCacheLazy(None, name, self, entry, fetcher)
 
     def close(self) -> None:
-        """Ends the threads and removes the files; may be called again. References still give their data, if slower.
+        """Ends the threads and removes the files; may be called more than once.
 
-        A value of `to_cache` that was not asked for before is gone.
+        References can still fetch their data from the store. A value of `to_cache` that was not read before is lost.
         """
         fetcher = self._open() if self._fetcher is None else self._fetcher
         fetcher.shut_down()
@@ -124,17 +123,17 @@ class FileStoreCachePool(CachePool):
                 self._end()
 
     def shared_by(self, processes: int) -> FileStoreCachePool:
-        """Returns a pool with one process's share of the limits, whose folder lies in this pool's and goes with it.
+        """Returns a pool with one process's share of the limits, whose folder is inside that of this pool.
 
         Args:
-            processes: How many share, at least 1.
+            processes: Number of processes, at least 1.
 
         Returns:
-            A pool to be given to each process; `close` removes the files of all of them. This pool itself for one.
+            A pool for each process; its `close` removes the files of all of them. This pool itself for one process.
 
         Raises:
             ConfigError: This pool is closed.
-            StorageError: No folder can be made.
+            StorageError: The folder cannot be created.
         """
         if processes < 2:
             return self
@@ -153,16 +152,16 @@ class FileStoreCachePool(CachePool):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes on disk, of this process."""
+        """Number of bytes that this process has on disk."""
         return 0 if self._fetcher is None else self._fetcher.stored_bytes
 
     @property
     def cached_count(self) -> int:
-        """Files on disk, of this process."""
+        """Number of files that this process has on disk."""
         return 0 if self._fetcher is None else self._fetcher.stored_files
 
     def _open(self) -> Fetcher:
-        """Returns what works for this process.
+        """Returns the fetcher of this process.
 
         Raises:
             ConfigError: The pool is closed.
@@ -179,7 +178,7 @@ class FileStoreCachePool(CachePool):
         """Raises ConfigError if this pool was closed in this process."""
         fetcher = self._fetcher
         if fetcher is not None and fetcher.pid == os.getpid() and fetcher.closed:
-            raise ConfigError("The FileStoreCachePool was closed. Make another, or close it after the loader.")
+            raise ConfigError("The FileStoreCachePool was closed. Make a new one, or close it after the loader.")
 
     def __getstate__(self) -> dict[str, Any]:
         self._open()
@@ -196,7 +195,7 @@ class FileCacheLazy(Lazy[T]):
         fname: Name of the file.
         pool: The pool; kept alive by its references.
         entry: The file, or value.
-        fetcher: What fetches it.
+        fetcher: Fetches it.
     """
 
     __slots__ = ("_entry", "_fetcher")
@@ -212,7 +211,7 @@ class FileCacheLazy(Lazy[T]):
 
     def _fetch(self) -> tuple[Any, SourceInfo | None]:
         entry, self._entry = self._entry, None
-        if entry is None:  # it failed before; whoever asks again gets another try, from the store
+        if entry is None:  # it failed before: try again, from the store
             if self.ds is None:
                 raise lost_value(self.fname)
             return self.ds[self.fname]
@@ -229,22 +228,22 @@ class FileCacheLazy(Lazy[T]):
 
 
 def _end(fetcher: Fetcher, folder: ProcessFolder) -> None:
-    """Ends a pool in the process that opened it; never waits, as the collector may call it."""
+    """Ends a pool in the process that opened it. Never waits, because the garbage collector may call it."""
     if folder.pid == os.getpid():
         fetcher.shut_down()
         folder.remove()
 
 
 def check_cache_pool(pool: object) -> CachePool | None:
-    """Returns the pool.
+    """Returns the pool after checking it.
 
     Raises:
-        ConfigError: It is none, or closed.
+        ConfigError: It is not a pool, or it is closed.
     """
     if isinstance(pool, FileStoreCachePool):
         pool.assert_open()
     if pool is None or isinstance(pool, CachePool):
         return pool
     raise ConfigError(
-        f"cache_pool={pool!r} is no CachePool. Give FileStoreCachePool(...), NoCachePool(), or None for no cache."
+        f"cache_pool={pool!r} is not a CachePool. Give FileStoreCachePool(...), NoCachePool(), or None for no cache."
     )

@@ -1,4 +1,4 @@
-"""Random access to files by name: what cookers read from beside the samples of their dataset."""
+"""Random access to files by name, for cookers that read more than the samples of their dataset."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 class FileStore(ABC, Generic[T]):
     """Files that are found by their names.
 
-    A store of one's own needs `__getitem__` and `get_path`. Stores travel to worker processes, so they are picklable
-    and open what they need when it is first asked for; they are used by several threads at a time.
+    Your own store needs `__getitem__` and `get_path`. Stores travel to worker processes and several threads use them at
+    a time: a store must be picklable, and open its files when they are first used.
     """
 
     @abstractmethod
@@ -33,7 +33,7 @@ class FileStore(ABC, Generic[T]):
         """Returns the path or URL of the store."""
 
     def get(self, key: str, sample: Any = None) -> T:
-        """Returns the content of a file, and adds where it was read to the `__sources__` of a sample.
+        """Returns the content of a file, and adds its source to the `__sources__` of a sample.
 
         Args:
             key: Name of the file.
@@ -48,18 +48,18 @@ class FileStore(ABC, Generic[T]):
         return content
 
     def get_media_metadata(self, key: str) -> MediaMetadata:
-        """Returns what is known of a media file before it is decoded.
+        """Returns what the index says about a media file, without decoding it.
 
         Raises:
-            DatasetError: This store keeps no such facts, or none of this file.
+            DatasetError: This store has no media metadata, or none of this file.
         """
         raise DatasetError(
-            f"{self.get_path()} keeps no media metadata ({type(self).__name__}). Run `energon-dali prepare-media` on "
-            "the dataset and read it as a dataset or a folder, or decode the file."
+            f"{self.get_path()} has no media metadata ({type(self).__name__}). Run `energon-dali prepare-media` on the "
+            "dataset and read it as a dataset or a folder, or decode the file."
         )
 
     def read_encoded(self, key: str) -> tuple[Any, SourceInfo]:
-        """Returns (content before any decoding, where it was read); what a cache on disk keeps.
+        """Returns (content before any decoding, where it was read), for a cache on disk.
 
         Raises:
             FileMissingError: There is no such file.
@@ -68,7 +68,7 @@ class FileStore(ABC, Generic[T]):
         return self[key]
 
     def decode_content(self, key: str, content: Any, source: SourceInfo) -> T:
-        """Returns what `self[key]` gives, made of what `read_encoded` gave.
+        """Returns the content of `self[key]`, made from that of `read_encoded`.
 
         Raises:
             DecodeError: It cannot be decoded.
@@ -76,15 +76,15 @@ class FileStore(ABC, Generic[T]):
         return content  # type: ignore[no-any-return]
 
     def identity(self, key: str) -> tuple[str, str, str]:
-        """Returns what tells a file from all others: (kind of store, path of the store, whole name)."""
+        """Returns a unique identity of a file: (kind of store, path of the store, full name)."""
         return type(self).__qualname__, self.get_path(), key
 
     def close(self) -> None:
-        """Lets go of open files; they are opened anew when needed."""
+        """Closes open files; they are opened again when needed."""
 
 
 class PrimaryFileStore(FileStore[T]):
-    """A store in which names that begin with a dot stand for the parts of one sample.
+    """A store in which names that begin with a dot are the parts of one sample.
 
     Args:
         inner: The store.
@@ -124,11 +124,11 @@ class PrimaryFileStore(FileStore[T]):
 
 
 def add_source(sample: Any, source: SourceInfo | None) -> None:
-    """Adds where something was read to the `__sources__` of a sample, unless it is there.
+    """Adds a source to the `__sources__` of a sample, unless it has it already.
 
     Args:
-        sample: A dict, Sample or batch; anything else is left alone.
-        source: What to add; None adds nothing.
+        sample: A dict, Sample or batch; anything else is not changed.
+        source: The source; None adds nothing.
     """
     if sample is None or source is None:
         return
@@ -143,7 +143,7 @@ def add_source(sample: Any, source: SourceInfo | None) -> None:
 
 
 def split_file_name(name: str) -> tuple[str, str]:
-    """Returns (sample key, part name) of a file name: what is before and behind the first dot of its last component."""
+    """Returns (sample key, part name) of a file name: the text before and after the first dot of its last component."""
     directory, slash, base = name.rpartition("/")
     key, _, part = base.partition(".")
     return f"{directory}{slash}{key}", part

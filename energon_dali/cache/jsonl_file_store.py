@@ -16,13 +16,13 @@ from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 class JsonlFileStore(FileStore[bytes]):
     """Reads lines of a prepared JSONL file: `store["5.json"]`, or `store["5"]`, is the sixth.
 
-    Picklable, and for any number of threads.
+    Picklable and thread-safe.
 
     Args:
         path: The `.jsonl` file.
 
     Raises:
-        DatasetFormatError: It is not prepared, or changed since.
+        DatasetFormatError: It is not prepared, or has changed since.
         StorageError: It cannot be read.
     """
 
@@ -35,7 +35,7 @@ class JsonlFileStore(FileStore[bytes]):
         """Returns (line, where it was read).
 
         Args:
-            key: Number of the line, blank lines not counted, with `.json` behind it or without.
+            key: Number of the line, blank lines not counted, with or without the suffix `.json`.
 
         Raises:
             FileMissingError: There is no such line.

@@ -1,4 +1,4 @@
-"""Opens a store of files from the form in which a metadataset names it."""
+"""Opens the store of files that a metadataset refers to."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def open_store(
     Args:
         reference: Path or URL of a prepared dataset of tar shards or of a JSONL file; `filesystem://PATH` or
             `filesystem+SCHEME://...` for the files of a folder; or `{"path": ...}` and `{"fs_path": ...}` for the same.
-        base: Folder from which relative paths are counted; None is the working directory.
-        decoder: Decodes the files; None gives their bytes.
+        base: Folder to which relative paths are relative; None is the working directory.
+        decoder: Decodes the files; None returns their bytes.
 
     Raises:
-        ConfigError: The reference cannot be understood.
+        ConfigError: The reference is invalid.
         DatasetFormatError: The dataset is not prepared.
         StorageError: It cannot be read.
     """
-    place, is_folder = resolve_store(reference, base)
+    path, is_folder = resolve_store(reference, base)
     store: FileStore[Any]
     if is_folder:
-        store = SystemFileStore(place)
-    elif place.name.endswith(".jsonl"):
-        store = JsonlFileStore(place)
+        store = SystemFileStore(path)
+    elif path.name.endswith(".jsonl"):
+        store = JsonlFileStore(path)
     else:
-        store = WebdatasetFileStore(place)
+        store = WebdatasetFileStore(path)
     return store if decoder is None else DecodeFileStore(store, decoder=decoder)
 
 
 def resolve_store(
     reference: str | os.PathLike[str] | Mapping[str, Any], base: StoragePath | None = None
 ) -> tuple[StoragePath, bool]:
-    """Returns (place, whether it is a plain folder) of a reference; arguments as for `open_store`.
+    """Returns (path, whether it is a plain folder) of a reference; arguments as for `open_store`.
 
     Raises:
-        ConfigError: The reference cannot be understood.
+        ConfigError: The reference is invalid.
         StorageError: The URL's scheme is not known.
     """
     if isinstance(reference, Mapping):
@@ -87,6 +87,6 @@ def resolve_store(
 
 def _not_understood(reference: object) -> ConfigError:
     return ConfigError(
-        f"{reference!r} names no store. Write the path or URL of a prepared dataset, filesystem://PATH or "
+        f"{reference!r} does not name a store. Write the path or URL of a prepared dataset, filesystem://PATH or "
         "filesystem+msc://... for the files of a folder, or {path: ...} or {fs_path: ...} for the same."
     )

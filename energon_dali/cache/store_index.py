@@ -1,4 +1,4 @@
-"""The tables of `index.sqlite`, asked for single names, from any thread and any process."""
+"""Looks up single names in the tables of `index.sqlite`, from any thread and any process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_ke
 class StoreIndex:
     """Looks up parts and media metadata by name, about 10 us each.
 
-    Read-only. The file is opened when first asked, in each process anew; a remote one is copied to local disk for
-    that. Picklable, and for any number of threads.
+    Read-only. Each process opens the file at its first query; a remote one is copied to local disk for that. Picklable
+    and thread-safe.
 
     Args:
         root: Folder of the dataset.
@@ -48,7 +48,7 @@ class StoreIndex:
         self._db: SqliteFile | None = None
 
     def part(self, sample_key: str, part_name: str) -> tuple[int, int, int] | None:
-        """Returns (number of the shard, offset of the content, size) in bytes of a part; None if there is none.
+        """Returns (index of the shard, offset of the content, size) of a part, in bytes; None if there is none.
 
         Raises:
             DatasetFormatError: There is no index, or it is damaged or too old.
@@ -66,13 +66,13 @@ class StoreIndex:
         return number, offset, size
 
     def media_metadata(self, name: str) -> MediaMetadata:
-        """Returns what is known of a media file.
+        """Returns the metadata of a media file.
 
         Args:
             name: `KEY.PART`, or the path in a plain folder.
 
         Raises:
-            FileMissingError: Nothing is known of it.
+            FileMissingError: There is none of this file.
             DatasetFormatError: There is no index, or it has no media metadata, or it is damaged.
         """
         row = self._ask({"media_metadata"}, _MEDIA, (name,))
@@ -88,7 +88,7 @@ class StoreIndex:
             self._forget()  # a connection must not be used on both sides of a fork
 
         def attempt() -> Any:
-            # A remote file is fetched before the lock is taken: that has pauses of its own.
+            # A remote file is fetched before the lock is taken, because fetching retries with its own pauses.
             fetched = self._fetch() if self._db is None and not self.root.is_local else None
             with self._lock:
                 db = self._db = self._db or fetched or self._open()
@@ -97,16 +97,16 @@ class StoreIndex:
                     raise self._garbled(f"has no table {', '.join(sorted(tables - db.tables))}", what)
                 try:
                     return db.execute(query, values).fetchone()
-                except UnicodeEncodeError:  # a key that is not text is not a key of the index
+                except UnicodeEncodeError:  # all keys of the index are text
                     return None
                 except DAMAGE as error:
-                    self._db = None  # a descriptor of a network file system may stay stale
+                    self._db = None  # opened again: a descriptor on a network file system may stay stale
                     raise io_error(error) or self._garbled(f"cannot be read ({str(error)[:200]})") from error
 
         return with_retries(attempt, "read", (self.root / INDEX).url)
 
     def _fetch(self) -> SqliteFile:
-        """Returns a copy of a remote index, which stays open after its name is gone."""
+        """Returns an open copy of a remote index, whose file is already deleted."""
         with tempfile.TemporaryDirectory(prefix="energon-dali-") as folder:
             copy = Path(folder) / "index.sqlite"
             try:
@@ -123,7 +123,7 @@ class StoreIndex:
 
     def _missing(self) -> DatasetFormatError:
         return DatasetFormatError(
-            f"{self.root / INDEX} is missing, in which files are found by name. Run `energon-dali prepare "
+            f"{self.root / INDEX} is missing; it is needed to find files by name. Run `energon-dali prepare "
             f"{shlex.quote(str(self.root))}` for tar shards, or `energon-dali prepare-media "
             f"{shlex.quote(str(self.root))}` for the media metadata of a plain folder."
         )
@@ -134,7 +134,7 @@ class StoreIndex:
         )
 
     def close(self) -> None:
-        """Closes the file; it is opened anew when needed."""
+        """Closes the file; it is opened again when needed."""
         if self._pid != os.getpid():
             self._forget()
             return
@@ -151,5 +151,5 @@ class StoreIndex:
 
 
 def unreadable(what: str, error: Exception) -> DatasetError:
-    """Returns the error for a file of a store that is there and cannot be read."""
-    return DatasetError(f"{what} cannot be read: {error}. Look at the file and at the access rights.")
+    """Returns the error for a file of a store that exists and cannot be read."""
+    return DatasetError(f"{what} cannot be read: {error}. Check the file and its access rights.")

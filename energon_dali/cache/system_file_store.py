@@ -18,12 +18,12 @@ class SystemFileStore(FileStore[bytes]):
     """Reads files below a folder or URL: `store["train/0001.jpg"]`.
 
     Names come from datasets, so they cannot leave the folder: neither by `..`, nor as absolute paths, nor by symbolic
-    links. Picklable, and for any number of threads.
+    links. Picklable and thread-safe.
 
     Args:
-        base_dir: The folder, as a local path or URL. None takes absolute paths and URLs, of any file that this process
-            may read: for names that the program makes, not for names from datasets.
-        follow_links: Follow symbolic links out of the folder, where whoever made the folder is trusted.
+        base_dir: The folder, as a local path or URL. None takes absolute paths and URLs of any file that this process
+            may read: for names from the program, not for names from datasets.
+        follow_links: Whether to follow symbolic links out of the folder, if you trust the folder.
 
     Raises:
         StorageError: The URL's scheme is not known.
@@ -46,7 +46,7 @@ class SystemFileStore(FileStore[bytes]):
 
         Raises:
             FileMissingError: There is no such file.
-            DatasetError: The name leads out of the folder, is no file, or cannot be read.
+            DatasetError: The name leads out of the folder, is not a file, or cannot be read.
         """
         path = self._resolve(key)
         try:
@@ -67,11 +67,11 @@ class SystemFileStore(FileStore[bytes]):
         """Returns what `energon-dali prepare-media` found out about a media file.
 
         Raises:
-            FileMissingError: Nothing is known of it.
+            FileMissingError: There is no metadata of this file.
             DatasetError: There is no folder, or no index in it, or it is damaged.
         """
         if self._index is None:
-            raise DatasetError("A SystemFileStore without base_dir keeps no media metadata. Give it a base_dir.")
+            raise DatasetError("A SystemFileStore without base_dir has no media metadata. Give it a base_dir.")
         return self._index.media_metadata(key)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class SystemFileStore(FileStore[bytes]):
             self._index.close()
 
     def _resolve(self, key: str) -> StoragePath:
-        """Returns the place of a file.
+        """Returns the path of a file.
 
         Raises:
             DatasetError: The name leads out of the folder.
@@ -88,7 +88,7 @@ class SystemFileStore(FileStore[bytes]):
             path = StoragePath.of(key)
             if path.is_local and not os.path.isabs(os.path.expanduser(key)) and "://" not in key:
                 raise DatasetError(
-                    f"{key!r} is no absolute path, and the SystemFileStore has no base_dir. Give it one, or give "
+                    f"{key!r} is not an absolute path, and the SystemFileStore has no base_dir. Give it one, or give "
                     "absolute paths."
                 )
             return path
@@ -103,7 +103,7 @@ class SystemFileStore(FileStore[bytes]):
         if outside:
             raise DatasetError(
                 f"{key!r} leads out of {self.base_dir}, which names from a dataset must not. Give paths below the "
-                "folder; where symbolic links in it are to be followed, SystemFileStore(..., follow_links=True)."
+                "folder, or SystemFileStore(..., follow_links=True) if it may follow symbolic links."
             )
         return self.base_dir / name
 

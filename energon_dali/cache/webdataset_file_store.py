@@ -32,8 +32,8 @@ MAX_OPEN_SHARDS = 128
 class WebdatasetFileStore(FileStore[bytes]):
     """Reads single files out of tar shards: `store["0001.jpg"]` is the part `jpg` of the sample `0001`.
 
-    The header before each file in the tar is read along and compared, so that a shard that changed since it was
-    indexed gives an error and never another file's bytes. Picklable, and for any number of threads.
+    The tar header before each file is read too and compared, so that a shard that changed since it was indexed raises
+    an error and never returns another file's bytes. Picklable and thread-safe.
 
     Args:
         dataset_path: Folder or URL of a prepared dataset.
@@ -67,12 +67,12 @@ class WebdatasetFileStore(FileStore[bytes]):
             ShardError: The shard is missing, cannot be read, or changed since it was indexed.
         """
         sample_key, part = split_file_name(key)
-        place = self._index.part(sample_key, part)
-        if place is None:
+        extent = self._index.part(sample_key, part)
+        if extent is None:
             raise FileMissingError(
                 f"{self.root} has no file {key!r}. Names are KEY.PART, such as 0001.jpg, as they are in the shards."
             )
-        number, offset, size = place
+        number, offset, size = extent
         if not 0 <= number < len(self._shards):
             raise DatasetFormatError(
                 f"{self.root} has {len(self._shards)} shards by .info.json, and its index puts {key!r} in shard "
@@ -97,8 +97,8 @@ class WebdatasetFileStore(FileStore[bytes]):
         """Returns what `energon-dali prepare --media-metadata-by-...` found out about a media file.
 
         Raises:
-            FileMissingError: Nothing is known of it.
-            DatasetFormatError: The index is missing or damaged, or keeps no media metadata.
+            FileMissingError: There is no metadata of this file.
+            DatasetFormatError: The index is missing or damaged, or has no media metadata.
         """
         return self._index.media_metadata(key)
 
@@ -114,7 +114,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         shard = self._shards[number]
         try:
             reader = self._reader(number)
-            if offset + size > reader.size:  # before memory is taken for it
+            if offset + size > reader.size:  # checked before memory is allocated for it
                 raise changed_shard(shard, f"it ends before byte {offset + size}")
             return reader.read_at(offset, size)
         except ShardError:
@@ -131,14 +131,14 @@ class WebdatasetFileStore(FileStore[bytes]):
             raise ShardError(str(unreadable(str(self.root / shard), error)), shard) from error
 
     def _reader(self, number: int) -> RangeReader:
-        if self._pid != os.getpid():  # forked: file positions do not matter to pread, but closing does
+        if self._pid != os.getpid():  # forked: pread does not depend on file positions, but closing affects both
             self._forget()
         with self._lock:
             reader = self._open.get(number)
             if reader is not None:
                 self._open.move_to_end(number)
                 return reader
-        opened = (self.root / self._shards[number]).open()  # not inside the lock: a remote one takes its time
+        opened = (self.root / self._shards[number]).open()  # outside the lock: a remote file may take long
         with self._lock:
             reader = self._open.setdefault(number, opened)
             if reader is not opened:

@@ -407,5 +407,5 @@ def test_media_in_references_are_decoded_in_the_block(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"method|cannot work"):
+    with pytest.raises(ConfigError, match=r"method|is invalid"):
         FileStoreCachePool(**options)
