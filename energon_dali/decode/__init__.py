@@ -1,4 +1,4 @@
-"""Decoders and what is declared on them: image operations, specs, media handles, outcomes, header screening."""
+"""Decoders, and what they use: image operations, specs, media handles, outcomes, header screening."""
 
 from __future__ import annotations
 

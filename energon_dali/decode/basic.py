@@ -1,6 +1,7 @@
-"""Decodes the parts of a sample that are not media: text, numbers, JSON, arrays, tensors; by webdataset's suffixes.
+"""Decodes the parts of a sample that are not media (text, numbers, JSON, arrays, tensors) by webdataset's suffixes.
 
-Datasets are data, not code: pickles are refused, and what can hide one (.pth, .npy) is read so that it cannot run.
+Datasets are data, not code: pickles are refused, and formats that can hide one (.pth, .npy) are read so that
+it cannot run.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ PICKLE_SUFFIXES = frozenset({"pyd", "pickle", "pkl"})
 """Suffixes that webdataset unpickles and this package refuses."""
 
 MAX_DEPTH = 100
-"""Levels of nesting in a part: what walks over a sample or pickles it later must not fail on it."""
+"""Most levels of nesting in a part, so that code that walks over a sample or pickles it later does not fail."""
 
 _NPY_MAGIC = b"\x93NUMPY"
 
 
 def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
-    """Returns a part decoded by its suffix; the bytes as they are if the suffix is unknown.
+    """Returns a part decoded by its suffix, or the bytes unchanged if the suffix is unknown.
 
     txt text transcript: str. cls cls2 index inx id: int. json jsn: plain values. pth: what torch.load gives with
     weights_only, on the CPU. npy: array. npz: dict of arrays. ten tb: list of arrays. mp msg: MessagePack. cbor: CBOR.
 
     Args:
-        suffix: What follows the last dot; upper and lower case differ, as in webdataset.
+        suffix: The text after the last dot; case matters, as in webdataset.
         data: The content.
-        max_bytes: Largest size of what the part unpacks to, where that is more than it holds. It is checked by the
-            headers, before memory is taken.
+        max_bytes: Largest size that the part may unpack to, if that is more than its own size. It is checked by the
+            headers, before memory is allocated.
 
     Raises:
-        DecodeError: The content is not what the suffix says, unpacks to more than `max_bytes`, is nested too deeply, or
-            it is a pickle.
+        DecodeError: The content does not match the suffix, unpacks to more than `max_bytes`, is nested too deeply, or
+            is a pickle.
         ConfigError: The package that reads the format is not installed.
         MemoryError: The memory is full.
     """
@@ -57,7 +58,7 @@ def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -
     except EnergonDaliError:
         raise
     except MemoryError as error:
-        # Where the largest part that is allowed would fit, this part asked for more: it fails alone.
+        # If the largest allowed part would fit into memory, this part asked for more: only it fails.
         if not _fits(limit):
             raise
         raise DecodeError(
@@ -84,7 +85,7 @@ def gunzip(data: bytes, max_bytes: int) -> bytes:
         max_bytes: Largest size of the content.
 
     Raises:
-        DecodeError: The file is broken or cut, or its content is larger than `max_bytes`.
+        DecodeError: The file is broken or truncated, or its content is larger than `max_bytes`.
     """
     try:
         with gzip.GzipFile(fileobj=BytesIO(data)) as stream:
@@ -107,13 +108,13 @@ def _json(data: bytes) -> Any:
 def _torch(data: bytes, limit: int) -> Any:
     import torch
 
-    if data.startswith(b"PK\3\4"):  # as torch tells them from the older format
+    if data.startswith(b"PK\3\4"):  # torch tells the two formats apart in the same way
         with zipfile.ZipFile(BytesIO(data)) as archive:
             _check_unpacked(archive, limit, "pth")
     try:
         value = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        # Torch's own message advises to switch the protection off.
+        # Torch's own message advises to turn the protection off.
         raise DecodeError(
             "This .pth holds something other than tensors and plain values, or is broken. Objects of other classes "
             "would run code when they are read, so they are refused. Store a dict of tensors, numbers and strings",
@@ -131,12 +132,12 @@ def _check_unpacked(archive: zipfile.ZipFile, limit: int, suffix: str) -> None:
 
 
 def _check_value(value: Any, num_bytes: int, limit: int, suffix: str) -> None:
-    """Refuses values that are nested too deeply, or that hold more than their content by naming it again and again.
+    """Refuses values that are nested too deeply, or that refer to the same content again and again.
 
     Args:
-        value: What was read.
-        num_bytes: Size of the content; every value takes a byte of it.
-        limit: Bytes that all tensors and all binary data may take.
+        value: The decoded value.
+        num_bytes: Size of the content; every value takes at least one byte of it.
+        limit: Most bytes of all tensors and all binary data together.
         suffix: Of the part.
 
     Raises:
@@ -167,15 +168,15 @@ def _check_value(value: Any, num_bytes: int, limit: int, suffix: str) -> None:
 def _npy(data: bytes) -> Any:
     stream = BytesIO(data)
     version = np.lib.format.read_magic(stream)
-    # Version 3 differs from 2 in how it writes the names of fields alone.
+    # Version 3 differs from 2 only in the encoding of field names.
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(stream)
     if min(shape, default=0) < 0:
         raise DecodeError(f"The shape {str(shape)[:100]} has a negative length", "npy", "basic")
-    # A type without bytes has as many elements as it likes: they count as one byte each.
+    # The number of elements of a zero-size type has no bound, so each counts as one byte.
     size = math.prod(shape) * max(1, dtype.itemsize)
     held = len(data) - stream.tell() if dtype.itemsize else len(data)
-    if size > held and not dtype.hasobject:  # what holds objects is refused as a pickle
+    if size > held and not dtype.hasobject:  # arrays of objects are refused as pickles below
         raise DecodeError(f"The header says {size:,} bytes, and the content has {held:,}", "npy", "basic")
     return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
 
@@ -248,7 +249,7 @@ READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("mp", "msg"), _msgpack),
     "cbor": _cbor,
 }
-"""What reads a part, by suffix."""
+"""Functions that read a part, by suffix."""
 
 _BOUNDED = frozenset((_torch, _npz, _msgpack, _cbor))
-"""Readers that take the limit of what they unpack too."""
+"""Readers that also take the limit of the unpacked size."""

@@ -1,7 +1,7 @@
-"""Folds declared operations to one box of the source, one resampling and one flip, drawn from a seed.
+"""Folds declared operations into one box of the source, one resampling and one flip, drawn from a seed.
 
-Every backend follows the same geometry, so the same sample gets the same crop from PIL and from DALI, on every machine.
-Box and sizes follow torchvision; two resamplings in a row become one (sharper than torchvision's two).
+Every backend uses the same geometry, so a sample gets the same crop from PIL and from DALI, on every machine. Box and
+sizes follow torchvision. Two resamplings in a row become one, which is sharper than torchvision's two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.spec import EncodedImage
 
 _ATTEMPTS = 10
-"""Draws of a RandomResizedCrop before it falls back to the centre, as in torchvision."""
+"""Attempts of a RandomResizedCrop before it falls back to the centre, as in torchvision."""
 _SUPPORT: dict[Interpolation, float] = {"nearest": 0.5, "bilinear": 1.0, "bicubic": 2.0}
 """Radius of each filter in output pixels."""
 _TO_UNIT = 2.0**-53
@@ -35,10 +35,10 @@ _TO_UNIT = 2.0**-53
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Which part of an image becomes the result; in pixels of the image after any EXIF rotation.
+    """The part of an image that becomes the result, in pixels of the image after any EXIF rotation.
 
-    The result is: cut `window` out of the image; resample the box (given in the image's coordinates, so subtract the
-    window's corner) to the output size, where the filter may read the whole window; then flip.
+    To make the result: cut `window` out of the image; resample the box to the output size (the box is in the image's
+    coordinates, so subtract the window's corner; the filter may read the whole window); then flip.
     """
 
     top: float
@@ -56,17 +56,17 @@ class Geometry:
     flip: bool
     """Whether the result is mirrored left to right."""
     window: tuple[int, int, int, int]
-    """(top, left, height, width) of the pixels that are needed: the box, plus what the filter reads around it where a
-    crop follows a resize. It holds the box and lies inside the image."""
+    """(top, left, height, width) of the needed pixels: the box, plus what the filter reads around it if a crop follows
+    a resize. It contains the box and is inside the image."""
 
     @property
     def resamples(self) -> bool:
-        """Whether sizes change; without it the result is the window, flipped or not."""
+        """Whether sizes change. If not, the result is the window, flipped or not."""
         return self.height != self.out_height or self.width != self.out_width
 
 
 class _View:
-    """The image as it stands after some operations: a box of the source, seen at some size, perhaps mirrored."""
+    """The image after some of the operations: a box of the source, shown at some size, possibly mirrored."""
 
     __slots__ = ("box_height", "box_left", "box_top", "box_width", "flip", "height", "scaled", "valid", "width")
 
@@ -94,13 +94,13 @@ class _View:
 
 
 def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: int, seed: int = 0) -> Geometry | None:
-    """Returns what the operations do to an image of this size; None if they leave it as it is.
+    """Returns what the operations do to an image of this size; None if they do not change it.
 
     Args:
-        operations: Geometric operations, in their order (`ImageSpec.geometric`).
+        operations: Geometric operations, in order (`ImageSpec.geometric`).
         width: Width of the image in pixels, after any EXIF rotation.
         height: Height likewise.
-        seed: Decides all random draws: the same seed and size give the same geometry everywhere.
+        seed: Determines all random draws: the same seed and size give the same geometry everywhere.
 
     Raises:
         DecodeError: A crop is larger than the image at that point; the message names both sizes.
@@ -112,7 +112,7 @@ def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: 
     antialias = True
     for number, operation in enumerate(operations):
         if isinstance(operation, Resize):
-            view.resize(*resized(operation.size, view.height, view.width))
+            view.resize(*resized_size(operation.size, view.height, view.width))
             interpolation, antialias = operation.interpolation, operation.antialias
         elif isinstance(operation, RandomResizedCrop):
             view.crop(*_draw_box(operation, view.height, view.width, seed, number))
@@ -121,7 +121,7 @@ def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: 
         elif isinstance(operation, HorizontalFlip):
             view.flip ^= _draw(seed, number, 0) < operation.p
         else:
-            view.crop(*_place(operation, view.height, view.width, seed, number))
+            view.crop(*_draw_crop(operation, view.height, view.width, seed, number))
     if not view.flip and (view.height, view.width) == (view.box_height, view.box_width) == (height, width):
         return None
     return Geometry(
@@ -137,7 +137,7 @@ def draw_geometry(operations: Sequence[GeometricOperation], width: int, height: 
 
 
 def handle_geometry(handle: EncodedImage) -> Geometry | None:
-    """Returns the geometry of a handle, in its rotated frame where its spec applies the EXIF orientation.
+    """Returns the geometry of a handle, in its rotated frame if its spec applies the EXIF orientation.
 
     Raises:
         DecodeError: A crop is larger than the image.
@@ -150,8 +150,8 @@ def handle_geometry(handle: EncodedImage) -> Geometry | None:
     return draw_geometry(spec.geometric, handle.width, handle.height, handle.seed)
 
 
-def resized(size: int | tuple[int, int], height: int, width: int) -> tuple[int, int]:
-    """Returns (height, width) after a Resize: a pair as it is; one number is the shorter side."""
+def resized_size(size: int | tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """Returns (height, width) after a Resize. A pair is used as it is; a single number is the shorter side."""
     if not isinstance(size, int):
         return size
     if width <= height:
@@ -164,14 +164,14 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _draw(seed: int, number: int, draw: int) -> float:
-    """Returns a number in [0, 1) that belongs to this seed, operation and draw."""
+    """Returns the random number in [0, 1) of this seed, operation and draw."""
     return (mix(seed, number, draw) >> 11) * _TO_UNIT
 
 
-def _place(
+def _draw_crop(
     operation: CenterCrop | RandomCrop, height: int, width: int, seed: int, number: int
 ) -> tuple[int, int, int, int]:
-    """Returns (top, left, height, width) of a crop of fixed size."""
+    """Returns (top, left, height, width) of a fixed-size crop."""
     out_height, out_width = _pair(operation.size)
     if out_height > height or out_width > width:
         raise DecodeError(
@@ -179,7 +179,7 @@ def _place(
             f"{height} x {width} there. Put a Resize before the crop, or leave small images out of the dataset."
         )
     if isinstance(operation, CenterCrop):
-        # Python's round, half to even, as torchvision does it.
+        # Python's round (half to even), as in torchvision.
         return round((height - out_height) / 2.0), round((width - out_width) / 2.0), out_height, out_width
     top = int(_draw(seed, number, 0) * (height - out_height + 1))
     left = int(_draw(seed, number, 1) * (width - out_width + 1))
@@ -210,7 +210,7 @@ def _draw_box(
 
 
 def _window(view: _View, support: float, antialias: bool) -> tuple[int, int, int, int]:
-    """Returns (top, left, height, width) of the pixels that box and filter touch, inside what was not cut off."""
+    """Returns (top, left, height, width) of the pixels that the box and the filter touch, within the valid pixels."""
     valid_top, valid_left, valid_height, valid_width = view.valid
     if (view.box_height, view.box_width) == (valid_height, valid_width):
         return view.valid

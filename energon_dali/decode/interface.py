@@ -1,4 +1,4 @@
-"""What a decoder takes and gives: media handles, outcomes, and the interface that all decoders share."""
+"""Media handles, decoding outcomes, and the interface that all decoders share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 Placement = Literal["worker", "rank"]
 Route = Literal["dali-gpu", "dali-host", "dali-cpu", "pil", "pyav", "fallback", "failed"]
-"""Which decoder made a value: DALI's codecs on a GPU; DALI's CPU threads in a GPU's pipeline; DALI on the CPU; PIL;
-PyAV; one of the last two, for a file that DALI gave up; none."""
+"""The decoder that produced a value: DALI's codecs on a GPU; DALI's CPU threads in a GPU pipeline; DALI on the CPU;
+PIL; PyAV; PIL or PyAV after DALI failed on the file; none."""
 
 
 @dataclass(slots=True, eq=False)
 class MediaHandle:
     """An encoded image on its way to the decode stage; its size is known, its pixels are not.
 
-    A handle is made by `Decoder.stage` after the header was screened, travels through hooks and processes, and is
-    replaced by pixels in `Decoder.decode_block`. It is a view: `data` may lie in a block shared by many samples.
+    `Decoder.stage` creates a handle after screening the header. The handle travels through hooks and processes, and
+    `Decoder.decode_block` replaces it by pixels. It is a view: `data` may be part of a block shared by many samples.
     """
 
     name: str
@@ -34,22 +34,22 @@ class MediaHandle:
     data: bytes | bytearray | memoryview
     """The encoded file."""
     format: str
-    """Format found in the header: "jpeg", "png", "webp", ... (`screen.ImageHeader.format`)."""
+    """Format found in the header: "jpeg", "png", "webp", ... (`ImageHeader.format`)."""
     width: int
     """Width in pixels as stored, before any EXIF rotation."""
     height: int
     """Height in pixels as stored, before any EXIF rotation."""
     spec: ImageSpec
-    """What to make of it; one shared object for all handles of a decoder."""
+    """What to decode it to; one object shared by all handles of a decoder."""
     orientation: int = 1
-    """EXIF orientation, 1 to 8; 1 where there is none."""
+    """EXIF orientation, 1 to 8; 1 if there is none."""
     seed: int = 0
     """Seed of this part's random operations, a function of (seed, sample, epoch, part)."""
     source: SourceInfo | None = None
     """Where it came from, for messages."""
 
     def decode(self) -> Any:
-        """Returns the pixels at once, decoded on the CPU in the calling thread, with all declared operations.
+        """Returns the pixels, decoded now on the CPU in the calling thread, with all declared operations applied.
 
         Raises:
             DecodeError: The data cannot be decoded.
@@ -62,26 +62,26 @@ class MediaHandle:
 
 @dataclass(slots=True, eq=False)
 class Decoded:
-    """A part that was decoded, and by which route."""
+    """A decoded part, and the route that decoded it."""
 
     value: Any
     """A torch tensor, numpy array or PIL image, as the spec says."""
     route: Route
-    """Which decoder made it."""
+    """Decoder that produced it."""
     ready: Any = None
-    """torch.cuda.Event after which the value may be used; None if nothing has to wait for it."""
+    """torch.cuda.Event after which the value may be used; None if it may be used at once."""
 
 
 @dataclass(slots=True, eq=False)
 class DecodeFailure:
-    """A part that no decoder could make sense of."""
+    """A part that no decoder could decode."""
 
     reason: str
-    """What was wrong, in words."""
+    """What was wrong, for a message."""
     format: str
-    """Format as far as it is known; "" if unknown."""
+    """Format, or "" if it is unknown."""
     route: str
-    """Which decoder failed last."""
+    """Decoder that failed last."""
     source: SourceInfo | None = None
     """Where the part came from."""
 
@@ -90,17 +90,18 @@ Outcome = Decoded | DecodeFailure
 
 
 class Decoder(ABC):
-    """What decodes the parts of a sample; `SampleDecoder` and `DaliDecoder` implement it.
+    """Decodes the parts of a sample. `SampleDecoder` and `DaliDecoder` implement it.
 
-    A decoder is a recipe: cheap to make (also at class level), picklable, and it holds no pipeline, device or file.
+    A decoder only holds options: it is cheap to create (also at class level), picklable, and holds no pipeline, device
+    or file.
     """
 
     placement: Placement
-    """"worker": parts are decoded where they are read. "rank": media travel encoded to the rank's process."""
+    """"worker": workers decode parts as they read them. "rank": media travel encoded to the rank's process."""
 
     @abstractmethod
     def decode(self, fname: str, raw: bytes) -> Any:
-        """Returns one part decoded, by its file name or part name; the raw bytes if no handler knows the name.
+        """Returns one part decoded according to its file or part name, or the raw bytes if no handler knows the name.
 
         Raises:
             DecodeError: The part cannot be decoded.
@@ -108,7 +109,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
-        """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
+        """Returns what the worker makes of a part: a decoded value, or a MediaHandle to be decoded later.
 
         Raises:
             DecodeError: The part cannot be decoded, or its header was refused.
@@ -116,13 +117,13 @@ class Decoder(ABC):
 
     @property
     def overrides_decode(self) -> bool:
-        """Whether a subclass changes what `decode` gives, so that a pipeline has to call it in place of `stage`."""
+        """Whether a subclass overrides `decode`, so that a pipeline must call it instead of `stage`."""
         return False
 
     def decode_part(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None
     ) -> Any:
-        """Returns what a part becomes where it is read; what pipelines call. By default that of `stage`.
+        """Returns what the worker makes of a part. Pipelines call this; by default it calls `stage`.
 
         Args:
             name: Part name or file name.
@@ -137,7 +138,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
-        """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
+        """Starts decoding a block of handles and returns a future of one outcome per handle, in order.
 
         The future never fails because of bad data. The handles' data must stay unchanged until it is done.
         """
@@ -147,11 +148,11 @@ class Decoder(ABC):
         """Returns the options as plain values."""
 
     def decode_block(self, handles: Sequence[MediaHandle]) -> list[Outcome]:
-        """Decodes a block of handles and returns one outcome per handle, in their order."""
+        """Decodes a block of handles and returns one outcome per handle, in order."""
         return self.submit_block(handles).result()
 
     def start_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
-        """Starts to decode a block as `submit_block` does; with an overridden `decode_block`, decodes it by that."""
+        """Calls `submit_block`, or `decode_block` if a subclass overrides it, and returns a future of the outcomes."""
         if type(self).decode_block is Decoder.decode_block:
             return self.submit_block(handles)
         future: Future[list[Outcome]] = Future()
@@ -159,7 +160,7 @@ class Decoder(ABC):
         return future
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the sample (part name to bytes) with all parts decoded; names with leading underscores pass through.
+        """Returns the sample (part name to bytes) with all parts decoded. Names that start with "__" pass through.
 
         Raises:
             DecodeError: A part cannot be decoded; the message names it.
@@ -172,22 +173,22 @@ class Decoder(ABC):
         }
 
 
-FileStoreDecoder.register(Decoder)  # type: ignore[type-abstract]  # every decoder is one of files
+FileStoreDecoder.register(Decoder)  # type: ignore[type-abstract]  # every decoder also decodes files of stores
 
 _HOLDERS = (MediaHandle, dict, list, tuple, Lazy)
-"""What handles are in, besides dataclasses."""
+"""Types that can contain handles, besides dataclasses."""
 _MISSING: Any = object()
 
 
 def map_handles(value: Any, replace: Callable[[MediaHandle], Any]) -> Any:
     """Returns `value` with every MediaHandle inside it replaced.
 
-    Dataclasses (frozen ones too, with all their attributes), dicts and lists are changed in place, each once; tuples
-    are made again. A Lazy is fetched, and what it gives is changed in it.
+    Dataclasses (frozen ones too, with all their attributes), dicts and lists are changed in place, each once. Tuples
+    are recreated. A Lazy is fetched, and the fetched value is changed.
 
     Args:
-        value: A sample: a dataclass, dict, list, tuple, or anything else (returned as it is).
-        replace: Gives the replacement of one handle.
+        value: A sample: a dataclass, dict, list, tuple, or anything else (returned unchanged).
+        replace: Returns the replacement of a handle.
     """
     return _mapped(value, replace, set())
 
@@ -197,7 +198,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def _mapped(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -> Any:
-    """Does what `map_handles` says; `seen` has the ids of what was changed in place, which may refer to itself."""
+    """Implements `map_handles`. `seen` holds the ids of objects changed in place, which may contain themselves."""
     if isinstance(value, MediaHandle):
         return replace(value)
     if isinstance(value, tuple):
@@ -226,7 +227,7 @@ def _mapped(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -
 def _map_attributes(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -> None:
     """Replaces the handles in the fields and further attributes of a dataclass instance."""
     kind = type(value)
-    # A frozen dataclass refuses `setattr`; this one is not shared, as it came out of a hook or a worker.
+    # A frozen dataclass refuses `setattr`. This object comes from a hook or a worker, so nobody else uses it.
     put = object.__setattr__ if kind.__dataclass_params__.frozen else setattr
     for name in {**kind.__dataclass_fields__, **getattr(value, "__dict__", {})}:
         inner = getattr(value, name, _MISSING)

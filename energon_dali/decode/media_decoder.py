@@ -1,4 +1,4 @@
-"""What all decoders share: their options, and which part is decoded how."""
+"""The options that all decoders share, and the choice of how each part is decoded."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class _Call(threading.local):
-    """What a pipeline says of the part that `decode` is called for in this thread."""
+    """The part for which a pipeline called `decode` in this thread."""
 
     part: tuple[Callable[[str], int], SourceInfo | None] | None = None
-    """(seed by the name of the part, where the part came from); None outside of pipelines."""
+    """(function from part name to seed, origin of the part); None outside of pipelines."""
 
 
 _CALL = _Call()
@@ -37,10 +37,10 @@ _CALL = _Call()
 
 @contextmanager
 def part_context(seed_of: Callable[[str], int], source: SourceInfo | None) -> Iterator[None]:
-    """Lets decoders that are called inside draw their random operations from the seeds of a sample.
+    """Makes decoders called inside the context draw their random operations from the seeds of a sample.
 
     Args:
-        seed_of: Gives the seed of a part by its name.
+        seed_of: Returns the seed of a part by its name.
         source: Where the parts came from, for messages.
     """
     outer, _CALL.part = _CALL.part, (seed_of, source)
@@ -55,7 +55,7 @@ def _zero(_: str) -> int:
 
 
 class DecoderOptions(TypedDict, total=False):
-    """The keyword arguments that every decoder takes; `MediaDecoder` says what they mean."""
+    """The keyword arguments of every decoder, documented in `MediaDecoder`."""
 
     image_decode: ImageDecode
     av_decode: AVDecode | VideoClips
@@ -72,27 +72,27 @@ class DecoderOptions(TypedDict, total=False):
 
 
 class MediaDecoder(Decoder):
-    """The options and the choice by suffix that all decoders share.
+    """Base of all decoders: their common options, and the choice of how to decode a part by its suffix.
 
     Args:
         image_decode: One of webdataset's 17 names, such as "torchrgb" (float32 [3, H, W] in 0..1), "torchrgb8" (uint8),
             "rgb8" (numpy uint8 [H, W, 3]) or "pil".
         av_decode: What video and audio parts become. "AVDecoder" decodes nothing until one of its methods is called.
-            "torch" decodes the whole file to `AVData`. "pyav" gives PyAV's open container, which cannot travel between
-            processes. `VideoClips` gives `Clips`, decoded ahead of the hooks.
-        av_limits: What decoding one video or audio part may cost; None for the defaults of `AVLimits`.
+            "torch" decodes the whole file to `AVData`. "pyav" returns PyAV's open container, which cannot travel
+            between processes. `VideoClips` returns `Clips`, decoded before the hooks run.
+        av_limits: Limits for decoding one video or audio part; None for the defaults of `AVLimits`.
         av_options: Other options of `AVDecoder`, for av_decode="AVDecoder" and "torch", such as {"missing": "empty",
             "sample_rate": 16000}.
-        video_decode_audio: With av_decode="torch", whether a video brings its audio.
-        guess_content: Looks at the content of each part (package `filetype`) and not at its suffix to find media; costs
+        video_decode_audio: With av_decode="torch", whether the audio of a video is decoded too.
+        guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Costs
             about 20 us per part.
-        operations: Done to each image inside the decoder, in this order.
-        image_dtype: "uint8", "float32", "float16" or "bfloat16" in place of the dtype of `image_decode`.
-        image_layout: "CHW" or "HWC" in place of the layout of `image_decode`.
-        apply_exif_orientation: Turns images upright as their EXIF says. Energon does not.
-        max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own
-            guard (`PIL.Image.MAX_IMAGE_PIXELS`) stays in force as well.
-        max_bytes: Largest encoded image, and largest content of a part that is packed (.gz, .npz, .pth), in bytes.
+        operations: Applied to each image inside the decoder, in this order.
+        image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
+        image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
+        apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
+        max_pixels: Largest width x height of an image. For WebP, TIFF and rare formats PIL's own guard
+            (`PIL.Image.MAX_IMAGE_PIXELS`) applies as well.
+        max_bytes: Largest encoded image, and largest content of a compressed part (.gz, .npz, .pth), in bytes.
 
     Raises:
         ConfigError: An option, or a combination of options, cannot work.
@@ -139,7 +139,7 @@ class MediaDecoder(Decoder):
 
     @abstractmethod
     def _finish_image(self, handle: MediaHandle) -> Any:
-        """Returns what an image part becomes where it is read: its pixels, or the handle itself.
+        """Returns what the worker makes of an image part: its pixels, or the handle itself.
 
         Raises:
             DecodeError: It cannot be decoded.
@@ -147,23 +147,23 @@ class MediaDecoder(Decoder):
 
     @abstractmethod
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
-        """Returns what a video or audio part becomes where it is read: its `Clips`, or the handle itself.
+        """Returns what the worker makes of a video or audio part: its `Clips`, or the handle itself.
 
         Args:
             handle: The part, with its frames chosen.
-            file: The same part, opened.
+            file: The same part, already open.
 
         Raises:
             DecodeError: It cannot be decoded.
         """
 
     def decode(self, fname: str, raw: bytes) -> Any:
-        """Returns one part decoded on the CPU, by its file name or part name; the bytes if no handler knows the name.
+        """Returns one part decoded on the CPU according to its file or part name, or the bytes if no handler knows it.
 
-        A subclass may override it, for formats of its own: pipelines then call it for every part, in the workers. With
-        DaliDecoder such a subclass decodes all that it passes on to `super().decode` on the CPU; override `stage`
-        instead to leave images to DALI. Random operations are drawn from the seed of the sample in a pipeline, else
-        from seed 0.
+        A subclass may override it to decode formats of its own. Pipelines then call it for every part, in the workers.
+        With DaliDecoder such a subclass decodes everything that it passes to `super().decode` on the CPU; override
+        `stage` instead to leave images to DALI. In a pipeline random operations use the seed of the sample, otherwise
+        seed 0.
 
         Raises:
             ConfigError: `raw` is text, such as a path.
@@ -189,12 +189,12 @@ class MediaDecoder(Decoder):
             return self.decode(name, bytes(raw))
 
     def stage(self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None) -> Any:
-        """Returns what the part becomes where it is read: a decoded value, or a MediaHandle to be decoded later.
+        """Returns what the worker makes of a part: a decoded value, or a MediaHandle to be decoded later.
 
         Args:
             name: Part name ("jpg", "left.png", "json.gz") or file name.
-            raw: Content of the part; a handle or an AVDecoder keeps a view as it is, so what it views must stay
-                unchanged.
+            raw: Content of the part. A handle or an AVDecoder keeps a memoryview instead of a copy, so the memory
+                must stay unchanged.
             seed: Seed of random operations, a function of (seed, sample, epoch, part).
             source: Where it came from, for messages.
 
@@ -267,15 +267,15 @@ class MediaDecoder(Decoder):
 
 
 def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> dict[str, Any]:
-    """Returns the options of AVDecoder as a dict of their own.
+    """Returns a copy of the options of AVDecoder.
 
     Raises:
-        ConfigError: There is none of that name, it cannot have that value, or what `av_decode` says takes none.
+        ConfigError: An option or its value is unknown to AVDecoder, or `av_decode` does not take options.
     """
     if options is None:
         return {}
     if not isinstance(options, Mapping):
-        raise ConfigError(f"av_options={options!r} is no mapping. Give the options of AVDecoder by name, as a dict.")
+        raise ConfigError(f"av_options={options!r} is not a mapping. Give the options of AVDecoder by name, as a dict.")
     if av_decode not in ("AVDecoder", "torch"):
         raise ConfigError(
             f"av_options={dict(options)} were given with av_decode={av_decode!r}. They are options of AVDecoder, for "

@@ -1,6 +1,6 @@
-"""Image operations that are declared on a decoder: frozen values, the same for every backend.
+"""Image operations to declare on a decoder: frozen values with the same meaning for every backend.
 
-They have torchvision's meaning. All geometric operations of a decoder are folded to one box of the source, one
+They behave as in torchvision. All geometric operations of a decoder are folded into one box of the source, one
 resampling and one flip (`geometry.draw_geometry`), whatever their order.
 """
 
@@ -34,8 +34,8 @@ class Resize:
     interpolation: Interpolation = "bilinear"
     """"bilinear", "bicubic" or "nearest"."""
     antialias: bool = True
-    """Widens the filter when the image shrinks, as PIL does; without it fine detail turns into noise. Costs up to 2x
-    the time of the resampling."""
+    """Widens the filter when the image shrinks, as PIL does. Without it fine detail turns into noise. Resampling takes
+    up to twice the time."""
 
     def __post_init__(self) -> None:
         size = self.size if isinstance(self.size, int) else _pair(self, "size", self.size)
@@ -47,19 +47,19 @@ class Resize:
 @explain_call
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """Cuts out a random box and resamples it to a fixed size.
+    """Crops a random box and resamples it to a fixed size.
 
-    Area and aspect ratio are drawn up to ten times until the box fits; after that the largest central box whose
-    aspect ratio is allowed is taken.
+    Area and aspect ratio are drawn up to ten times until the box fits. If it never does, the result is the largest
+    central box with an allowed aspect ratio.
 
     Raises:
-        ConfigError: A size, scale, ratio or interpolation that cannot work.
+        ConfigError: The size, scale, ratio or interpolation is invalid.
     """
 
     size: int | tuple[int, int]
-    """Pixels of the result: (height, width), or one number for a square. Always a pair once made."""
+    """Pixels of the result: (height, width), or one number for a square. Stored as a pair."""
     scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest area of the box, as a share of the image's area."""
+    """Smallest and largest area of the box, as a fraction of the image's area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of the box; its logarithm is drawn uniformly."""
     interpolation: Interpolation = "bilinear"
@@ -77,14 +77,14 @@ class RandomResizedCrop:
 @explain_call
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
-    """Cuts the centre out of the image. An image that is smaller than the crop is a DecodeError of its sample.
+    """Crops the centre of the image. An image smaller than the crop is a DecodeError of its sample.
 
     Raises:
         ConfigError: The size is not one or two positive whole numbers.
     """
 
     size: int | tuple[int, int]
-    """Pixels: (height, width), or one number for a square. Always a pair once made."""
+    """Pixels: (height, width), or one number for a square. Stored as a pair."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _square(self, self.size))
@@ -93,14 +93,14 @@ class CenterCrop:
 @explain_call
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
-    """Cuts a box of fixed size out of a random place. An image smaller than the crop is a DecodeError of its sample.
+    """Crops a fixed-size box at a random position. An image smaller than the crop is a DecodeError of its sample.
 
     Raises:
         ConfigError: The size is not one or two positive whole numbers.
     """
 
     size: int | tuple[int, int]
-    """Pixels: (height, width), or one number for a square. Always a pair once made."""
+    """Pixels: (height, width), or one number for a square. Stored as a pair."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _square(self, self.size))
@@ -121,8 +121,7 @@ class HorizontalFlip:
     def __post_init__(self) -> None:
         if not 0.0 <= self.p <= 1.0:
             raise ConfigError(
-                f"HorizontalFlip(p={self.p!r}) is no probability. A flip happens in a share of 0 to 1 of the samples. "
-                "Give p between 0 and 1, such as the default 0.5."
+                f"HorizontalFlip(p={self.p!r}) is not a probability. Give p between 0 and 1, such as the default 0.5."
             )
 
 
@@ -131,7 +130,7 @@ class HorizontalFlip:
 class Normalize:
     """Shifts and scales each channel: (pixel / 255 - mean) / std, in float32.
 
-    It is applied last, wherever it stands in the sequence of operations.
+    It is applied last, wherever it is in the sequence of operations.
 
     Raises:
         ConfigError: Different numbers of means and deviations, or a deviation that is not positive.
@@ -179,7 +178,7 @@ def _square(operation: object, size: int | Sequence[int]) -> tuple[int, int]:
 def _pair(operation: object, name: str, value: object) -> tuple[int, int]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise ConfigError(
-            f"{type(operation).__name__}({name}={value!r}) is no size. A size is one whole number or a pair (height, "
+            f"{type(operation).__name__}({name}={value!r}) is not a size. A size is one integer or a pair (height, "
             f"width) of pixels. Give {name}=224 or {name}=(224, 320)."
         )
     return (value[0], value[1])
@@ -188,7 +187,7 @@ def _pair(operation: object, name: str, value: object) -> tuple[int, int]:
 def _check_sides(operation: object, size: tuple[int, int]) -> None:
     if not all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MAX_SIDE_PX for side in size):
         raise ConfigError(
-            f"{type(operation).__name__}(size={size!r}) is no size of an image. Both sides must be whole numbers of "
+            f"{type(operation).__name__}(size={size!r}) is not an image size. Both sides must be whole numbers of "
             f"pixels from 1 to {MAX_SIDE_PX}. Give size=224 or size=(224, 320) as (height, width)."
         )
 
@@ -197,7 +196,7 @@ def _range(operation: object, name: str, value: Sequence[float]) -> tuple[float,
     low_high = _floats(value)
     if len(low_high) != 2 or not 0.0 < low_high[0] <= low_high[1] < float("inf"):
         raise ConfigError(
-            f"{type(operation).__name__}({name}={value!r}) is no range to draw from. It takes a pair (smallest, "
+            f"{type(operation).__name__}({name}={value!r}) is not a range to draw from. It takes a pair (smallest, "
             f"largest) with 0 < smallest <= largest. Give for example {name}="
             f"{(0.08, 1.0) if name == 'scale' else (0.75, 1.33)}."
         )

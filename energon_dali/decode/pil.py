@@ -1,4 +1,4 @@
-"""Decodes images with PIL; without operations equal bit for bit to what webdataset's image handler gives."""
+"""Decodes images with PIL. Without operations, the result equals that of webdataset's image handler bit for bit."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _UPRIGHT = {
 
 
 def open_image(data: Buffer, format: str = "") -> Image.Image:
-    """Returns an image whose header is read and whose pixels are not.
+    """Returns an image with its header read and its pixels not yet loaded.
 
     Args:
-        data: The encoded file; it must stay unchanged until the image is loaded.
-        format: `ImageHeader.format` if it is known, which saves trying PIL's readers one by one.
+        data: The encoded file. It must stay unchanged until the image is loaded.
+        format: `ImageHeader.format` if known. This avoids trying PIL's readers one by one.
 
     Raises:
-        DecodeError: PIL cannot read it, or it is of a format that is refused.
+        DecodeError: PIL cannot read it, or its format is refused.
     """
     try:
         known = FORMATS.get(format)
@@ -65,14 +65,14 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
 
 
 def decode_image(handle: EncodedImage) -> Any:
-    """Returns the pixels of a handle as its spec says, with all declared operations; a new value that is writable.
+    """Returns the pixels of a handle as its spec says, with all declared operations applied: a new, writable value.
 
-    Of the time for a JPEG of 500 x 400 pixels two thirds go to the JPEG library, which does not hold the interpreter
-    lock, and one third to making a float tensor in CHW (a tenth for uint8 in HWC).
+    For a JPEG of 500 x 400 pixels the JPEG library takes two thirds of the time, without holding the interpreter lock,
+    and creating a float tensor in CHW takes one third (a tenth for uint8 in HWC).
 
     Raises:
         DecodeError: PIL cannot decode it, it is larger than the spec allows, or a crop is larger than the image.
-        MemoryError: The memory that an image of its size needs is not there.
+        MemoryError: The machine does not have the memory that an image of its size needs.
     """
     spec, pixels = handle.spec, handle.width * handle.height
     try:
@@ -82,10 +82,10 @@ def decode_image(handle: EncodedImage) -> Any:
             raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
         image.load()
         if spec.mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
-            # PIL would warn that it leaves the transparency out, which is what was asked for.
+            # PIL would warn that it drops the transparency, which is what was asked for.
             del image.info["transparency"]
         if image.mode != spec.mode or spec.container == "pil":
-            # For PIL a copy even of the right mode: without the file's reader around the pixels.
+            # A PIL image is copied even if the mode is right: the copy does not hold the file's reader.
             image = image.convert(spec.mode)
         if spec.apply_exif_orientation:
             image = _upright(image, handle)
@@ -99,12 +99,12 @@ def decode_image(handle: EncodedImage) -> Any:
 
 
 def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.Image:
-    """Returns the image cropped, resampled and flipped as the geometry says.
+    """Returns the image cropped, resampled and flipped according to the geometry.
 
     Args:
-        image: An image in the mode of the spec, turned upright where the spec wants it.
-        geometry: What to cut out and how large it becomes.
-        spec: Gives the filter.
+        image: An image in the mode of the spec, turned upright if the spec asks for it.
+        geometry: The box, and the size of the result.
+        spec: Its filter is used.
     """
     top, left, height, width = geometry.window
     if (height, width) != (image.height, image.width):
@@ -121,7 +121,7 @@ def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.
 
 
 def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
-    """Returns an image's pixels in the dtype, layout and container of a spec; a new value that is writable.
+    """Returns an image's pixels in the dtype, layout and container of a spec: a new, writable value.
 
     Args:
         image: An image in the mode of the spec.
@@ -129,11 +129,11 @@ def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
 
     Returns:
         A torch tensor or numpy array, contiguous: [H, W], [C, H, W] or [H, W, C] as `spec.layout` says. Floats are
-        pixel / 255, then (x - mean) / std where the spec normalises, in float32; narrower types are rounded to nearest.
+        pixel / 255, then (x - mean) / std if the spec normalises, in float32; narrower types are rounded to nearest.
     """
     values: NDArray[Any]
     if spec.layout == "CHW" and spec.channels > 1:
-        # Split by PIL, channel by channel: two thirds of the time that numpy takes to turn the axes.
+        # PIL splits the channels in two thirds of the time that numpy takes to transpose the axes.
         planes = bytearray().join([plane.tobytes() for plane in image.split()])
         values = np.frombuffer(planes, np.uint8).reshape(spec.channels, image.height, image.width)
     else:
@@ -150,7 +150,7 @@ def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
             values = values.astype(np.float16)
     if spec.container == "numpy":
         return values
-    import torch  # only here: a process that decodes no tensor need not load it
+    import torch  # only here: a process that decodes no tensors need not load it
 
     tensor = torch.from_numpy(values)
     return tensor.to(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
@@ -167,7 +167,7 @@ def _upright(image: Image.Image, handle: EncodedImage) -> Image.Image:
 def _resample_plain(
     pixels: NDArray[np.uint8], box: tuple[float, float, float, float], size: tuple[int, int], cubic: bool
 ) -> NDArray[np.uint8]:
-    """Returns a box of the pixels at another size, by a filter of fixed width (no antialiasing); PIL has none."""
+    """Returns a box of the pixels at another size, using a fixed-width filter (no antialiasing), which PIL lacks."""
     left, top, right, bottom = box
     values: NDArray[np.float32] = pixels.astype(np.float32)
     for axis, (start, end, count) in enumerate(((top, bottom, size[1]), (left, right, size[0]))):
@@ -187,18 +187,18 @@ def _resample_plain(
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the weights of the cubic filter with a = -0.5, as PIL and DALI have it."""
+    """Returns the weights of the cubic filter with a = -0.5, as in PIL and DALI."""
     near = (1.5 * distance - 2.5) * distance * distance + 1.0
     far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
     return np.where(distance < 1.0, near, np.where(distance < 2.0, far, 0.0))
 
 
 def _decode_error(error: Exception, format: str, pixels: int) -> DecodeError:
-    """Returns the DecodeError for what PIL raised; raises MemoryError where memory is really short."""
+    """Returns the DecodeError for an exception of PIL. Raises MemoryError if the machine is really out of memory."""
     if isinstance(error, DecodeError):
         return error if error.route else DecodeError(error.reason, format, "pil")
     if isinstance(error, MemoryError):
-        # A broken file can ask for absurd amounts. It is the machine's fault only if what the image needs is missing.
+        # A broken file can ask for absurd amounts. The machine is at fault only if it lacks what the image needs.
         np.empty(max(pixels, 1 << 20) * 4, np.uint8).fill(0)
         return DecodeError("The file made PIL ask for more memory than an image of its size needs", format, "pil")
     return DecodeError(f"PIL cannot decode it: {type(error).__name__}: {error}", format, "pil")

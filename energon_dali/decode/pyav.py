@@ -1,4 +1,4 @@
-"""Decodes video and audio with PyAV on the CPU: the reference of every other backend."""
+"""Decodes video and audio with PyAV on the CPU. This is the reference for every other backend."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 def open_part(
     raw: bytes | memoryview, av_decode: AVDecode, video_decode_audio: bool, options: Mapping[str, Any]
 ) -> Any:
-    """Returns what a video or audio part becomes with one of the three names of `av_decode`.
+    """Returns what a video or audio part becomes for one of the three names of `av_decode`.
 
     Args:
-        raw: The file; what is returned may keep a view of it.
+        raw: The file; the result may keep a view of it.
         av_decode: "AVDecoder" opens nothing yet, "torch" decodes the whole file, "pyav" opens PyAV's container.
-        video_decode_audio: With "torch", whether a video brings its audio.
+        video_decode_audio: With "torch", whether the audio of a video is decoded too.
         options: Other options of AVDecoder.
 
     Returns:
-        An AVDecoder; AVData, or the bytes where there is nothing to decode; or an av.container.InputContainer.
+        An AVDecoder; AVData, or the bytes if there is nothing to decode; or an av.container.InputContainer.
 
     Raises:
         DecodeError: The file cannot be opened, or decoded.
     """
     from energon_dali.av import AVWebdatasetDecoder
 
-    # The part is known to be video or audio, by its name or by its content; "mp4" stands for all of them.
+    # The part is known to be video or audio by its name or content, so any of their suffixes will do.
     value = AVWebdatasetDecoder(video_decode_audio, av_decode, **options)("mp4", raw)
     return bytes(raw) if value is None else value
 
@@ -57,18 +57,18 @@ def stage_clips(
     source: SourceInfo | None = None,
     limits: AVLimits | None = None,
 ) -> tuple[ClipsHandle, MediaFile]:
-    """Returns a file with its clips chosen, which takes a demux and no decoding, and the same file, open.
+    """Chooses the clips of a file by demuxing it, without decoding; returns its handle, and the same file, open.
 
     Args:
         name: Part name.
         raw: The file; the handle keeps a view of it.
-        spec: Which clips.
-        seed: Decides random clips.
+        spec: The clips to choose.
+        seed: Determines random clips.
         source: Where it came from, for messages.
-        limits: What decoding may cost; None for the defaults.
+        limits: Limits for decoding; None for the defaults.
 
     Raises:
-        DecodeError: The file cannot be opened, has no stream of what is asked for, or the clips do not fit into it.
+        DecodeError: The file cannot be opened, lacks a stream that is asked for, or is too short for the clips.
     """
     from energon_dali.av import MediaFile
 
@@ -90,10 +90,10 @@ def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
 
     Args:
         handle: The file, with its frames chosen.
-        file: The same file, if it is open already; it is closed.
+        file: The same file, if it is already open; it is closed.
 
     Raises:
-        DecodeError: The data cannot be decoded, or decoding costs more than the limits allow.
+        DecodeError: The data cannot be decoded, or not within the limits.
     """
     if handle.decoded is not None:
         return handle.decoded
@@ -110,14 +110,14 @@ def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
 
 
 def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
-    """Returns clips without frames, with the sound that the handle's spec asks for: none, or all of its clips.
+    """Returns clips without frames, with the audio that the handle's spec asks for: none, or that of all clips.
 
     Args:
         handle: The file, with the starts of its clips.
-        file: The same file, if it is open already.
+        file: The same file, if it is already open.
 
     Raises:
-        DecodeError: The sound cannot be decoded.
+        DecodeError: The audio cannot be decoded.
     """
     wanted = handle.spec.clip_audio
     if wanted is None:
@@ -126,7 +126,7 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
 
     seconds = handle.spec.audio_seconds
     if not handle.audio_codec:
-        _check_sound(handle, wanted.channels or 0, wanted.sample_rate or 0)
+        _check_audio(handle, wanted.channels or 0, wanted.sample_rate or 0)
         assert wanted.channels is not None, "silence is refused without channels and a rate"
         assert wanted.sample_rate is not None, "silence is refused without channels and a rate"
         shape = (len(handle.starts), wanted.channels, round(seconds * wanted.sample_rate))
@@ -140,25 +140,25 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
             return decode_audio_of_clips(handle, opened)
     reader = AudioReader(file, sample_rate=wanted.sample_rate, channels=wanted.channels, damaged=handle.spec.damaged)
     rate = reader.sample_rate
-    _check_sound(handle, reader.channels, rate)
+    _check_audio(handle, reader.channels, rate)
     starts = handle.starts.tolist()
-    sound = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
+    values = np.zeros((len(starts), reader.channels, round(seconds * rate)), np.float32)
     times = np.stack([handle.starts, handle.starts], 1)
     for row, clip in enumerate(reader.read_clips([(start, start + seconds) for start in starts])):
         if clip is None:
-            continue  # the stream begins later, or ended before
+            continue  # the stream starts later, or ended before
         skipped = max(0, round((clip.start_seconds - starts[row]) * rate))
-        heard = clip.samples[:, : max(0, sound.shape[2] - skipped)]
-        sound[row, :, skipped : skipped + heard.shape[1]] = as_float(heard)
+        heard = clip.samples[:, : max(0, values.shape[2] - skipped)]
+        values[row, :, skipped : skipped + heard.shape[1]] = as_float(heard)
         times[row] = clip.start_seconds, clip.start_seconds + heard.shape[1] / rate
-    return Clips(None, None, torch.from_numpy(sound), torch.from_numpy(times), rate)
+    return Clips(None, None, torch.from_numpy(values), torch.from_numpy(times), rate)
 
 
-def _check_sound(handle: ClipsHandle, channels: int, rate: int) -> None:
-    """Does nothing where the sound of the clips is within the limits; a header can claim any rate.
+def _check_audio(handle: ClipsHandle, channels: int, rate: int) -> None:
+    """Checks the size of the audio of the clips against the limits; a header can claim any rate.
 
     Raises:
-        DecodeError: It is not.
+        DecodeError: It is too large.
     """
     from energon_dali.av import AVLimits
 
@@ -175,7 +175,7 @@ def _check_sound(handle: ClipsHandle, channels: int, rate: int) -> None:
 
 
 def as_float(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns sound of any sample type as float32 in [-1, 1]: integers are divided by the magnitude of their range."""
+    """Returns audio samples of any type as float32 in [-1, 1]: integers are divided by the magnitude of their range."""
     if samples.dtype.kind == "f":
         return samples.astype(np.float32, copy=False)
     half = float(1 << (8 * samples.dtype.itemsize - 1))
@@ -189,7 +189,7 @@ def decode_by_pyav(handle: ClipsHandle, bring: Callable[[Any], Any] | None = Non
 
     Args:
         handle: The file, with its frames chosen.
-        bring: Moves the frames to where they are wanted; None leaves them on the CPU.
+        bring: Moves the frames to their device; None leaves them on the CPU.
     """
     try:
         clips = decode_clips(handle)
@@ -205,7 +205,7 @@ def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
 
     Args:
         frames: uint8[clips * frames, H, W, 3], contiguous.
-        handle: Its spec and the shape of its clips are looked at.
+        handle: Provides the spec and the shape of the clips.
 
     Returns:
         Tensor [clips, frames, 3, H, W], or with the channels last.
@@ -224,10 +224,10 @@ def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
 
 
 def count_frames_to_decode(frames: Int64Array, index: FrameIndex) -> int:
-    """Returns how many frames must be decoded to have the wanted ones: from the keyframe before each on.
+    """Returns the number of frames to decode for the wanted ones: each of them, and all since the keyframe before it.
 
     Args:
-        frames: int64[...], numbers of frames.
+        frames: int64[...], frame numbers.
         index: Of the same video.
     """
     wanted = np.unique(frames)
@@ -239,16 +239,16 @@ def count_frames_to_decode(frames: Int64Array, index: FrameIndex) -> int:
 
 
 def has_plain_packets(index: FrameIndex) -> bool:
-    """Returns whether the frames of a video can be counted by its packets, as DALI does.
+    """Returns whether counting packets counts the frames of a video, as DALI assumes.
 
-    Each packet is one shown frame with a time stamp of its own that is not negative, and no frame is shown before the
-    keyframe that precedes it in the file (a decoder that begins there cannot give it).
+    That is so if each packet is one shown frame with its own non-negative time stamp, and no frame is shown before the
+    keyframe that precedes it in the file (a decoder that starts there cannot decode it).
     """
     packets = index.packets
     if not len(packets) or len(packets) != len(index) or packets.is_hidden.any() or int(packets.pts.min()) < 0:
         return False
     if not np.array_equal(index.positions, np.argsort(packets.pts, kind="stable")):
-        return False  # pictures come packed behind others, or the file's times contradict the decoder's order
+        return False  # frames are packed after others in one packet, or the file's times contradict the decoder's order
     earliest_after = np.minimum.accumulate(packets.pts[::-1])[::-1]  # int64[packets], the packet itself included
     return bool((earliest_after >= packets.pts)[packets.is_key].all())
 
@@ -268,14 +268,14 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     if wanted is not None:
         if audio is None and wanted.missing == "error":
             raise DecodeError(
-                "The file has no audio stream, and clips with sound are wanted. Leave audio out, or give "
+                "The file has no audio stream, and clips with audio are wanted. Leave audio out, or give "
                 'ClipAudio(missing="silence")'
             )
         handle.audio_codec = "" if audio is None else audio.codec
     if video is None:
         if not handle.audio_codec:
             raise DecodeError("The file has no video stream, and clips of its frames are wanted")
-        _choose_sound(handle, file)
+        _choose_audio(handle, file)
         return
     reader = VideoReader(file, damaged=spec.damaged)
     index = reader.index
@@ -292,7 +292,7 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     handle.packets_are_frames = alone and not video.is_interlaced_mpeg4 and has_plain_packets(index)
 
 
-def _choose_sound(handle: ClipsHandle, file: MediaFile) -> None:
+def _choose_audio(handle: ClipsHandle, file: MediaFile) -> None:
     from energon_dali.av.audio import AudioReader
 
     index = AudioReader(file, damaged=handle.spec.damaged).index

@@ -1,4 +1,4 @@
-"""The decoder that needs nothing but a CPU: PIL and PyAV, where the sample is read."""
+"""The decoder that needs only a CPU: it decodes with PIL and PyAV in the process that reads the sample."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class SampleDecoder(MediaDecoder):
-    """Decodes each part where it is read (in a worker process), images with PIL, video and audio
-    with PyAV; Energon's default decoder.
+    """Decodes each part in the process that reads it: images with PIL, video and audio with PyAV. Energon's default.
 
-    Takes the options of `MediaDecoder`. Without operations the values are those of webdataset, bit for bit.
+    Takes the options of `MediaDecoder`. Without operations the values equal those of webdataset bit for bit.
 
         decoder = SampleDecoder(image_decode="torchrgb8", operations=[RandomResizedCrop(224), HorizontalFlip()])
         decoder.decode("0001.jpg", raw)    # uint8[3, 224, 224]
@@ -29,10 +28,10 @@ class SampleDecoder(MediaDecoder):
     placement: Placement = "worker"
 
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
-        """Decodes a block of handles in the calling thread and returns a future that is done.
+        """Decodes a block of handles in the calling thread and returns a completed future.
 
         Raises:
-            MemoryError: The memory for an image is not there.
+            MemoryError: There is not enough memory for an image.
         """
         future: Future[list[Outcome]] = Future()
         future.set_result([_decode_outcome(handle) for handle in handles])

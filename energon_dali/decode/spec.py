@@ -1,4 +1,4 @@
-"""What a decoder makes of an image: container, channels, dtype, layout, operations and limits."""
+"""What an image is decoded to: container, channels, dtype, layout, operations and limits."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ ImageLayout = Literal["CHW", "HWC", "HW"]
 
 IMAGE_DECODE_NAMES: tuple[str, ...] = get_args(ImageDecode)
 DEFAULT_MAX_PIXELS = 178_956_970
-"""Largest image by default, width x height: where PIL's own guard against decompression bombs raises an error."""
+"""Default for the largest width x height: at this size PIL's own guard against decompression bombs raises an error."""
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
-"""Largest encoded image by default."""
+"""Default for the largest encoded image."""
 
 _FORMS: dict[str, tuple[Container, ImageMode, ImageDtype]] = {
     "l8": ("numpy", "L", "uint8"),
@@ -79,18 +79,18 @@ _DTYPES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec:
-    """What to make of an image; hashable and picklable, one object shared by all handles of a decoder.
+    """What to decode an image to. Hashable and picklable; all handles of a decoder share one object.
 
     Floating point values are pixel / 255 in float32 (then normalised, then rounded to a narrower dtype).
 
     Raises:
-        ConfigError: A combination that cannot work; the message says what to change.
+        ConfigError: The combination is invalid; the message says what to change.
     """
 
     image_decode: ImageDecode = "torchrgb"
     """One of the 17 names of webdataset."""
     operations: tuple[Operation, ...] = ()
-    """What is done to each image, in this order; Normalize is applied last."""
+    """Operations applied to each image, in this order; Normalize is applied last."""
     image_dtype: ImageDtype | None = None
     """Overrides the dtype of the name; None keeps it."""
     image_layout: Literal["CHW", "HWC"] | None = None
@@ -98,24 +98,24 @@ class ImageSpec:
     apply_exif_orientation: bool = False
     """Rotates and mirrors as the file's EXIF orientation says, before all operations. Energon does not."""
     max_pixels: int = DEFAULT_MAX_PIXELS
-    """Largest width x height; a larger image is a DecodeError before memory is taken."""
+    """Largest width x height; a larger image is a DecodeError before memory is allocated."""
     max_bytes: int = DEFAULT_MAX_BYTES
     """Largest encoded size in bytes; a larger file is a DecodeError."""
 
     container: Container = field(init=False, compare=False)
-    """What holds the pixels: "torch", "numpy" or "pil"."""
+    """Type of the result: "torch", "numpy" or "pil"."""
     mode: ImageMode = field(init=False, compare=False)
     """Channels: "L", "RGB" or "RGBA"."""
     dtype: ImageDtype = field(init=False, compare=False)
     """Type of one value."""
     layout: ImageLayout = field(init=False, compare=False)
-    """Order of the axes; "HW" for one channel without an axis of its own. Of no meaning for PIL images."""
+    """Order of the axes; "HW" is a single channel without a channel axis. Meaningless for PIL images."""
     channels: int = field(init=False, compare=False)
     """Number of channels: 1, 3 or 4."""
     geometric: tuple[GeometricOperation, ...] = field(init=False, compare=False, repr=False)
-    """The operations but for Normalize."""
+    """The operations except Normalize."""
     normalize: Normalize | None = field(init=False, compare=False, repr=False)
-    """The Normalize operation, if there is one."""
+    """The Normalize operation, or None."""
     interpolation: Interpolation = field(init=False, compare=False, repr=False)
     """The filter of the one resampling."""
     antialias: bool = field(init=False, compare=False, repr=False)
@@ -178,7 +178,7 @@ class ImageSpec:
 
 
 class EncodedImage(Protocol):
-    """An encoded image and what to make of it: what decoding needs to know of a `MediaHandle`."""
+    """An encoded image and its spec: the attributes of a `MediaHandle` that decoding needs."""
 
     @property
     def data(self) -> Buffer: ...

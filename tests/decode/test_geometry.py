@@ -21,7 +21,7 @@ from energon_dali.decode import (
     RandomResizedCrop,
     Resize,
 )
-from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, resized
+from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry, resized_size
 from energon_dali.decode.operations import GeometricOperation
 from energon_dali.decode.pil import transform
 from energon_dali.errors import DecodeError
@@ -83,14 +83,14 @@ def test_no_operation_and_no_change_are_none() -> None:
     ],
 )
 def test_resized(size: int | tuple[int, int], height: int, width: int, expected: tuple[int, int]) -> None:
-    assert resized(size, height, width) == expected
+    assert resized_size(size, height, width) == expected
 
 
 def one_after_another(image: Image.Image, operations: list[GeometricOperation]) -> Image.Image:
     """Applies operations that draw nothing, one at a time."""
     for operation in operations:
         if isinstance(operation, Resize):
-            height, width = resized(operation.size, image.height, image.width)
+            height, width = resized_size(operation.size, image.height, image.width)
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         elif isinstance(operation, HorizontalFlip):
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

@@ -1,4 +1,4 @@
-"""Clips of videos as declared on a decoder: the declaration, the choice of frames, and the handle on its way."""
+"""Clips of videos: how they are declared on a decoder, the choice of their frames, and their handles."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Float64Array = NDArray[np.float64]
 
 TOLERANCE_SECONDS = 1e-9
-"""A time this little before a frame counts as at it: sums of floats do not meet time stamps exactly."""
+"""A time less than this before a frame counts as at the frame, because sums of floats miss time stamps slightly."""
 _CLIP_DRAWS = 0x636C6970
-"""What the random numbers of clip starts are for, as part of their key."""
+"""Part of the key of the random numbers for clip starts, so that they differ from other draws."""
 
 
 def choose_frames(spec: VideoClips, times: Float64Array, end: float, seed: int = 0) -> tuple[Int64Array, Float64Array]:
@@ -28,10 +28,10 @@ def choose_frames(spec: VideoClips, times: Float64Array, end: float, seed: int =
         spec: The clips.
         times: float64[n], presentation times of all shown frames in seconds, ascending.
         end: When the last frame ends, in seconds.
-        seed: Decides random starts.
+        seed: Determines random starts.
 
     Returns:
-        int64[num_clips, frames_per_clip], numbers of frames in presentation order; and float64[num_clips], seconds.
+        int64[num_clips, frames_per_clip], frame numbers in presentation order; and float64[num_clips], seconds.
 
     Raises:
         DecodeError: There are no frames, a clip starts outside the video, or it is too short and `spec.short` is
@@ -57,16 +57,16 @@ def choose_starts(spec: VideoClips, first: float, end: float, seed: int = 0) -> 
     """Returns where each clip starts, in seconds.
 
     Args:
-        spec: Clips with a duration (of their frames, or of their sound).
+        spec: Clips with a duration (of their frames, or of their audio).
         first: Presentation time of the start of the stream, in seconds.
         end: Presentation time of its end.
-        seed: Decides random starts.
+        seed: Determines random starts.
 
     Returns:
         float64[num_clips].
 
     Raises:
-        DecodeError: A start of `spec.at` lies outside the stream.
+        DecodeError: A start of `spec.at` is outside the stream.
     """
     if spec.sampling == "at":
         starts = np.array(spec.at, np.float64)
@@ -79,7 +79,7 @@ def choose_starts(spec: VideoClips, first: float, end: float, seed: int = 0) -> 
 
 
 def frames_shown_at(seconds: Float64Array, times: Float64Array) -> Int64Array:
-    """Returns which frame is shown at each time: the last one that starts there or before; the first before its start.
+    """Returns the frame shown at each time: the last one that starts at or before it, or the first frame.
 
     Args:
         seconds: float64[...], presentation times.
@@ -107,7 +107,7 @@ def _by_stride(spec: VideoClips, times: Float64Array, end: float, seed: int) -> 
         starts = (draws * (span + 1)).astype(np.int64)
     if spec.short == "error" and int(starts.max()) + reach >= len(times):
         raise DecodeError(
-            f"A clip spans {reach + 1} frames and ends behind the last of {len(times)} frames. Ask for shorter clips, "
+            f"A clip spans {reach + 1} frames and ends after the last of {len(times)} frames. Ask for shorter clips, "
             'or give VideoClips(short="repeat") to repeat the last frame'
         )
     frames: Int64Array = np.minimum(starts[:, None] + np.arange(spec.frames_per_clip) * stride, len(times) - 1)

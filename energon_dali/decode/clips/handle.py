@@ -1,4 +1,4 @@
-"""An encoded video on its way to the decode stage, with the frames that were chosen of it."""
+"""An encoded video on its way to the decode stage, with its chosen frames."""
 
 from __future__ import annotations
 
@@ -28,62 +28,62 @@ def _no_times() -> Float64Array:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClipsHandle(MediaHandle):
-    """An encoded video whose clips are chosen, by a demux, and not decoded; `format` is its container's ("mp4").
+    """An encoded video whose clips are chosen (by demuxing it) but not decoded; `format` is the container's ("mp4").
 
-    `width` and `height` are those of the stored frames, before any rotation. Handles are made by `pyav.stage_clips`
-    alone, so that every backend decodes the same frames.
+    `width` and `height` are those of the stored frames, before any rotation. Only `pyav.stage_clips` creates handles,
+    so that every backend decodes the same frames.
     """
 
     spec: VideoClips  # type: ignore[assignment]
-    """What to make of it; one shared object for all handles of a decoder."""
+    """What to decode it to; one object shared by all handles of a decoder."""
     frame_indices: Int64Array = field(default_factory=_no_frames)
-    """int64[clips, frames], numbers of the wanted frames in presentation order; [0, 0] for a file without video."""
+    """int64[clips, frames], the chosen frames, numbered in presentation order; [0, 0] for a file without video."""
     timestamps: Float64Array = field(default_factory=_no_times)
     """float64[clips, frames], their presentation times in seconds."""
     starts: Float64Array = field(default_factory=lambda: np.zeros(0, np.float64))
-    """float64[clips], where the sound of each clip starts, in seconds."""
+    """float64[clips], when the audio of each clip starts, in seconds."""
     codec: str = ""
     """FFmpeg's name of the video codec ("h264", "hevc", "vp9", ...), "" for a file without video."""
     profile: str = ""
-    """The codec's profile ("High 10"), "" where it is not known."""
+    """The codec's profile ("High 10"), "" if unknown."""
     pixel_format: str = ""
     """FFmpeg's name of the stored pixel format ("yuv420p10le")."""
     bit_depth: int = 8
     """Bits per component."""
     colour: ColourFacts | None = None
-    """How the stored frames become RGB; None where nobody has looked yet (`find_colour`)."""
+    """How the stored frames become RGB; None if not yet determined (`find_colour`)."""
     frame_count: int = 0
     """Frames of the whole video."""
     frames_to_decode: int = 0
-    """Frames that a decoder must decode to have the wanted ones: all from the keyframe before each on."""
+    """Frames that a decoder must decode: from the keyframe before each chosen frame up to that frame."""
     packets_are_frames: bool = False
-    """Whether there is one video stream, each packet of it is one shown frame, and no frame is shown before the
-    keyframe that precedes it in the file: then a decoder may count packets."""
+    """Whether a decoder may count packets: there is one video stream, each of its packets is one shown frame, and no
+    frame is shown before the keyframe that precedes it in the file."""
     uniform_frames: bool | None = None
-    """Whether all frames say that they are alike in size and pixel format; None where nobody has looked yet."""
+    """Whether the headers of all frames state the same size and pixel format; None if not yet determined."""
     rotation: int = 0
-    """Degrees by which frames are turned counter-clockwise, where the spec asks for that: 0, 90, 180 or 270."""
+    """Degrees by which frames are rotated counter-clockwise if the spec asks for it: 0, 90, 180 or 270."""
     audio_codec: str = ""
-    """FFmpeg's name of the audio codec, where sound is wanted; else ""."""
+    """FFmpeg's name of the audio codec if audio is wanted; else ""."""
     limits: AVLimits | None = None
-    """What decoding may cost; None for the defaults."""
+    """Limits for decoding; None for the defaults."""
     decoded: Clips | None = None
-    """The clips, where they are decoded already and only wait to be moved to a device; `data` is then empty."""
+    """The clips, if they are already decoded and only have to be moved to a device; `data` is then empty."""
 
     def decode(self) -> Any:
-        """Returns the `Clips` at once, decoded with PyAV in the calling thread.
+        """Returns the `Clips`, decoded now with PyAV in the calling thread.
 
         Raises:
             DecodeError: The data cannot be decoded.
         """
-        from energon_dali.decode.pyav import decode_clips
+        from energon_dali.decode.pyav import decode_clips  # here, because pyav imports this class
 
         return decode_clips(self)
 
     def find_colour(self) -> ColourFacts:
-        """Returns how the stored frames become RGB, by the first frame, which is decoded once per handle.
+        """Returns how the stored frames become RGB, according to the first frame, which is decoded once per handle.
 
-        The header does not tell: decoders set the colours of their frames, whatever the container says.
+        The header is not enough: decoders set the colours of their frames, whatever the container says.
 
         Raises:
             DecodeError: No frame can be decoded.

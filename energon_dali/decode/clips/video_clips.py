@@ -1,4 +1,4 @@
-"""What to take out of a video: how many clips, which frames, at which size, with which sound."""
+"""Which clips to take from a video: how many, which frames, at which size, with which audio."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DamagedVideo = Literal["error", "partial"]
 @explain_call
 @dataclass(frozen=True, slots=True)
 class ClipAudio:
-    """The sound of clips: float32 in [-1, 1], as many samples for each clip, so that clips and batches stack.
+    """The audio of clips: float32 in [-1, 1], with the same number of samples for each clip, so that clips stack.
 
     Raises:
-        ConfigError: A value that cannot work.
+        ConfigError: A value is invalid.
     """
 
     sample_rate: int | None = None
@@ -31,10 +31,10 @@ class ClipAudio:
     channels: int | None = None
     """Channels to mix to; None keeps the file's."""
     duration_seconds: float | None = None
-    """Seconds of sound per clip, from the clip's start; None takes the clip's own duration."""
+    """Seconds of audio per clip, from the clip's start; None takes the clip's own duration."""
     missing: Literal["error", "silence"] = "error"
-    """What a file without an audio stream gives: a DecodeError, or silence (which needs `sample_rate` and `channels`).
-    A stream that ends inside a clip is always followed by silence; `Clips.audio_timestamps` says where it ends."""
+    """What happens if a file has no audio stream: a DecodeError, or silence (which needs `sample_rate` and `channels`).
+    A stream that ends inside a clip is always padded with silence; `Clips.audio_timestamps` says where it ends."""
 
     def __post_init__(self) -> None:
         for name in ("sample_rate", "channels", "duration_seconds"):
@@ -51,7 +51,7 @@ class ClipAudio:
             raise ConfigError(f'ClipAudio(missing={self.missing!r}) is unknown. Give "error" or "silence".')
         if self.missing == "silence" and (self.sample_rate is None or self.channels is None):
             raise ConfigError(
-                'ClipAudio(missing="silence") does not know how much silence: a file without sound has no sample rate '
+                'ClipAudio(missing="silence") does not know how much silence: a file without audio has no sample rate '
                 "and no channels. Give sample_rate and channels too."
             )
 
@@ -59,7 +59,7 @@ class ClipAudio:
 @explain_call
 @dataclass(frozen=True, slots=True)
 class VideoClips:
-    """Clips of a video as one tensor, chosen by presentation time: the same frames from every decoder and device.
+    """Clips of a video as one tensor, chosen by presentation time: every decoder and device returns the same frames.
 
     With `clip_duration_seconds` the frames of a clip are those shown at its start and at every
     clip_duration_seconds / frames_per_clip seconds after it (also where the frame rate varies). Otherwise a clip is
@@ -67,10 +67,10 @@ class VideoClips:
 
         av_decode=VideoClips(num_clips=2, frames_per_clip=16, clip_duration_seconds=2.0, size=(224, 224))
 
-    gives `Clips` with frames uint8[2, 16, 3, 224, 224] and timestamps float64[2, 16].
+    returns `Clips` with frames uint8[2, 16, 3, 224, 224] and timestamps float64[2, 16].
 
     Raises:
-        ConfigError: A value, or a combination of values, cannot work.
+        ConfigError: A value, or a combination of values, is invalid.
     """
 
     num_clips: int = 1
@@ -78,13 +78,13 @@ class VideoClips:
     frames_per_clip: int = 16
     """Frames per clip."""
     clip_duration_seconds: float | None = None
-    """Seconds that a clip spans; None goes by `stride`."""
+    """Seconds that a clip spans; None uses `stride`."""
     stride: int | None = None
     """Distance of a clip's frames, in frames; None is 1."""
     sampling: ClipSampling = "uniform"
-    """Where clips start. "uniform": at equal distances, the first at the start of the video, the last so that it ends
-    with it; a single clip is the first. "random": anywhere where they fit, in the order of time, drawn from (seed,
-    sample, epoch). "at": at the seconds of `at`."""
+    """Where clips start. "uniform": at equal distances, the first at the start of the video, the last ending with it; a
+    single clip is the first. "random": anywhere that they fit, in order of time, drawn from (seed, sample, epoch).
+    "at": at the seconds of `at`."""
     at: tuple[float, ...] = ()
     """With sampling="at", where each clip starts: presentation times in seconds. A clip that starts outside the video
     is a DecodeError."""
@@ -95,16 +95,16 @@ class VideoClips:
     layout: ClipLayout = "FCHW"
     """Order of a clip's axes: frames, channels, height, width; or channels last."""
     audio: bool | ClipAudio = False
-    """Whether clips bring their sound, and how."""
+    """Whether clips have audio, and in which form."""
     short: ShortClip = "repeat"
-    """What a clip gives that reaches behind the end of its video: "repeat" repeats the last frame, which its
-    timestamps show; "error" is a DecodeError."""
+    """What happens if a clip reaches past the end of its video: "repeat" repeats the last frame, as its timestamps
+    show; "error" is a DecodeError."""
     damaged: DamagedVideo = "error"
-    """What a file gives that cannot be decoded everywhere: "error" is a DecodeError where a clip needs such a frame;
-    "partial" takes the frames (and the sound) that can be decoded for the whole video, at the cost of decoding all of
-    each file once, by PyAV."""
+    """What happens if parts of a file cannot be decoded: "error" is a DecodeError if a clip needs such a frame;
+    "partial" treats the frames (and the audio) that can be decoded as the whole video, which costs one full decode of
+    each file with PyAV."""
     apply_rotation: bool = False
-    """Turns frames upright as the file says (multiples of 90 degrees), by PyAV; costs the decoding of a first frame."""
+    """Rotates frames upright as the file says (multiples of 90 degrees), with PyAV. Costs decoding the first frame."""
 
     def __post_init__(self) -> None:
         for name in ("num_clips", "frames_per_clip", "stride", "clip_duration_seconds", "at", "size"):
@@ -138,12 +138,12 @@ class VideoClips:
 
     @property
     def clip_audio(self) -> ClipAudio | None:
-        """How clips bring their sound; None if they do not."""
+        """The form of the audio of clips; None without audio."""
         return self.audio if isinstance(self.audio, ClipAudio) else ClipAudio() if self.audio else None
 
     @property
     def audio_seconds(self) -> float:
-        """Seconds of sound per clip; 0.0 without sound."""
+        """Seconds of audio per clip; 0.0 without audio."""
         audio = self.clip_audio
         return 0.0 if audio is None else audio.duration_seconds or self.clip_duration_seconds or 0.0
 
@@ -195,13 +195,13 @@ class VideoClips:
         if self.audio and not self.audio_seconds:
             raise ConfigError(
                 "VideoClips was asked for audio without a duration. Clips by stride span different times in different "
-                "files, so their sound would not stack. Give clip_duration_seconds, or "
+                "files, so their audio would not stack. Give clip_duration_seconds, or "
                 "audio=ClipAudio(duration_seconds=...)."
             )
 
 
 def _as_plain(value: Any) -> Any:
-    """Returns numbers of numpy and torch, also in arrays, as those of Python; everything else as it is."""
+    """Returns numbers and arrays of numpy and torch as Python numbers, and everything else unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)(_as_plain(item) for item in value)
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,4 +1,4 @@
-"""Reads the header of a Windows bitmap."""
+"""BMP: the header of a Windows bitmap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def read_bmp(data: Buffer) -> ImageHeader:
     """Returns the header of a file that begins with "BM".
 
     Raises:
-        IrregularHeaderError: Anything but an uncompressed bottom-up bitmap, or its pixels are cut off.
+        IrregularHeaderError: It is not an uncompressed bottom-up bitmap, or it is truncated.
         struct.error: The file ends inside the header.
     """
     _, _, _, _, offset, header_size, width, height, planes, bits, compression, _ = _HEADER(data, 0)
@@ -37,7 +37,7 @@ def read_bmp(data: Buffer) -> ImageHeader:
 
 
 def _is_short_ramp(data: Buffer, start: int, colors: int) -> bool:
-    """Returns whether a palette is the beginning of a gray ramp: PIL then takes pixels for levels."""
+    """Returns whether a palette is the beginning of a gray ramp: PIL then uses pixels as gray levels."""
     levels = (0, 255) if colors == 2 else range(colors)
     return 0 < colors < 256 and all(
         bytes(data[start + 4 * i : start + 4 * i + 3]) == bytes((level,) * 3) for i, level in enumerate(levels)

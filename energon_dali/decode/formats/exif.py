@@ -1,4 +1,4 @@
-"""The orientation that an EXIF block or an XMP document states."""
+"""Reads the orientation in an EXIF block or an XMP document."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12
 """Bytes of a value of each type."""
 _RATIONAL = 5
 _FRACTIONS = {0x011A: 1, 0x011B: 1, 0x013E: 2, 0x013F: 6, 0x0211: 3, 0x0214: 6}
-"""Tags that DALI takes for so many fractions, whatever their type says."""
+"""Tags that DALI reads as this many fractions, whatever their type says."""
 
 
 def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
     """Returns the orientation of the TIFF structure in data[start:end], and whether all readers find the same.
 
-    The orientation is 1 to 8, 1 where it is not valid, and 0 where there is none. DALI 2.4 takes values of any type,
-    and where the tag comes twice it mixes both and writes past the end of its memory (SIGSEGV): such a file is not for
-    it.
+    The orientation is 1 to 8, 1 if it is invalid, and 0 if there is none. DALI 2.4 accepts values of any type. If the
+    tag occurs twice, DALI mixes both values and writes past the end of its memory (SIGSEGV), so it must not get the
+    file.
 
     Args:
         data: The file.
-        start: Where the TIFF header ("II" or "MM") begins; an "Exif" prefix of six bytes is stepped over.
+        start: Where the TIFF header ("II" or "MM") begins; an "Exif" prefix of six bytes is skipped.
         end: Where the block ends.
     """
     prefixed = data[start : start + 6] == b"Exif\0\0"
-    if prefixed:  # PIL steps over it, DALI finds no orientation
+    if prefixed:  # PIL skips it, DALI finds no orientation
         start += 6
     order = bytes(data[start : start + 4])
     if order == b"II*\0":
@@ -63,9 +63,9 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
 
 
 def xmp_orientation(document: bytes) -> int:
-    """Returns the orientation that an XMP document states, as PIL finds it; 0 where there is none.
+    """Returns the orientation in an XMP document, as PIL finds it; 0 if there is none.
 
-    EXIF comes first: this counts only where `exif_orientation` finds none.
+    EXIF takes precedence: this counts only if `exif_orientation` finds none.
     """
     found = _XMP_ORIENTATION.search(document)
     if found is None:

@@ -33,20 +33,20 @@ _SUBSAMPLINGS = {0x11: "444", 0x21: "422", 0x22: "420", 0x41: "411", 0x42: "410"
 _COLORS = {(3, -1): "ycc", (3, 0): "rgb", (3, 1): "ycc", (4, -1): "cmyk", (4, 0): "cmyk", (4, 2): "ycck"}
 
 _MOST_PIXELS_PER_BYTE = 2048
-"""A Huffman-coded block of 8 x 8 pixels takes a bit at least: 512 pixels per byte, half of that in odd subsamplings.
+"""A Huffman-coded block of 8 x 8 pixels takes at least one bit: 512 pixels per byte, half of that in odd subsamplings.
 
-A broken size below `max_pixels` would otherwise cost each decoder hundreds of megabytes for nothing."""
+Without this bound a broken size below `max_pixels` would cost each decoder hundreds of megabytes for nothing."""
 _HARMLESS_PIXELS = 1 << 24
-"""Up to this size the bound does not count: libjpeg pads what is missing, and PIL takes the file."""
+"""Up to this size the bound does not apply: libjpeg pads what is missing, and PIL accepts the file."""
 
 
 def read_jpeg(data: Buffer) -> ImageHeader:
     """Returns the header of a file that begins with FF D8 FF.
 
     Raises:
-        IrregularHeaderError: The segments do not follow one another as they should, or there is no frame.
+        IrregularHeaderError: The segments are not in order, or there is no frame.
         struct.error: The file ends inside the header.
-        DecodeError: The size cannot be true.
+        DecodeError: The file is too short for its size.
     """
     position, size, orientation, adobe, frame, frame_marker = 2, len(data), 0, -1, 0, 0
     exif_blocks, regular, xmp = 0, True, b""
@@ -63,7 +63,7 @@ def read_jpeg(data: Buffer) -> ImageHeader:
             break
         elif marker == 0xE1 and length >= 8 and data[position + 4 : position + 10] == b"Exif\0\0":
             exif_blocks += 1
-            if exif_blocks == 1:  # as PIL
+            if exif_blocks == 1:  # as in PIL
                 orientation, regular = exif_orientation(data, position + 10, end)
         elif marker == 0xE1 and data[position + 4 : position + 33] == _XMP:
             xmp = bytes(data[position + 33 : end])
@@ -74,10 +74,10 @@ def read_jpeg(data: Buffer) -> ImageHeader:
         raise IrregularHeaderError
     if not orientation and xmp:
         orientation = xmp_orientation(xmp)
-        regular &= orientation < 2  # DALI does not look there
+        regular &= orientation < 2  # DALI does not read XMP
     header = _read_frame(data, frame, frame_marker, frame_length, orientation or 1, adobe)
-    # Several EXIF blocks are for DALI what several orientations in one are. CMYK it rounds
-    # otherwise where there is black, and inverts it where Adobe's marker is missing.
+    # DALI handles several EXIF blocks as it does several orientations in one. It rounds CMYK differently where there is
+    # black, and inverts CMYK if Adobe's marker is missing.
     header.dali_decodable &= regular and exif_blocks < 2 and header.channels < 4
     return header
 
@@ -96,7 +96,7 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
     if components == 1:
         subsampling, color = "gray", "gray"
     else:
-        # One full component and small others; the fourth of CMYK is as large as the first.
+        # One full component and smaller others; the fourth of CMYK is as large as the first.
         if others == {factors}:
             subsampling = "444"
         else:
@@ -120,13 +120,13 @@ def _read_frame(data: Buffer, position: int, marker: int, length: int, orientati
 
 
 def has_whole_scans(data: Buffer) -> bool:
-    """Returns whether all markers up to EOI are in order and all scans are there.
+    """Returns whether all markers up to EOI are in order and no scan is missing.
 
-    Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode; 30 us where other threads run. If this returns
-    False, the file may be damaged or unusual, and only decoding it tells.
+    Costs about 10 us for a JPEG of 100 KB, which takes 1.3 ms to decode; 30 us if other threads run. If this returns
+    False, the file may be damaged or unusual, and only decoding can tell.
 
     Args:
-        data: A file whose header `read_jpeg` understood.
+        data: A file whose header `read_jpeg` accepted.
     """
     position, components, progressive, restart_interval, frame = 2, b"", False, 0, 0
     while True:
@@ -149,22 +149,22 @@ def has_whole_scans(data: Buffer) -> bool:
         markers: NDArray[np.int64] = np.concatenate(parts) if parts else np.empty(0, np.int64)
     else:
         markers = np.fromiter(_find_slowly(data, start), np.int64)
-    return _walk(data, position, markers, _Script(components, progressive), restart_interval, frame)
+    return _walk(data, position, markers, _ScanProgress(components, progressive), restart_interval, frame)
 
 
 def _find_slowly(data: Buffer, start: int) -> Iterator[int]:
-    """Yields the positions from `start` on of bytes FF that no zero follows.
+    """Yields the positions, from `start` on, of FF bytes that are not followed by a zero.
 
-    Takes 30 us for 100 KB, four times as long as numpy does. But numpy lets go of the interpreter lock, and beside a
-    thread that is busy in Python it takes 5 ms to get the lock back: so this is for processes with several threads.
+    Takes 30 us for 100 KB, four times as long as numpy. But numpy releases the interpreter lock, and next to a thread
+    that is busy in Python it takes 5 ms to get the lock back. So this is for processes with several threads.
     """
     return (found.start() for found in _MARKER.finditer(data, start))
 
 
 def _find_fast(data: Buffer, start: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yields (offset, bool[n]) for one stretch of the file after another: where bytes FF are that no zero follows."""
+    """Yields (offset, bool[n]) for each chunk of the file: whether an FF byte is there that no zero follows."""
     scratch = getattr(_local, "scratch", None)
-    if scratch is None:  # kept: fresh memory takes as long as the search
+    if scratch is None:  # reused: new memory takes as long as the search
         scratch = _local.scratch = np.empty(_CHUNK_BYTES, np.bool_)
     values = np.frombuffer(data, np.uint8)
     for first in range(start, len(values) - 1, _CHUNK_BYTES):
@@ -184,15 +184,15 @@ def _first_of_many(data: Buffer, start: int) -> int:
     return -1
 
 
-class _Script:
-    """Which coefficients of which component the scans have brought in full."""
+class _ScanProgress:
+    """The coefficients of each component that the scans so far have transmitted in full."""
 
     def __init__(self, components: bytes, progressive: bool) -> None:
         self._progressive = progressive
         self._done = dict.fromkeys(components, 0)  # bit n: coefficient n
 
     def add(self, data: Buffer, position: int) -> bool:
-        """Counts the scan whose SOS marker is at a position; returns whether its header makes sense."""
+        """Adds the scan whose SOS marker is at a position; returns whether its header is valid."""
         count = data[position + 4]
         end = position + 5 + 2 * count
         if end + 3 > len(data) or data[position + 2] << 8 | data[position + 3] != 6 + 2 * count:
@@ -200,14 +200,14 @@ class _Script:
         first, last, precision = data[end : end + 3] if self._progressive else (0, 63, 0)
         if not first <= last < 64:
             return False
-        brought = (2 << last) - (1 << first)
+        sent = (2 << last) - (1 << first)
         for component in data[position + 5 : end : 2]:
             if component not in self._done:
                 return False
-            if precision & 15:  # bits are left for later scans; libjpeg goes by the last scan
-                self._done[component] &= ~brought
+            if precision & 15:  # more bits follow in later scans; libjpeg goes by the last scan
+                self._done[component] &= ~sent
             else:
-                self._done[component] |= brought
+                self._done[component] |= sent
         return True
 
     def is_complete(self) -> bool:
@@ -215,7 +215,7 @@ class _Script:
 
 
 def _units(data: Buffer, frame: int, scan: int) -> int:
-    """Returns the number of units that the restart interval of a scan counts (ITU-T T.81, A.2): MCUs, or blocks.
+    """Returns the number of units (MCUs or blocks) that the restart interval of a scan counts (ITU-T T.81, A.2).
 
     Args:
         data: The file.
@@ -224,8 +224,8 @@ def _units(data: Buffer, frame: int, scan: int) -> int:
     """
     height, width = data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
     factors = {
-        data[place]: (data[place + 1] >> 4, data[place + 1] & 15)
-        for place in range(frame + 10, frame + 10 + 3 * data[frame + 9], 3)
+        data[at]: (data[at + 1] >> 4, data[at + 1] & 15)
+        for at in range(frame + 10, frame + 10 + 3 * data[frame + 9], 3)
     }
     most_across = max(1, *(across for across, _ in factors.values()))
     most_down = max(1, *(down for _, down in factors.values()))
@@ -236,24 +236,24 @@ def _units(data: Buffer, frame: int, scan: int) -> int:
 
 
 def _walk(
-    data: Buffer, scan: int, markers: NDArray[np.int64], script: _Script, restart_interval: int, frame: int
+    data: Buffer, scan: int, markers: NDArray[np.int64], progress: _ScanProgress, restart_interval: int, frame: int
 ) -> bool:
     """Returns whether the markers from the first scan on are in order.
 
     Args:
         data: The file.
         scan: Position of the first SOS.
-        markers: Positions behind it of all bytes FF that are not followed by a zero.
-        script: An empty one.
-        restart_interval: As the header says; 0 if there are no restarts.
+        markers: Positions after it of all FF bytes that are not followed by a zero.
+        progress: A new one.
+        restart_interval: As in the header; 0 if there are no restarts.
         frame: Position of the SOF.
     """
     kinds = np.frombuffer(data, np.uint8)[markers + 1]
     others: list[int] = np.flatnonzero((kinds & 0xF8) != _RST0).tolist()
-    if not script.add(data, scan):
+    if not progress.add(data, scan):
         return False
-    position = 0  # up to where segments reach
-    before = -1  # number of the marker before
+    position = 0  # where the segments so far end
+    before = -1  # index of the marker before
     in_scan = True
     for number in others:
         marker, kind = int(markers[number]), int(kinds[number])
@@ -262,7 +262,7 @@ def _walk(
             expected = _RST0 + np.arange(len(restarts)) % 8
             if len(restarts) and not (restart_interval and np.array_equal(restarts, expected)):
                 return False
-            # A range that is missing or comes twice may continue the order: there are then too few or too many.
+            # If a range is missing or repeated, the order may still look right, but there are too few or too many.
             if len(restarts) and len(restarts) != -(-_units(data, frame, scan) // restart_interval) - 1:
                 return False
         is_bare = number == before + 1
@@ -273,12 +273,12 @@ def _walk(
             return False
         in_scan = kind == _SOS
         if kind == _EOI:
-            return script.is_complete()
+            return progress.is_complete()
         if kind not in (_DHT, _SOS, _DRI) or marker + 6 > len(data):
             return False
         if kind == _SOS:
             scan = marker
-            if not script.add(data, marker):
+            if not progress.add(data, marker):
                 return False
         if kind == _DRI:
             restart_interval = data[marker + 4] << 8 | data[marker + 5]

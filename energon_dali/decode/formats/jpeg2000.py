@@ -1,7 +1,7 @@
-"""Reads the header of a JPEG 2000: the boxes of a JP2 file and the size segment of its codestream.
+"""JPEG 2000: the boxes of a JP2 file and the size segment of its codestream.
 
-None of them goes to DALI: its decoder (OpenCV's, on OpenJPEG) ends the process with SIGSEGV on some files whose header
-is in order and whose codestream is not. PIL reports them.
+DALI gets none of these files: its decoder (OpenCV's, on OpenJPEG) ends the process with SIGSEGV on some files with a
+valid header and a broken codestream. PIL reports them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_jpeg2000(data: Buffer) -> ImageHeader:
 
 
 def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, int]:
-    """Returns (width, height, channels) of a "jp2h" box that holds a size, an sRGB or gray colour space, no more."""
+    """Returns (width, height, channels) of a "jp2h" box that holds only a size and an sRGB or gray colour space."""
     sizes: tuple[int, int, int] | None = None
     color_spaces: list[int] = []
     while position < end:
@@ -66,7 +66,7 @@ def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, i
         elif kind == b"colr" and length == 15 and data[position + 8] == 1:
             color_spaces.append(int.from_bytes(data[position + 11 : position + 15], "big"))
         elif kind != b"res ":
-            # Palettes, channel definitions and profiles: DALI and PIL do not treat them alike.
+            # Palettes, channel definitions and profiles: DALI and PIL treat them differently.
             raise IrregularHeaderError
         position += length
     if sizes is None or color_spaces != [_COLOR_SPACES.get(sizes[2])]:

@@ -1,6 +1,6 @@
-"""Reads the header of a PNG and walks its chunks to the end, so that a cut file is known before any decoder sees it.
+"""PNG: reads the header and all chunks to the end, so that truncated files are found before any decoder sees them.
 
-DALI (libpng) reports damaged pixels as PIL does, but steps over damage in other chunks, which PIL refuses.
+DALI (libpng) reports damaged pixels as PIL does, but ignores damage in other chunks, which PIL refuses.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def read_png(data: Buffer) -> ImageHeader:
     """Returns the header of a file that begins with the PNG signature.
 
     Raises:
-        IrregularHeaderError: A chunk reaches past the end, or one that must be there is missing.
+        IrregularHeaderError: A chunk reaches past the end, or a required one is missing.
         struct.error: The file ends inside a chunk.
-        DecodeError: The size cannot be true.
+        DecodeError: The file is too short for its size.
     """
     size = len(data)
     length, kind = _CHUNK(data, 8)
@@ -61,7 +61,7 @@ def read_png(data: Buffer) -> ImageHeader:
             pixels = True
         else:
             content = bytes(data[position + 8 : end - 4])
-            metadata.plain &= _has_right_sum(data, kind, content, end)
+            metadata.plain &= _has_valid_checksum(data, kind, content, end)
             if kind == b"IEND":
                 break
             if kind == b"tRNS":
@@ -77,7 +77,7 @@ def read_png(data: Buffer) -> ImageHeader:
     if not pixels or (color == "palette" and not palette):
         raise IrregularHeaderError
     orientation, alike = metadata.orientation()
-    # 16 bits: DALI scales to 8, PIL clips or rounds another way.
+    # 16 bits: DALI scales to 8, PIL clips or rounds differently.
     return ImageHeader(
         "png",
         width,
@@ -91,23 +91,23 @@ def read_png(data: Buffer) -> ImageHeader:
     )
 
 
-def _has_right_sum(data: Buffer, kind: bytes, content: bytes, end: int) -> bool:
-    sum_: int = _SUM(data, end - 4)[0]
-    return zlib.crc32(content, zlib.crc32(kind)) == sum_
+def _has_valid_checksum(data: Buffer, kind: bytes, content: bytes, end: int) -> bool:
+    checksum: int = _SUM(data, end - 4)[0]
+    return zlib.crc32(content, zlib.crc32(kind)) == checksum
 
 
 class _Metadata:
-    """Reads chunks one by one, in their order."""
+    """Reads the chunks besides size, palette, transparency and pixels, one by one, in order."""
 
     def __init__(self) -> None:
         self.plain = True
-        """Whether PIL and DALI take all chunks so far for certain."""
+        """Whether PIL and DALI certainly accept all chunks so far."""
         self._exif: bytes | None = None
         self._exif_blocks = 0
         self._texts: dict[bytes, bytes] = {}
 
     def add(self, kind: bytes, content: bytes) -> None:
-        """Reads a chunk that holds neither size, palette, transparency nor pixels."""
+        """Reads one chunk."""
         if kind == b"eXIf":
             self._exif = content
             self._exif_blocks += 1
@@ -124,7 +124,7 @@ class _Metadata:
     def orientation(self) -> tuple[int, bool]:
         """Returns the orientation as PIL finds it, 1 to 8, and whether DALI finds the same.
 
-        EXIF comes first: of its own chunk, or of a text with its name. Then follow what ImageMagick writes, and XMP.
+        EXIF takes precedence (in its own chunk, or in a text of that name), then what ImageMagick writes, then XMP.
         """
         stated, for_dali, regular = 0, 1, self._exif_blocks < 2
         if self._exif is not None:
@@ -136,7 +136,7 @@ class _Metadata:
             stated, _ = exif_orientation(content, 0, len(content))
         if not stated and _XMP in self._texts:
             stated = xmp_orientation(self._texts[_XMP])
-        # Several EXIF blocks are for DALI what several orientations in one are.
+        # DALI handles several EXIF blocks as it does several orientations in one.
         return stated or 1, regular and (stated or 1) == for_dali
 
     def _add_text(self, kind: bytes, content: bytes) -> None:
@@ -146,7 +146,7 @@ class _Metadata:
             self.plain = False
         packed = kind == b"zTXt"
         if kind == b"iTXt":
-            flags, text = text[:2], text[2:].partition(b"\0")[2].partition(b"\0")[2]  # behind two names
+            flags, text = text[:2], text[2:].partition(b"\0")[2].partition(b"\0")[2]  # after two names
             packed = flags[:1] not in (b"", b"\0")
             self.plain &= not packed or flags[1:] == b"\0"
         elif packed:
@@ -159,7 +159,7 @@ class _Metadata:
 
 
 def _unpack(packed: bytes) -> bytes | None:
-    """Returns what PIL makes of a packed text; None if PIL refuses it for its size."""
+    """Returns a compressed text as PIL unpacks it; None if PIL refuses it because of its size."""
     unpacker = zlib.decompressobj()
     try:
         unpacked = unpacker.decompress(packed, _LARGEST_TEXT_BYTES)
@@ -169,7 +169,7 @@ def _unpack(packed: bytes) -> bytes | None:
 
 
 def _from_hexadecimal(text: bytes) -> bytes:
-    """Returns the content of a profile as ImageMagick writes it: three lines of header, then hexadecimal digits."""
+    """Returns the content of a profile in ImageMagick's form: three header lines, then hexadecimal digits."""
     try:
         return bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii"))
     except ValueError:

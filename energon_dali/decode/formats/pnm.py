@@ -1,4 +1,4 @@
-"""Reads the header of a portable any-map (PBM, PGM, PPM)."""
+"""PNM: the header of a portable any-map (PBM, PGM, PPM)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_pnm(data: Buffer) -> ImageHeader:
         channels,
         largest.bit_length(),
         color="rgb" if channels == 3 else "gray",
-        # Text maps and other ranges than 0..255 go to PIL. DALI's parser knows comments only at some places.
+        # PIL decodes text maps and ranges other than 0..255. DALI's parser accepts comments only in some positions.
         dali_decodable=kind in b"56" and largest == 255 and b"#" not in head[: found.end()],
     )
 

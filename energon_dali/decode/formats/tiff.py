@@ -1,4 +1,4 @@
-"""Reads the first directory of a TIFF, as far as it decides who may decode it."""
+"""TIFF: reads the tags of the first directory that decide who may decode the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CODES = {3: "H", 4: "I"}
 _MOST_VALUES = 65_536
 _NONE, _LZW, _DEFLATE = 1, 5, 8
 _MOST_BYTES_PER_BYTE = 2731
-"""LZW packs 4,096 bytes into twelve bits at best, Deflate 258 bytes into two."""
+"""At best LZW packs 4,096 bytes into twelve bits, and Deflate 258 bytes into two."""
 _LISTS = frozenset({_BITS, _OFFSETS, _LENGTHS, _EXTRA_SAMPLES, _SAMPLE_FORMAT})
 _WANTED = frozenset(
     {
@@ -47,7 +47,7 @@ def read_tiff(data: Buffer) -> ImageHeader:
     """Returns the header of a file that begins with "II*" or "MM" and is a plain 8-bit image in strips.
 
     Raises:
-        IrregularHeaderError: Anything else, which PIL shall look at; also cut files.
+        IrregularHeaderError: It is anything else, which PIL examines, or it is truncated.
         struct.error: The file ends inside the directory.
     """
     byte_order = "<" if data[:2] == b"II" else ">"
@@ -74,12 +74,12 @@ def read_tiff(data: Buffer) -> ImageHeader:
     plain = tags.get(_COMPRESSION, (1,))[0] == _NONE
     if sum(lengths) * (1 if plain else _MOST_BYTES_PER_BYTE) < width * height * samples:
         raise IrregularHeaderError
-    # Only unpacking shows whether packed strips are whole, and DALI fills what it cannot unpack.
+    # Only unpacking shows whether compressed strips are whole, and DALI fills in what it cannot unpack.
     return ImageHeader("tiff", width, height, samples, color="gray" if samples == 1 else "rgb", dali_decodable=plain)
 
 
 def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]:
-    """Returns the values of the tags that matter; only whole numbers are understood."""
+    """Returns the values of the tags that matter; only integer tags are supported."""
     (position,) = unpack_from(byte_order + "I", data, 4)
     (count,) = unpack_from(byte_order + "H", data, position)
     end = position + 2 + 12 * count
@@ -97,7 +97,7 @@ def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]
             if where + length > len(data):
                 raise IrregularHeaderError
         if tag == _XMP and xmp_orientation(bytes(data[where : where + length])) > 1:
-            raise IrregularHeaderError  # PIL turns the image when it loads it
+            raise IrregularHeaderError  # PIL rotates the image when it loads it
         if tag not in _WANTED:
             continue
         if kind not in _CODES or not 0 < values <= (_MOST_VALUES if tag in _LISTS else 1):
@@ -107,7 +107,7 @@ def _read_directory(data: Buffer, byte_order: str) -> dict[int, tuple[int, ...]]
 
 
 def _turns_by_xmp(image: Image.Image) -> bool:
-    """Returns whether PIL finds the orientation in the XMP document only, and turns the image when it loads it."""
+    """Returns whether only the XMP document has an orientation, by which PIL swaps the sides on loading."""
     xmp = image.info.get("xmp")
     return _ORIENTATION not in getattr(image, "tag_v2", ()) and isinstance(xmp, bytes) and xmp_orientation(xmp) >= 5
 
@@ -118,7 +118,7 @@ FORMAT = ImageFormat(
     suffixes=("tif", "tiff"),
     signature=rb"II\*\0|MM\0\*",
     read_header=read_tiff,
-    reads_orientation=True,  # PIL turns the image
+    reads_orientation=True,  # PIL rotates the image
     swaps_sides=_turns_by_xmp,
     max_pixels_per_byte={
         "raw": 8,

@@ -1,7 +1,7 @@
-"""Reads the header of a WebP: lossy, lossless, or extended with alpha, animation and EXIF.
+"""WebP: lossy, lossless, or extended with alpha, animation and EXIF.
 
-None of them goes to DALI, whose libwebp takes damaged files that PIL's refuses. A WebP has no checksum: only decoding
-shows whether it is whole.
+DALI gets none of these files: its libwebp accepts damaged files that PIL's refuses. A WebP has no checksum, so only
+decoding shows whether it is whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def read_webp(data: Buffer) -> ImageHeader:
     """Returns the header of a file that begins with "RIFF....WEBP".
 
     Raises:
-        IrregularHeaderError: A chunk reaches past the end, or the stream in it does not begin as it should.
+        IrregularHeaderError: A chunk reaches past the end, or its stream has an invalid beginning.
         struct.error: The file ends inside the header.
     """
     size = len(data)
@@ -50,7 +50,7 @@ def _read_extended(data: Buffer, riff_end: int, length: int) -> ImageHeader:
             frame = _stream_size(data, position + 8, kind, length)
         elif kind == b"EXIF":
             exif_blocks += 1
-            if exif_blocks == 1:  # as libwebp
+            if exif_blocks == 1:  # as in libwebp
                 orientation, _ = exif_orientation(data, position + 8, position + 8 + length)
         elif kind == b"XMP " and flags & _XMP and not xmp:
             xmp = bytes(data[position + 8 : position + 8 + length])
