@@ -20,7 +20,7 @@ import numpy as np
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
 from tests.av.mp4_boxes import with_claimed_frames, with_edits, with_rotation
-from tests.decode.pictures import photograph
+from tests.decode.sample_images import photograph
 
 VFR_BASE = Fraction(1, 1200)
 VFR_STEPS = (40, 40, 20, 100, 48, 48, 160, 8, 40, 60)

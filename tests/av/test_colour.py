@@ -12,7 +12,7 @@ from energon_dali.av import ColourFacts, MediaFile, VideoReader
 from energon_dali.av.colour import Matrix, find_colours
 from tests.av.corpus import COLOURS, video_file
 from tests.av.full_decode import decode_fully
-from tests.decode.pictures import photograph
+from tests.decode.sample_images import photograph
 
 TOLERANCE = 3
 """Of a channel, against real arithmetic: the converter that PyAV and Energon use too rounds its coefficients and

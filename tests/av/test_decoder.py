@@ -28,7 +28,7 @@ from energon_dali.av.frame_index import TOLERANCE_SECONDS
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import VIDEOS, audio_file, video_file
 from tests.av.full_decode import GUESSED_TIMES, decoded
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 Range = tuple[float, float]
 SHARES = st.floats(-0.3, 1.4)
@@ -304,7 +304,7 @@ def test_threads_share_a_decoder_and_a_forked_child_has_its_own() -> None:
 def test_a_picture_or_a_text_stream_is_told_apart() -> None:
     with pytest.raises(ConfigError, match="mode 'rb'"):
         AVDecoder(io.StringIO("text"))  # type: ignore[arg-type]
-    with AVDecoder(pictures()["jpeg-420"]) as decoder:
+    with AVDecoder(sample_images()["jpeg-420"]) as decoder:
         assert decoder.get_video().video_shapes == [(1, 3, 118, 157)]
     limits = AVLimits(max_frames=5)
     with AVDecoder(video_file("h264-mp4"), limits=limits) as decoder, pytest.raises(DecodeError, match="max_frames=5"):

@@ -24,7 +24,7 @@ from energon_dali.errors import DecodeError
 from tests.av.corpus import VIDEOS, AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video, video_file
 from tests.av.full_decode import decode_fully
 from tests.av.ogg_pages import HEADERS, read_packets, write_theora
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 THEORA = Path(__file__).parent.parent / "data" / "theora.ogv"
 PLAIN = VideoRecipe("mpeg4", "avi", frames=46, b_frames=2)
@@ -192,7 +192,7 @@ def test_the_first_video_stream_counts_and_a_cover_does_not(threads: int) -> Non
     with AVDecoder(stream.getvalue(), threads=threads) as decoder:
         (clip,) = decoder.get_video().video_clips
         np.testing.assert_array_equal(clip.permute(0, 2, 3, 1).numpy(), decode_fully(film).pictures)
-    cover = b"\0image/png\0\x03\0" + pictures()["png-rgb"]
+    cover = b"\0image/png\0\x03\0" + sample_images()["png-rgb"]
     tag = b"APIC" + struct.pack(">IH", len(cover), 0) + cover
     size = bytes(len(tag) >> shift & 127 for shift in (21, 14, 7, 0))
     song = b"ID3\x03\0\0" + size + tag + audio_file("mp3-mono")

@@ -11,7 +11,7 @@ import torch
 from energon_dali.av import AVData, AVDecoder, AVWebdatasetDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import Fraction, VideoRecipe, audio_file, encode_video, video_file
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 
 @cache
@@ -114,7 +114,7 @@ def test_the_handler_of_webdataset() -> None:
     lazy = AVWebdatasetDecoder(video_decode_audio=False)
     assert lazy("left.MP4", video).get_video_duration() == (2.4, None)  # type: ignore[union-attr]
     assert lazy("txt", b"text") is None
-    assert lazy("jpg", pictures()["jpeg-420"]) is None
+    assert lazy("jpg", sample_images()["jpeg-420"]) is None
     whole = AVWebdatasetDecoder(video_decode_audio=True, av_decode="torch")
     found = whole("mp4", video)
     assert isinstance(found, AVData)

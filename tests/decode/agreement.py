@@ -36,7 +36,7 @@ from energon_dali.decode import (
 )
 from energon_dali.errors import DecodeError
 from tests.decode.damage import damage
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"image_decode": "rgb8"},
@@ -157,7 +157,7 @@ def damaged_files(count: int, seed: int, only: str = "") -> list[tuple[str, byte
         only: Beginning of the names of the images to damage.
     """
     random = Random(seed)
-    good = [(name, data) for name, data in pictures().items() if name.startswith(only)]
+    good = [(name, data) for name, data in sample_images().items() if name.startswith(only)]
     return [(name, damage(data, random)) for name, data in (good[i % len(good)] for i in range(count))]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from energon_dali.decode import screen_image
 from tests.decode.agreement import compare, compare_apart, damaged_files, load_by_pil
-from tests.decode.pictures import encode, photograph, pictures
+from tests.decode.sample_images import encode, photograph, sample_images
 
 PHOTO = photograph(size=(61, 45))
 
@@ -55,7 +55,7 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("_threads")
 def test_good_jpegs_are_not_suspected() -> None:
     """Who suspects good files sends them to PIL: with restarts, several scans, and something behind the end."""
-    for name, data in pictures().items():
+    for name, data in sample_images().items():
         if name.startswith("jpeg") and name != "jpeg-cmyk":
             for more in (b"", b"\0" * 9, b"\xff\xd9", data):
                 assert screen_image(data + more).dali_decodable, name

@@ -25,7 +25,7 @@ from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometr
 from energon_dali.decode.operations import GeometricOperation
 from energon_dali.decode.pil import transform
 from energon_dali.errors import DecodeError
-from tests.decode.pictures import photograph
+from tests.decode.sample_images import photograph
 
 sides = st.integers(1, 700)
 sizes = st.one_of(st.integers(1, 300), st.tuples(st.integers(1, 300), st.integers(1, 300)))

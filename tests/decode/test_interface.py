@@ -14,7 +14,7 @@ from PIL import Image
 from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import MediaHandle, map_handles
-from tests.decode.pictures import photograph
+from tests.decode.sample_images import photograph
 
 
 @dataclass

@@ -15,9 +15,9 @@ from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.decode.part_kind import IMAGE_SUFFIXES, find_part_kind
 from energon_dali.demuxers import AV_SUFFIXES
 from energon_dali.errors import ConfigError, DecodeError
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 
-JPEG = pictures()["jpeg-420"]
+JPEG = sample_images()["jpeg-420"]
 
 
 def test_image_suffixes_against_webdataset() -> None:
@@ -91,10 +91,10 @@ def test_compressed_parts_unpack_again_and_again() -> None:
         decoder.decode("txt.gz", gzip.compress(bytes(100_001)))
 
 
-@pytest.mark.parametrize("name", broken_pictures())
+@pytest.mark.parametrize("name", broken_images())
 def test_errors_name_the_part(name: str) -> None:
     with pytest.raises(DecodeError, match=r"^Part .left\.jpg.: ") as caught:
-        SampleDecoder()({"__key__": "0001", "left.jpg": broken_pictures()[name]})
+        SampleDecoder()({"__key__": "0001", "left.jpg": broken_images()[name]})
     assert caught.value.route in ("screen", "pil")
 
 
@@ -108,7 +108,7 @@ def test_stage_draws_from_the_seed() -> None:
 def test_guess_content() -> None:
     decoder = SampleDecoder(image_decode="rgb8", guess_content=True)
     assert decoder.decode("bin", JPEG).shape == (118, 157, 3)
-    assert decoder.decode("a/no-suffix", pictures()["png-rgb"]).shape == (118, 157, 3)
+    assert decoder.decode("a/no-suffix", sample_images()["png-rgb"]).shape == (118, 157, 3)
     assert decoder.decode("json", b"[1]") == [1]
     assert decoder.decode("txt", b"words") == "words"
     assert SampleDecoder().decode("bin", JPEG) == JPEG

@@ -26,7 +26,7 @@ from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.pil import decode_image, open_image
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import DecodeError
-from tests.decode.pictures import broken_pictures, encode, photograph, pictures
+from tests.decode.sample_images import broken_images, encode, photograph, sample_images
 
 FLIP = HorizontalFlip(1.0)
 
@@ -45,7 +45,7 @@ def decode(data: bytes, name: str = "torchrgb", *operations: Any, seed: int = 0,
 @pytest.mark.parametrize("name", IMAGE_DECODE_NAMES)
 def test_all_formats_equal_webdataset(name: str) -> None:
     handler = imagehandler(name)
-    for picture, data in pictures().items():
+    for picture, data in sample_images().items():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Palette images with Transparency")
             expected = handler(".jpg", data)
@@ -63,15 +63,15 @@ def test_all_formats_equal_webdataset(name: str) -> None:
 
 
 # libjpeg fills what is missing behind an early end with gray; the screening refuses "jpeg-large".
-@pytest.mark.parametrize("name", sorted(broken_pictures().keys() - {"jpeg-large"}))
+@pytest.mark.parametrize("name", sorted(broken_images().keys() - {"jpeg-large"}))
 @pytest.mark.parametrize("known", ["", "jpeg", "png"])
 def test_broken_files_are_decode_errors(name: str, known: str) -> None:
     with pytest.raises(DecodeError):
-        decode_image(MediaHandle("jpg", broken_pictures()[name], known, 9, 9, ImageSpec("pil")))
+        decode_image(MediaHandle("jpg", broken_images()[name], known, 9, 9, ImageSpec("pil")))
 
 
 def test_a_view_decodes_without_a_copy_of_its_own() -> None:
-    data = pictures()["jpeg-420"]
+    data = sample_images()["jpeg-420"]
     block = bytearray(b"before") + data + b"behind"
     view = memoryview(block)[6 : 6 + len(data)]
     assert torch.equal(decode(view), decode(data))  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_a_view_decodes_without_a_copy_of_its_own() -> None:
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_exif_orientation(number: int) -> None:
-    data = pictures()[f"jpeg-exif-{number}"]
+    data = sample_images()[f"jpeg-exif-{number}"]
     with Image.open(BytesIO(data)) as image:
         upright, stored = np.asarray(ImageOps.exif_transpose(image)), np.asarray(image)
     assert np.array_equal(decode(data, "rgb8", apply_exif_orientation=True), upright)
@@ -92,14 +92,14 @@ def test_exif_orientation(number: int) -> None:
 
 @pytest.mark.parametrize("name", ["png-exif-6", "webp-exif-8", "tiff-exif-6", "avif"])
 def test_exif_orientation_of_other_formats(name: str) -> None:
-    data = pictures()[name]
+    data = sample_images()[name]
     with Image.open(BytesIO(data)) as image:
         upright = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     assert np.array_equal(decode(data, "rgb8", apply_exif_orientation=True), upright)
 
 
 def test_layouts_and_dtypes() -> None:
-    data = pictures()["jpeg-420"]
+    data = sample_images()["jpeg-420"]
     pixels = decode(data, "rgb8")
     assert np.array_equal(decode(data, "torchrgb8", image_layout="HWC"), pixels)
     assert np.array_equal(decode(data, "rgb8", image_layout="CHW"), pixels.transpose(2, 0, 1))
@@ -115,7 +115,7 @@ def test_layouts_and_dtypes() -> None:
 
 @pytest.mark.parametrize("name", ["torchrgb", "rgb", "torchl"])
 def test_normalize_is_torchvisions_formula(name: str) -> None:
-    data = pictures()["jpeg-420"]
+    data = sample_images()["jpeg-420"]
     mean, std = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)) if "rgb" in name else ((0.5,), (0.25,))
     plain = torch.as_tensor(decode(data, name))
     shape = (3, 1, 1) if name == "torchrgb" else (-1,)
@@ -125,7 +125,7 @@ def test_normalize_is_torchvisions_formula(name: str) -> None:
 
 
 def test_crops_and_flips_are_exact() -> None:
-    data = pictures()["png-rgb"]
+    data = sample_images()["png-rgb"]
     pixels = decode(data, "rgb8")
     assert np.array_equal(decode(data, "rgb8", FLIP), pixels[:, ::-1])
     assert np.array_equal(decode(data, "rgb8", CenterCrop((100, 51)), FLIP), pixels[9:109, 53:104][:, ::-1])
@@ -164,7 +164,7 @@ def test_without_antialias_it_is_the_filter_of_torch(interpolation: str) -> None
 
 
 def test_more_pixels_than_the_header_said_are_refused() -> None:
-    data = pictures()["jpeg-420"]
+    data = sample_images()["jpeg-420"]
     with pytest.raises(DecodeError, match=r"157 x 118 pixels are more than max_pixels=100 \(jpeg, pil\)"):
         decode_image(MediaHandle("jpg", data, "jpeg", 1, 1, ImageSpec("pil", max_pixels=100)))
 
@@ -172,7 +172,7 @@ def test_more_pixels_than_the_header_said_are_refused() -> None:
 def test_the_limit_is_ours_and_not_pils(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for name in ("jpeg-420", "png-rgb", "bmp-rgb", "pnm-rgb", "jp2-lossless"):
-        assert decode(pictures()[name], "rgb8").shape == (118, 157, 3)
+        assert decode(sample_images()[name], "rgb8").shape == (118, 157, 3)
 
 
 def test_a_file_that_asks_for_too_much_memory_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,10 +181,10 @@ def test_a_file_that_asks_for_too_much_memory_is_broken(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Image.Image, "convert", fail)
     with pytest.raises(DecodeError, match="more memory than an image of its size needs"):
-        decode(pictures()["jpeg-420"], "pil")
+        decode(sample_images()["jpeg-420"], "pil")
     monkeypatch.setattr(np, "empty", fail)
     with pytest.raises(MemoryError):
-        decode(pictures()["jpeg-420"], "pil")
+        decode(sample_images()["jpeg-420"], "pil")
 
 
 def test_programs_are_not_run() -> None:
@@ -195,8 +195,8 @@ def test_programs_are_not_run() -> None:
 
 def test_a_palette_with_transparency_gives_no_warning() -> None:
     """Warnings are errors here, so a warning would be a DecodeError."""
-    assert decode(pictures()["png-palette-trns"], "torchrgb8").shape == (3, 118, 157)
-    assert decode(pictures()["png-palette-trns"], "rgba8")[..., 3].std() > 0
+    assert decode(sample_images()["png-palette-trns"], "torchrgb8").shape == (3, 118, 157)
+    assert decode(sample_images()["png-palette-trns"], "rgba8")[..., 3].std() > 0
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "1"])

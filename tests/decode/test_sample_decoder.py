@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from energon_dali.decode import DecodeFailure, MediaHandle, SampleDecoder
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
-JPEG = pictures()["jpeg-420"]
+JPEG = sample_images()["jpeg-420"]
 
 
 def test_blocks() -> None:

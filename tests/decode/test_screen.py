@@ -18,7 +18,7 @@ from PIL import Image
 from energon_dali.decode import screen_image
 from energon_dali.errors import DecodeError
 from tests.decode.mutations import mutate
-from tests.decode.pictures import broken_pictures, encode, exif, photograph, pictures
+from tests.decode.sample_images import broken_images, encode, exif, photograph, sample_images
 
 FORMATS = {"jp2": "jpeg2000", "j2k": "jpeg2000"}
 TO_PIL = {
@@ -62,9 +62,9 @@ TO_PIL = {
 """What is kept from DALI, and why."""
 
 
-@pytest.mark.parametrize("name", pictures())
+@pytest.mark.parametrize("name", sample_images())
 def test_facts(name: str) -> None:
-    data = pictures()[name]
+    data = sample_images()[name]
     header = screen_image(data)
     kind = name.split("-")[0]
     assert header.format == FORMATS.get(kind, kind)
@@ -78,7 +78,7 @@ def test_facts(name: str) -> None:
 
 
 def test_facts_of_jpegs() -> None:
-    found = {name: screen_image(data) for name, data in pictures().items() if name.startswith("jpeg")}
+    found = {name: screen_image(data) for name, data in sample_images().items() if name.startswith("jpeg")}
     for subsampling in ("444", "422", "420", "411", "440"):
         assert found[f"jpeg-{subsampling}"].subsampling == subsampling
     assert {name for name, header in found.items() if header.progressive} == {"jpeg-progressive"}
@@ -89,9 +89,9 @@ def test_facts_of_jpegs() -> None:
 
 
 def test_orientation_of_other_formats() -> None:
-    assert screen_image(pictures()["png-exif-6"]).orientation == 6
-    assert screen_image(pictures()["webp-exif-8"]).orientation == 8
-    turned = screen_image(pictures()["tiff-exif-6"])
+    assert screen_image(sample_images()["png-exif-6"]).orientation == 6
+    assert screen_image(sample_images()["webp-exif-8"]).orientation == 8
+    turned = screen_image(sample_images()["tiff-exif-6"])
     assert (turned.orientation, turned.width, turned.height) == (1, 118, 157), "PIL turns TIFFs when it loads them"
 
 
@@ -121,7 +121,7 @@ def test_orientation_in_both_byte_orders(order: str, orientation: int) -> None:
 )
 def test_refused(name: str, reason: str) -> None:
     with pytest.raises(DecodeError, match=reason) as caught:
-        screen_image(broken_pictures()[name])
+        screen_image(broken_images()[name])
     assert caught.value.route == "screen"
 
 
@@ -136,14 +136,14 @@ def test_the_densest_jpeg_is_understood() -> None:
 def test_cut_containers_never_reach_dali() -> None:
     for name in ("png-half", "webp-half", "jpeg-flipped-lengths", "png-flipped-header", "webp-flipped-header"):
         try:
-            header = screen_image(broken_pictures()[name])
+            header = screen_image(broken_images()[name])
         except DecodeError:
             continue
         assert not header.dali_decodable, name
 
 
 def test_limits() -> None:
-    data = pictures()["jpeg-420"]
+    data = sample_images()["jpeg-420"]
     assert screen_image(data, max_pixels=157 * 118, max_bytes=len(data)).width == 157
     with pytest.raises(DecodeError, match="157 x 118 pixels, more than the limit max_pixels=18,525"):
         screen_image(data, max_pixels=157 * 118 - 1)
@@ -198,7 +198,7 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 def test_mutated_files_are_refused_or_understood() -> None:
     random = Random(7)
-    good = list(pictures().values())
+    good = list(sample_images().values())
     outcomes = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ import pytest
 from energon_dali.decode import ImageHeader, screen_image
 from energon_dali.errors import DecodeError
 from tests.decode.mutations import mutate
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 
 
 def ask_dali(what: str, files: list[bytes]) -> list[str]:
@@ -51,13 +51,13 @@ def passed_on(files: list[bytes], max_pixels: int = 100_000_000) -> list[tuple[b
 def mutated(seed: int, count: int) -> list[bytes]:
     """Returns broken files of all formats."""
     random = Random(seed)
-    good = [data for data in pictures().values() if len(data) < 60_000]
+    good = [data for data in sample_images().values() if len(data) < 60_000]
     return [mutate(good[number % len(good)], random) for number in range(count)]
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_parser_takes_what_is_passed_on_and_sees_the_same_size(seed: int) -> None:
-    files = passed_on([*pictures().values(), *broken_pictures().values(), *mutated(seed, 12_000)])
+    files = passed_on([*sample_images().values(), *broken_images().values(), *mutated(seed, 12_000)])
     assert len(files) > 1000, "too few files are passed on to show anything"
     lines = ask_dali("parse", [data for data, _ in files])
     differing = [

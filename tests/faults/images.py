@@ -9,7 +9,7 @@ from random import Random
 
 from tests.decode.agreement import OPTIONS, compare, load_by_pil
 from tests.decode.damage import damage
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 
 PER_CASE = 50
@@ -20,7 +20,7 @@ def prepare(folder: Path) -> Case:
     """Encodes the good images; a case damages some of them."""
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
-    good = list(pictures().items())
+    good = list(sample_images().items())
     others = [name for name in OPTIONS if name != "plain"]
 
     def case(number: int, place: Path) -> Outcome:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 from tests.gpu.observations import Observations
 from tests.gpu.where import Where, ending_of, run_program, values_of
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali asks the same of th
 SCREENED = """
 import sys
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device=sys.argv[1])
-good = pictures()["jpeg-420"]
+good = sample_images()["jpeg-420"]
 for start in range(int(sys.argv[2])):
     block = [decoder.stage("jpg", good) for _ in range(64)]
-    bad = {(start + 3 * step) % 64: data for step, data in enumerate(broken_pictures().values())}
+    bad = {(start + 3 * step) % 64: data for step, data in enumerate(broken_images().values())}
     for place, data in bad.items():
         block[place] = MediaHandle("jpg", data, "jpeg", 157, 118, decoder.spec)
     outcomes = decoder.decode_block(block)
@@ -32,9 +32,9 @@ BARE = """
 import json, sys
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.backend import TensorCPU, TensorListCPU
-from tests.decode.pictures import broken_pictures, pictures
-device, bad, place, count = sys.argv[1], broken_pictures()[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4])
-good = pictures()["jpeg-420"]
+from tests.decode.sample_images import broken_images, sample_images
+device, bad, place, count = sys.argv[1], broken_images()[sys.argv[2]], int(sys.argv[3]), int(sys.argv[4])
+good = sample_images()["jpeg-420"]
 batches = [[good] * count, [good] * place + [bad] + [good] * (count - place - 1), [good] * count, [good] * count]
 given = iter(batches)
 def give():
@@ -57,12 +57,12 @@ for number in range(4):
 GRAY = """
 import sys
 from nvidia.dali import fn, pipeline_def, types
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 import numpy as np
 device = sys.argv[1]
 @pipeline_def(batch_size=1, num_threads=1, device_id=0 if device == "gpu" else None)
 def decoding():
-    encoded = fn.external_source(source=lambda: [np.frombuffer(pictures()["jpeg-gray"], np.uint8)], batch=True)
+    encoded = fn.external_source(source=lambda: [np.frombuffer(sample_images()["jpeg-gray"], np.uint8)], batch=True)
     return fn.decoders.image(encoded, device="mixed" if device == "gpu" else "cpu", output_type=types.ANY_DATA)
 pipeline = decoding()
 pipeline.build()
@@ -99,5 +99,5 @@ def test_grayscale_as_any_data(where: Where, observe: Observations) -> None:
     observe(ending=ending_of(done), printed=done.stdout.strip())
     assert done.returncode < 0 or done.stdout.strip(), done.stderr[-2000:]
     decoder = where.decoder(image_decode="torchrgb8")
-    (value,) = values_of(decoder, [decoder.stage("jpg", pictures()["jpeg-gray"])])
+    (value,) = values_of(decoder, [decoder.stage("jpg", sample_images()["jpeg-gray"])])
     assert value.shape == (3, 118, 157)

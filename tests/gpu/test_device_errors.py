@@ -34,10 +34,10 @@ DECODER = (
     BREAK
     + """
 from energon_dali.decode import DaliDecoder
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 kind = sys.argv[1]
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device=kind)
-block = [decoder.stage("jpg", pictures()["jpeg-420"]) for _ in range(32)]
+block = [decoder.stage("jpg", sample_images()["jpeg-420"]) for _ in range(32)]
 print(len(decoder.decode_block(block)), flush=True)
 break_device(kind)
 for _ in range(3):

@@ -15,7 +15,7 @@ from energon_dali import WorkerConfig
 from energon_dali.decode.dali.images.codecs import nvjpeg_version
 from energon_dali.decode.operations import CenterCrop
 from energon_dali.loader.basic_loader import get_loader
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 from tests.gpu.observations import Observations
 from tests.gpu.where import Where, ending_of, run_program, values_of
 from tests.loader.dataset_folder import captioning_dataset
@@ -44,7 +44,7 @@ from itertools import islice
 from pathlib import Path
 import energon_dali as ed
 from energon_dali.decode.dali.runtime.device import resolve_device
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 kind, folder, when = sys.argv[1:]
 class Encoder(ed.DefaultTaskEncoder):
     decoder = ed.DaliDecoder(image_decode="torchrgb8", image_decode_device=kind, operations=[ed.Resize((32, 32))])
@@ -61,7 +61,8 @@ if __name__ == "__main__":
         routes = loader.stats().routes
     if when == "before":  # PIL's pool copies to the GPU too
         decoder = ed.DaliDecoder(image_decode="torchrgb8", image_decode_device=kind)
-        handles = [decoder.make_handle("gif", pictures()["gif"]), decoder.make_handle("jpg", pictures()["jpeg-420"])]
+        images = sample_images()
+        handles = [decoder.make_handle("gif", images["gif"]), decoder.make_handle("jpg", images["jpeg-420"])]
         devices |= {str(outcome.value.device) for outcome in decoder.decode_block(handles)}
     print(json.dumps({"devices": sorted(devices), "contexts": contexts(), "routes": routes}))
 """
@@ -70,7 +71,7 @@ FULL = """
 import sys
 import torch
 from energon_dali.decode import DaliDecoder
-from tests.decode.pictures import encode
+from tests.decode.sample_images import encode
 from PIL import Image
 kind = sys.argv[1]
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device=kind)
@@ -126,7 +127,7 @@ def test_which_codec_decodes_a_crop(where: Where, observe: Observations) -> None
 
     decoder = where.decoder(image_decode="torchrgb8", operations=[CenterCrop(64)])
     names = ["jpeg-420", "jpeg-422", "jpeg-444", "png-rgb"]
-    handles = [decoder.make_handle("part", pictures()[name]) for name in names]
+    handles = [decoder.make_handle("part", sample_images()[name]) for name in names]
     values_of(decoder, handles)
     kinds = [ProfilerActivity.CUDA] if where.kind == "gpu" else [ProfilerActivity.CPU]
     with profile(activities=kinds) as profiler:

@@ -21,10 +21,10 @@ from energon_dali.decode import (
 from energon_dali.decode.dali import DaliTuning
 from energon_dali.decode.dali.eligibility import DaliHandle
 from energon_dali.decode.dali.tolerance import GPU, explain_difference
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 from tests.gpu.where import Where, values_of
 
-JPEGS = [name for name in pictures() if name.startswith("jpeg")]
+JPEGS = [name for name in sample_images() if name.startswith("jpeg")]
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -37,9 +37,9 @@ def decode(decoder: DaliDecoder, files: list[bytes]) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["rgb8", "l8", "rgba8", "torchrgb8"])
 def test_jpegs_are_near_the_cpu(where: Where, name: Any) -> None:
-    got = decode(where.decoder(image_decode=name), [pictures()[key] for key in JPEGS])
+    got = decode(where.decoder(image_decode=name), [sample_images()[key] for key in JPEGS])
     for value, key in zip(got, JPEGS, strict=True):
-        expected = SampleDecoder(image_decode=name).decode("jpg", pictures()[key])
+        expected = SampleDecoder(image_decode=name).decode("jpg", sample_images()[key])
         if name == "torchrgb8":
             assert value.device.type == where.torch_device
             value, expected = value.permute(1, 2, 0).cpu().numpy(), expected.permute(1, 2, 0).numpy()
@@ -48,14 +48,14 @@ def test_jpegs_are_near_the_cpu(where: Where, name: Any) -> None:
 
 def test_every_format_ends_on_the_gpu(where: Where) -> None:
     decoder = where.decoder(image_decode="torchrgb")
-    for value in decode(decoder, list(pictures().values())):
+    for value in decode(decoder, list(sample_images().values())):
         assert value.device.type == where.torch_device
         assert value.dtype == torch.float32
 
 
 def test_fused_training_batch_is_near_the_cpu(where: Where) -> None:
     options: dict[str, Any] = {"operations": [RandomResizedCrop(64), HorizontalFlip(), NORMALIZE]}
-    files = [pictures()[key] for key in JPEGS]
+    files = [sample_images()[key] for key in JPEGS]
     got = decode(where.decoder(**options), files)
     wanted = decode(DaliDecoder(image_decode_device="cpu", **options), files)
     for value, expected in zip(got, wanted, strict=True):
@@ -65,11 +65,11 @@ def test_fused_training_batch_is_near_the_cpu(where: Where) -> None:
 def test_a_truncated_file_among_64(where: Where) -> None:
     # One JPEG decoder for all: the engine and the cores of a GPU may round differently, and share a block.
     decoder = where.decoder(image_decode="torchrgb8", tuning=DaliTuning(hw_decoder_load=0.0))
-    handles = [decoder.stage("jpg", pictures()["jpeg-420"]) for _ in range(64)]
+    handles = [decoder.stage("jpg", sample_images()["jpeg-420"]) for _ in range(64)]
     # As if its damage did not show: the screening sends it to PIL.
-    handles[9] = DaliHandle("jpg", broken_pictures()["jpeg-half"], "jpeg", 157, 118, decoder.spec)
+    handles[9] = DaliHandle("jpg", broken_images()["jpeg-half"], "jpeg", 157, 118, decoder.spec)
     outcomes = decoder.decode_block(handles)
-    alone = decode(decoder, [pictures()["jpeg-420"]])[0]
+    alone = decode(decoder, [sample_images()["jpeg-420"]])[0]
     for i, outcome in enumerate(outcomes):
         if i != 9:
             assert isinstance(outcome, Decoded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from energon_dali.decode.dali import memory_use, release_memory
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 from tests.gpu.observations import Observations
 from tests.gpu.test_streams import flat
 from tests.gpu.where import Where, values_of
@@ -28,7 +28,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(where: Where, observe: 
 def test_the_budget_is_kept_and_memory_is_given_back(where: Where, observe: Observations) -> None:
     budget = 64 * MIB
     decoder = where.decoder(image_decode="torchrgb8", gpu_memory_budget_bytes=budget)
-    handles = [decoder.stage("jpg", pictures()["jpeg-420"]) for _ in range(600)]
+    handles = [decoder.stage("jpg", sample_images()["jpeg-420"]) for _ in range(600)]
     for _ in range(3):
         assert len(values_of(decoder, handles)) == 600
     uses = [use for device, use in memory_use() if device.startswith(where.kind)]

@@ -13,7 +13,7 @@ from PIL import Image
 from energon_dali.decode import SampleDecoder
 from energon_dali.decode.dali import DaliTuning
 from energon_dali.decode.dali.tolerance import EXACT, GPU, explain_difference, psnr_db
-from tests.decode.pictures import photograph, pictures
+from tests.decode.sample_images import photograph, sample_images
 from tests.gpu.observations import Observations
 from tests.gpu.where import Where, values_of
 
@@ -30,7 +30,7 @@ def jpegs() -> dict[str, bytes]:
             found[f"{name} {label}"] = _encode(photo, subsampling=subsampling, quality=90)
         found[f"gray {label}"] = _encode(photo.convert("L"), quality=90)
         found[f"progressive {label}"] = _encode(photo, progressive=True, quality=90)
-    return found | {f"{name} small": pictures()[f"jpeg-{name}"] for name in ("411", "440", "rgb", "restart")}
+    return found | {f"{name} small": sample_images()[f"jpeg-{name}"] for name in ("411", "440", "rgb", "restart")}
 
 
 def _encode(image: Image.Image, **options: Any) -> bytes:
@@ -79,8 +79,8 @@ def test_regions_are_cut_out_of_the_same_pixels(where: Where, observe: Observati
     crops = where.decoder(image_decode="rgb8", operations=[CenterCrop((64, 80))])
     whole = where.decoder(image_decode="rgb8")
     for name in ("jpeg-420", "jpeg-444", "jpeg-progressive", "png-rgb"):
-        (part,) = values_of(crops, [crops.stage("jpg", pictures()[name])])
-        (image,) = values_of(whole, [whole.stage("jpg", pictures()[name])])
+        (part,) = values_of(crops, [crops.stage("jpg", sample_images()[name])])
+        (image,) = values_of(whole, [whole.stage("jpg", sample_images()[name])])
         top, left = round((image.shape[0] - 64) / 2), round((image.shape[1] - 80) / 2)
         numbers = compare(part, image[top : top + 64, left : left + 80])
         observe(**{name: numbers})

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.eligibility import DaliHandle
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import ConfigError, DeviceError
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 
 PIL_FORMATS = ("gif", "avif", "ico", "tga", "png-16bit", "tiff-16bit", "tiff-float")
 """What DALI refuses, or scales to 8 bits in another way than PIL."""
@@ -34,11 +34,11 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 def test_equals_sample_decoder(name: Any) -> None:
     """All formats in one block: bit for bit what PIL gives."""
     dali, pil = DaliDecoder(image_decode=name, image_decode_device="cpu"), SampleDecoder(image_decode=name)
-    staged = {key: dali.stage("jpg", data) for key, data in pictures().items()}  # formats are known by content
+    staged = {key: dali.stage("jpg", data) for key, data in sample_images().items()}  # formats are known by content
     handles = {key: value for key, value in staged.items() if isinstance(value, MediaHandle)}
     outcomes = dict(zip(handles, dali.decode_block(list(handles.values())), strict=True))
     assert len(outcomes) >= 35
-    for key, data in pictures().items():
+    for key, data in sample_images().items():
         expected = pil.decode("jpg", data)
         outcome = outcomes.get(key)
         assert outcome is None or (isinstance(outcome, Decoded) and outcome.route == "dali-cpu"), key
@@ -52,7 +52,7 @@ def test_equals_sample_decoder(name: Any) -> None:
 
 def test_formats_that_dali_cannot_match_go_to_pil_where_they_are_read() -> None:
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
-    for key, data in pictures().items():
+    for key, data in sample_images().items():
         if key.startswith(PIL_FORMATS):
             assert isinstance(decoder.stage("jpg", data), torch.Tensor), key
 
@@ -60,17 +60,17 @@ def test_formats_that_dali_cannot_match_go_to_pil_where_they_are_read() -> None:
 def test_alpha_and_palettes_go_to_pil_where_the_mode_needs_it() -> None:
     rgba = DaliDecoder(image_decode="rgba8", image_decode_device="cpu")
     gray = DaliDecoder(image_decode="l8", image_decode_device="cpu")
-    assert isinstance(rgba.stage("png", pictures()["png-rgba"]), np.ndarray)
-    assert isinstance(rgba.stage("png", pictures()["png-rgb"]), DaliHandle)
-    assert isinstance(gray.stage("png", pictures()["png-palette"]), np.ndarray)
-    assert isinstance(gray.stage("jpg", pictures()["jpeg-cmyk"]), np.ndarray)
+    assert isinstance(rgba.stage("png", sample_images()["png-rgba"]), np.ndarray)
+    assert isinstance(rgba.stage("png", sample_images()["png-rgb"]), DaliHandle)
+    assert isinstance(gray.stage("png", sample_images()["png-palette"]), np.ndarray)
+    assert isinstance(gray.stage("jpg", sample_images()["jpeg-cmyk"]), np.ndarray)
 
 
 @pytest.mark.parametrize("upright", [False, True])
 @pytest.mark.parametrize("number", range(1, 9))
 def test_exif_orientation(number: int, upright: bool) -> None:
     """Off by default for parity with Energon; the option turns all backends alike."""
-    data = pictures()[f"jpeg-exif-{number}"]
+    data = sample_images()[f"jpeg-exif-{number}"]
     options: dict[str, Any] = {"image_decode": "rgb8", "apply_exif_orientation": upright}
     dali = DaliDecoder(image_decode_device="cpu", **options)
     (outcome,) = dali.decode_block([dali.stage("jpg", data)])
@@ -90,9 +90,9 @@ def test_layouts_and_dtypes() -> None:
     ):
         dali, pil = DaliDecoder(image_decode_device="cpu", **options), SampleDecoder(**options)  # type: ignore[arg-type]
         for keys in (("jpeg-420", "jpeg-444"), ("jpeg-420", "jpeg-1x1")):  # uniform, ragged
-            outcomes = dali.decode_block([dali.stage("jpg", pictures()[key]) for key in keys])
+            outcomes = dali.decode_block([dali.stage("jpg", sample_images()[key]) for key in keys])
             for key, outcome in zip(keys, outcomes, strict=True):
-                expected = pil.decode("jpg", pictures()[key])
+                expected = pil.decode("jpg", sample_images()[key])
                 assert isinstance(outcome, Decoded), options
                 assert outcome.value.dtype == expected.dtype, options
                 np.testing.assert_array_equal(as_array(outcome.value), as_array(expected), err_msg=str(options))
@@ -100,7 +100,7 @@ def test_layouts_and_dtypes() -> None:
 
 def test_decode_and_call_work_sample_by_sample() -> None:
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
-    sample = decoder({"__key__": "a", "jpg": pictures()["jpeg-420"], "txt": b"hello", "json": b"[1]"})
+    sample = decoder({"__key__": "a", "jpg": sample_images()["jpeg-420"], "txt": b"hello", "json": b"[1]"})
     assert sample["jpg"].shape == (3, 118, 157)
     assert (sample["txt"], sample["json"], sample["__key__"]) == ("hello", [1], "a")
 
@@ -110,7 +110,7 @@ def test_is_cheap_and_picklable() -> None:
     copy = pickle.loads(pickle.dumps(decoder))
     assert copy.config() == decoder.config()
     assert copy.config()["num_threads"] == 3
-    handle = pickle.loads(pickle.dumps(decoder.stage("jpg", pictures()["jpeg-420"])))
+    handle = pickle.loads(pickle.dumps(decoder.stage("jpg", sample_images()["jpeg-420"])))
     assert isinstance(handle, DaliHandle)
 
 
@@ -123,7 +123,7 @@ def test_making_and_staging_imports_neither_dali_nor_cuda() -> None:
         "assert type(handle).__name__ == 'DaliHandle'\n"
         "assert 'nvidia.dali' not in sys.modules and not torch.cuda.is_initialized()\n"
     )
-    from tests.decode.pictures import DATA
+    from tests.decode.sample_images import DATA
 
     subprocess.run([sys.executable, "-c", code, str(DATA / "photo-411.jpg")], check=True, timeout=60)
 
@@ -131,7 +131,7 @@ def test_making_and_staging_imports_neither_dali_nor_cuda() -> None:
 def test_handles_of_other_decoders_are_screened_before_dali_sees_them() -> None:
     """A plain handle may hold anything: here text, and pictures that DALI cannot match."""
     dali, pil = DaliDecoder(image_decode="rgb8", image_decode_device="cpu"), SampleDecoder(image_decode="rgb8")
-    good, gif, text = pictures()["jpeg-420"], pictures()["gif"], broken_pictures()["text"]
+    good, gif, text = sample_images()["jpeg-420"], sample_images()["gif"], broken_images()["text"]
     handles = [
         pil.make_handle("jpg", good),
         pil.make_handle("gif", gif),
@@ -148,7 +148,7 @@ def test_handles_of_other_decoders_are_screened_before_dali_sees_them() -> None:
 
 def test_several_specs_in_one_block() -> None:
     gray, color = (DaliDecoder(image_decode=name, image_decode_device="cpu") for name in ("l8", "torchrgb"))
-    data = pictures()["jpeg-420"]
+    data = sample_images()["jpeg-420"]
     first, second, third = color.decode_block(
         [color.stage("jpg", data), gray.stage("jpg", data), color.stage("jpg", data)]
     )
@@ -185,9 +185,9 @@ def test_auto_without_dali_is_sample_decoder(monkeypatch: pytest.MonkeyPatch, ca
     assert [record.message for record in caplog.records if "DALI is not installed" in record.message] == [
         "PIL decodes images in the workers: DALI is not installed. To use it: " + device.INSTALL_HINT + "."
     ]
-    value = decoder.stage("jpg", pictures()["jpeg-420"])
+    value = decoder.stage("jpg", sample_images()["jpeg-420"])
     assert isinstance(value, torch.Tensor)
-    (outcome,) = decoder.decode_block([decoder.make_handle("jpg", pictures()["jpeg-420"])])
+    (outcome,) = decoder.decode_block([decoder.make_handle("jpg", sample_images()["jpeg-420"])])
     assert isinstance(outcome, Decoded)
     assert outcome.route == "pil"
     assert torch.equal(outcome.value, value)

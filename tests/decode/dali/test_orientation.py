@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from energon_dali import DaliDecoder, SampleDecoder
 from energon_dali.decode import Decoded, MediaHandle, screen_image
-from tests.decode.pictures import encode, exif, photograph
+from tests.decode.sample_images import encode, exif, photograph
 
 PHOTO = photograph(size=(21, 14))
 UPRIGHT = {"image_decode": "rgb8", "apply_exif_orientation": True}

@@ -15,7 +15,7 @@ from energon_dali.decode.dali.eligibility import DaliHandle, DecodedHandle
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.dali.thresholds import CLIPS, IMAGES, Threshold
 from energon_dali.loader.workers.transport import pack, unpack
-from tests.decode.pictures import encode, photograph, pictures
+from tests.decode.sample_images import encode, photograph, sample_images
 
 LARGE_BMP = encode(photograph(size=(300, 200)), "BMP")
 SMALL_BMP = encode(photograph(size=(60, 50)), "BMP")
@@ -47,9 +47,9 @@ def test_auto_follows_the_table_and_a_named_device_does_not(monkeypatch: pytest.
     assert staged(LARGE_BMP, image_decode="rgb8", image_decode_device="cpu") is DaliHandle
     assert staged(LARGE_BMP, image_decode="rgb8", operations=[CenterCrop(50)]) is DaliHandle
     assert staged(LARGE_BMP, image_decode="torchrgb") is DaliHandle
-    assert staged(pictures()["jpeg-420"], image_decode="rgb8") is DaliHandle
+    assert staged(sample_images()["jpeg-420"], image_decode="rgb8") is DaliHandle
     monkeypatch.setitem(IMAGES["cpu"], "jpeg", Threshold(10**9))
-    assert staged(pictures()["jpeg-420"], image_decode="rgb8") is np.ndarray
+    assert staged(sample_images()["jpeg-420"], image_decode="rgb8") is np.ndarray
 
 
 def test_what_pil_decodes_for_a_gpu_is_decoded_in_the_worker_and_moved_by_the_rank(
@@ -60,7 +60,7 @@ def test_what_pil_decodes_for_a_gpu_is_decoded_in_the_worker_and_moved_by_the_ra
     monkeypatch.setitem(IMAGES["gpu"], "png", Threshold(None))
     worker = DaliDecoder(image_decode="torchrgb8")
     names = ("gif", "png-rgb", "png-16bit-gray")
-    handles = [worker.stage("png", pictures()[name]) for name in names]
+    handles = [worker.stage("png", sample_images()[name]) for name in names]
     assert all(type(handle) is DecodedHandle and handle.data == b"" for handle in handles)
     parcel = pack(handles)
     block = memoryview(bytearray(sum(parcel.extents[-1])))
@@ -69,9 +69,9 @@ def test_what_pil_decodes_for_a_gpu_is_decoded_in_the_worker_and_moved_by_the_ra
     monkeypatch.setattr(device, "sees_gpu", lambda: False)  # the rank finds none after all
     monkeypatch.setattr(decoder, "sees_gpu", lambda: False)
     rank = DaliDecoder(image_decode="torchrgb8")
-    jpeg = rank.stage("jpg", pictures()["jpeg-420"])
+    jpeg = rank.stage("jpg", sample_images()["jpeg-420"])
     outcomes = rank.decode_block([*arrived, jpeg])
     for outcome, name in zip(outcomes, (*names, "gif", "jpeg-420"), strict=True):
         assert isinstance(outcome, Decoded)
         assert outcome.route == ("dali-cpu" if name == "jpeg-420" else "pil")
-        assert torch.equal(outcome.value, SampleDecoder(image_decode="torchrgb8").decode("png", pictures()[name]))
+        assert torch.equal(outcome.value, SampleDecoder(image_decode="torchrgb8").decode("png", sample_images()[name]))

@@ -15,7 +15,7 @@ from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.errors import ConfigError
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,9 @@ def test_runs_in_flight_change_no_image_and_no_order(runs: int) -> None:
         image_decode="torchrgb8", image_decode_device="cpu", max_batch_size=3, tuning=DaliTuning(runs_in_flight=runs)
     )
     names = ("jpeg-420", "png-rgb", "jpeg-1x1", "bmp-rgb", "jpeg-411")
-    blocks = [[decoder.stage("jpg", pictures()[name]) for name in names[turn:] + names[:turn]] for turn in range(5)]
+    blocks = [
+        [decoder.stage("jpg", sample_images()[name]) for name in names[turn:] + names[:turn]] for turn in range(5)
+    ]
     futures = [decoder.submit_block(block) for block in blocks]
     for future, block in zip(futures, blocks, strict=True):
         for outcome, handle in zip(future.result(60), block, strict=True):

@@ -18,7 +18,7 @@ from energon_dali.decode.dali.runtime.pipeline import build_pipeline
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.operations import RandomResizedCrop
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_part_of_the_whole_is_the_region(upright: bool, monkeypatch: pytest.Mo
         apply_exif_orientation=upright,
     )
     names = ["jpeg-420", "jpeg-422", "jpeg-444", "jpeg-440", "jpeg-gray", "jpeg-exif-6", "jpeg-exif-3", "png-rgb"]
-    handles = [decoder.make_handle("part", pictures()[name], seed=seed) for name in names for seed in range(4)]
+    handles = [decoder.make_handle("part", sample_images()[name], seed=seed) for name in names for seed in range(4)]
     batch = ImageBatch(handles, [handle_geometry(handle) for handle in handles])
     image_graph = ImageGraph.from_spec(decoder.spec)
     options = decoder.engine_options.on(Device("cpu"))

@@ -18,12 +18,12 @@ from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure, HorizontalF
 from energon_dali.decode.dali.images.dali_reader import DaliReader
 from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
 from energon_dali.errors import ConfigError, ShardError
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 
 NAMES = ["jpeg-420", "jpeg-444", "png-rgb", "tiff-raw", "jpeg-411", "bmp-rgb", "jpeg-cmyk", "jpeg-progressive"]
 BAD = 13
 """A truncated JPEG: its header is fine, its pixels are not."""
-FILES = [pictures()[NAMES[i % len(NAMES)]] if i != BAD else broken_pictures()["jpeg-half"] for i in range(20)]
+FILES = [sample_images()[NAMES[i % len(NAMES)]] if i != BAD else broken_images()["jpeg-half"] for i in range(20)]
 ORDER = [7, 3, 3, 19, 0, 12, BAD, 1, 18, 2, 17, 5, 5, 5, 11, 10, 4]
 """A subset, permuted, with repetitions."""
 

@@ -21,7 +21,7 @@ from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.dali.runtime.registry import engine_for
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 
 DECODER = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 SAME_SIZE = ("jpeg-420", "jpeg-444", "png-rgb", "tiff-raw", "bmp-rgb")
@@ -29,7 +29,7 @@ SIZES = ("jpeg-420", "jpeg-411", "jpeg-1x1", "jpeg-440")
 
 
 def handles(*names: str) -> list[MediaHandle]:
-    return [DECODER.stage("jpg", pictures()[name]) for name in names]
+    return [DECODER.stage("jpg", sample_images()[name]) for name in names]
 
 
 def values(block: list[MediaHandle]) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def values(block: list[MediaHandle]) -> list[torch.Tensor]:
 
 
 def expected(name: str) -> torch.Tensor:
-    value: torch.Tensor = SampleDecoder(image_decode="torchrgb8").decode("jpg", pictures()[name])
+    value: torch.Tensor = SampleDecoder(image_decode="torchrgb8").decode("jpg", sample_images()[name])
     return value
 
 
@@ -66,7 +66,7 @@ def test_tensors_of_one_size_are_consecutive_views_of_one_memory() -> None:
 
 def test_the_encoded_bytes_may_go_once_the_future_is_done() -> None:
     futures = [
-        DECODER.submit_block([DECODER.stage("jpg", bytes(bytearray(pictures()[name]))) for name in SAME_SIZE])
+        DECODER.submit_block([DECODER.stage("jpg", bytes(bytearray(sample_images()[name]))) for name in SAME_SIZE])
         for _ in range(5)
     ]
     gc.collect()
@@ -78,7 +78,7 @@ def test_the_encoded_bytes_may_go_once_the_future_is_done() -> None:
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
 def test_data_may_lie_in_a_shared_block(kind: Any) -> None:
-    block = b"".join(pictures()[name] for name in SAME_SIZE)
+    block = b"".join(sample_images()[name] for name in SAME_SIZE)
     views, start = [], 0
     for handle in handles(*SAME_SIZE):
         size = len(handle.data)
@@ -115,7 +115,7 @@ def test_pipelines_are_shared_by_what_they_produce() -> None:
     close_engines()
     for name in ("rgb8", "pil", "pilrgb"):
         decoder = DaliDecoder(image_decode=name, image_decode_device="cpu")  # type: ignore[arg-type]
-        decoder.decode_block([decoder.stage("jpg", pictures()["jpeg-420"])])
+        decoder.decode_block([decoder.stage("jpg", sample_images()["jpeg-420"])])
     assert sum(thread.name == "energon-dali-cpu" for thread in threading.enumerate()) == 1
     close_engines()
     assert not any(thread.name == "energon-dali-cpu" for thread in threading.enumerate())
@@ -125,7 +125,7 @@ def test_pipelines_are_shared_by_what_they_produce() -> None:
 def test_splits_large_blocks() -> None:
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu", max_batch_size=3)
     names = [SAME_SIZE[i % 5] for i in range(11)]
-    outcomes = decoder.decode_block([decoder.stage("jpg", pictures()[name]) for name in names])
+    outcomes = decoder.decode_block([decoder.stage("jpg", sample_images()[name]) for name in names])
     for outcome, name in zip(outcomes, names, strict=True):
         assert isinstance(outcome, Decoded)
         assert torch.equal(outcome.value, expected(name))
@@ -174,9 +174,9 @@ def test_close_finishes_what_was_submitted() -> None:
 def test_a_process_ends_by_itself_with_blocks_in_flight() -> None:
     code = """
 from energon_dali.decode import DaliDecoder
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
-futures = [decoder.submit_block([decoder.stage("jpg", pictures()["jpeg-420"])] * 64) for _ in range(8)]
+futures = [decoder.submit_block([decoder.stage("jpg", sample_images()["jpeg-420"])] * 64) for _ in range(8)]
 futures[0].result()
 print("end")
 """
@@ -189,9 +189,9 @@ def test_a_forked_child_builds_its_own() -> None:
 import os, warnings
 warnings.simplefilter("ignore")
 from energon_dali.decode import DaliDecoder
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
-block = [decoder.stage("jpg", pictures()["jpeg-420"])]
+block = [decoder.stage("jpg", sample_images()["jpeg-420"])]
 total = int(decoder.decode_block(block)[0].value.sum())
 child = os.fork()
 if child == 0:
@@ -206,7 +206,7 @@ def test_a_crop_that_does_not_fit_fails_alone() -> None:
     from energon_dali.decode import CenterCrop, DecodeFailure
 
     decoder = DaliDecoder(image_decode="rgb8", image_decode_device="cpu", operations=[CenterCrop(100)])
-    good, small = (decoder.stage("jpg", pictures()[name]) for name in ("jpeg-420", "jpeg-1x1"))
+    good, small = (decoder.stage("jpg", sample_images()[name]) for name in ("jpeg-420", "jpeg-1x1"))
     first, second, third = decoder.decode_block([good, small, good])
     assert isinstance(first, Decoded)
     assert isinstance(third, Decoded)
@@ -232,7 +232,7 @@ def test_a_block_of_which_nothing_can_be_decoded() -> None:
     from energon_dali.decode import CenterCrop, DecodeFailure
 
     decoder = DaliDecoder(image_decode="rgb8", image_decode_device="cpu", operations=[CenterCrop(1000)])
-    outcomes = decoder.submit_block([decoder.stage("jpg", pictures()["jpeg-420"])] * 3).result(60)
+    outcomes = decoder.submit_block([decoder.stage("jpg", sample_images()["jpeg-420"])] * 3).result(60)
     assert all(isinstance(outcome, DecodeFailure) for outcome in outcomes)
 
 

@@ -17,7 +17,7 @@ from energon_dali.decode import (
     Resize,
 )
 from energon_dali.decode.dali.images.graph import ImageGraph
-from tests.decode.pictures import encode, pictures
+from tests.decode.sample_images import encode, sample_images
 
 
 def test_gray_equals_pil_for_all_colours() -> None:
@@ -45,7 +45,7 @@ def test_grayscale_files_do_no_harm() -> None:
     """output_type=ANY_DATA ends the process (SIGSEGV) for a grayscale JPEG; RGB is asked for instead."""
     for name in ("rgb8", "l8", "rgba8"):
         decoder = DaliDecoder(image_decode=name, image_decode_device="cpu")  # type: ignore[arg-type]
-        for outcome in decoder.decode_block([decoder.stage("jpg", pictures()["jpeg-gray"])] * 40):
+        for outcome in decoder.decode_block([decoder.stage("jpg", sample_images()["jpeg-gray"])] * 40):
             assert isinstance(outcome, Decoded)
             assert outcome.route == "dali-cpu"
 

@@ -29,7 +29,7 @@ from energon_dali.decode.dali.tolerance import (
     explain_difference,
 )
 from energon_dali.decode.geometry import handle_geometry
-from tests.decode.pictures import encode, photograph, pictures
+from tests.decode.sample_images import encode, photograph, sample_images
 
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CASES: dict[str, tuple[list[Any], Tolerance]] = {
@@ -52,7 +52,7 @@ def decode_both(
 ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[int, int, int, int]]]:
     """Returns (DALI's, PIL's, window) for photographs of several formats, sizes and seeds."""
     dali, pil = DaliDecoder(image_decode_device="cpu", **options), SampleDecoder(**options)
-    files = [pictures()[name] for name in ("jpeg-444", "jpeg-420", "png-rgb", "tiff-raw", "jpeg-exif-6")]
+    files = [sample_images()[name] for name in ("jpeg-444", "jpeg-420", "png-rgb", "tiff-raw", "jpeg-exif-6")]
     files += [encode(photograph(name, (301, 253)), "JPEG", quality=95) for name in ("china", "coffee", "astronaut")]
     handles = [dali.stage("jpg", data, seed=seed) for seed, data in enumerate(files)]
     outcomes = dali.decode_block(handles)
@@ -83,7 +83,7 @@ def test_operations_equal_pil(case: str, name: str, upright: bool) -> None:
 def test_resampling_is_what_pil_computes_in_floats(interpolation: Any, size: int) -> None:
     """The strict reference: without PIL's rounding between the passes one level is left for either filter."""
     filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-    for data in (pictures()["jpeg-420"], encode(photograph("coffee", (301, 253)), "JPEG", quality=95)):
+    for data in (sample_images()["jpeg-420"], encode(photograph("coffee", (301, 253)), "JPEG", quality=95)):
         decoder = DaliDecoder(
             image_decode="l8", image_decode_device="cpu", operations=[Resize((size, size + 5), interpolation)]
         )
@@ -111,7 +111,7 @@ def test_the_result_does_not_depend_on_the_block() -> None:
         image_decode="torchrgb", image_decode_device="cpu", operations=[RandomResizedCrop(48), IMAGENET]
     )
     names = ["jpeg-444", "png-rgb", "jpeg-420", "tiff-raw"] * 5
-    block = [decoder.stage("jpg", pictures()[name], seed=seed) for seed, name in enumerate(names)]
+    block = [decoder.stage("jpg", sample_images()[name], seed=seed) for seed, name in enumerate(names)]
     together = [outcome.value for outcome in decoder.decode_block(block)]  # type: ignore[union-attr]
     for position in (0, 7, 19):
         (alone,) = decoder.decode_block([block[position]])

@@ -16,10 +16,10 @@ from energon_dali.decode.dali.images.recovery import decode_suspects
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.interface import Outcome
 from energon_dali.errors import DeviceFailedError
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 
 DECODER = DaliDecoder(image_decode="rgb8", image_decode_device="cpu")
-GOOD = [pictures()[name] for name in ("jpeg-420", "jpeg-444", "png-rgb", "tiff-raw")]
+GOOD = [sample_images()[name] for name in ("jpeg-420", "jpeg-444", "png-rgb", "tiff-raw")]
 NAMED = (
     "Error in CPU operator `nvidia.dali.fn.decoders.image`,\n\nencountered:\n\nFailed to decode sample #{} : \nCurrent"
 )
@@ -45,7 +45,7 @@ def check_neighbours(outcomes: list[Outcome], bad: dict[int, Any]) -> None:
 
 @pytest.mark.parametrize("places", [[0], [63], [5, 6, 40], list(range(0, 64, 3))])
 def test_truncated_files_in_a_block_of_64(places: list[int]) -> None:
-    bad: dict[int, MediaHandle] = {place: unscreened(broken_pictures()["jpeg-half"]) for place in places}
+    bad: dict[int, MediaHandle] = {place: unscreened(broken_images()["jpeg-half"]) for place in places}
     outcomes = DECODER.decode_block(block_with(bad))
     check_neighbours(outcomes, bad)
     for place in places:
@@ -56,7 +56,7 @@ def test_truncated_files_in_a_block_of_64(places: list[int]) -> None:
 
 
 def test_two_bad_blocks_in_a_row_and_a_good_one_behind_them() -> None:
-    bad: dict[int, MediaHandle] = {7: unscreened(broken_pictures()["jpeg-half"])}
+    bad: dict[int, MediaHandle] = {7: unscreened(broken_images()["jpeg-half"])}
     futures = [
         DECODER.submit_block(block_with(bad)),
         DECODER.submit_block(block_with(bad)),
@@ -68,7 +68,7 @@ def test_two_bad_blocks_in_a_row_and_a_good_one_behind_them() -> None:
 
 def test_what_pil_accepts_is_no_failure() -> None:
     """DALI's JPEG decoder is stricter than PIL about the end of a file: route "fallback", as DALI gave it up."""
-    data = pictures()["jpeg-420"][:-1]  # half of the end marker
+    data = sample_images()["jpeg-420"][:-1]  # half of the end marker
     handle = unscreened(data)
     (outcome,) = DECODER.decode_block([handle])
     if isinstance(outcome, Decoded):
@@ -82,15 +82,15 @@ def test_every_broken_file_goes_through_without_harm() -> None:
     """In a process of its own, twenty blocks of 64 with all kinds of broken files that pass as plain handles."""
     code = """
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle
-from tests.decode.pictures import broken_pictures, pictures
+from tests.decode.sample_images import broken_images, sample_images
 decoder = DaliDecoder(image_decode="rgb8", image_decode_device="cpu")
-good = pictures()["jpeg-420"]
+good = sample_images()["jpeg-420"]
 for start in range(20):
     block = [decoder.stage("jpg", good) for _ in range(64)]
-    for step, data in enumerate(broken_pictures().values()):
+    for step, data in enumerate(broken_images().values()):
         block[(start + 3 * step) % 64] = MediaHandle("jpg", data, "jpeg", 157, 118, decoder.spec)
     outcomes = decoder.decode_block(block)
-    assert sum(isinstance(outcome, Decoded) for outcome in outcomes) >= 64 - len(broken_pictures()), outcomes
+    assert sum(isinstance(outcome, Decoded) for outcome in outcomes) >= 64 - len(broken_images()), outcomes
     assert all(isinstance(o, Decoded) for o, h in zip(outcomes, block, strict=True) if h.data is good)
 print("survived")
 """
@@ -100,7 +100,7 @@ print("survived")
 
 def test_a_parser_failure_that_slipped_through_costs_nobody_else() -> None:
     """A handle that claims to be screened and is not: below 32 images DALI survives, and a new pipeline follows."""
-    bad: dict[int, MediaHandle] = {4: unscreened(broken_pictures()["text"])}
+    bad: dict[int, MediaHandle] = {4: unscreened(broken_images()["text"])}
     outcomes = DECODER.decode_block(block_with(bad, 20))
     check_neighbours(outcomes, bad)
     assert isinstance(outcomes[4], DecodeFailure)

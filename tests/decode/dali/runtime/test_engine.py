@@ -20,7 +20,7 @@ from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.interface import Outcome
 from energon_dali.errors import DeviceFailedError
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 from tests.running_time import wait_until
 
 DECODER = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
@@ -58,7 +58,7 @@ class FaultyEngine(DaliImageEngine):
 
 
 def handle() -> MediaHandle:
-    return DECODER.stage("jpg", pictures()["jpeg-420"])
+    return DECODER.stage("jpg", sample_images()["jpeg-420"])
 
 
 def error_of(future: Future[Any]) -> BaseException | None:
@@ -104,7 +104,7 @@ def test_a_part_that_is_cancelled_or_short_fails_the_whole_block(fault: str) -> 
 def test_engines_that_are_not_used_any_more_rest_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_MOST_AWAKE", 2)
     close_engines()
-    raw = pictures()["jpeg-420"]
+    raw = sample_images()["jpeg-420"]
     decoders = [DaliDecoder(operations=[Resize((8, size))], image_decode_device="cpu") for size in (8, 9, 10, 11)]
     first = [decoder.decode_block([decoder.stage("jpg", raw)])[0] for decoder in decoders]
     engines = list(registry._engines.values())

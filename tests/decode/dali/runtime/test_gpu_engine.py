@@ -17,7 +17,7 @@ from energon_dali.decode.dali import close_engines
 from energon_dali.decode.dali.eligibility import DecodedHandle
 from energon_dali.decode.dali.images import codecs
 from energon_dali.errors import DeviceFailedError
-from tests.decode.pictures import pictures
+from tests.decode.sample_images import sample_images
 from tests.fake_cuda import FakeCuda, GpuTensor, install_dali
 
 GPU = 1
@@ -40,13 +40,13 @@ def decoder_for_gpu(**options: Any) -> DaliDecoder:
 
 
 def jpegs(decoder: DaliDecoder, count: int = 4) -> list[Any]:
-    return [decoder.stage("jpg", pictures()["jpeg-420"]) for _ in range(count)]
+    return [decoder.stage("jpg", sample_images()["jpeg-420"]) for _ in range(count)]
 
 
 def for_pil(decoder: DaliDecoder) -> list[Any]:
     """Returns handles that PIL decodes: one in the rank, one that a worker decoded."""
-    gif = decoder.make_handle("gif", pictures()["gif"])
-    pixels = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu").decode("gif", pictures()["gif"])
+    gif = decoder.make_handle("gif", sample_images()["gif"])
+    pixels = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu").decode("gif", sample_images()["gif"])
     return [gif, DecodedHandle("gif", b"", "gif", gif.width, gif.height, decoder.spec, pixels=pixels)]
 
 
@@ -152,12 +152,12 @@ def test_formats_without_a_codec_on_the_gpu_are_counted_apart_and_have_all_threa
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     decoder = decoder_for_gpu()
     names = ["jpeg-420", "png-rgb", "jpeg-444", "pnm-rgb", "bmp-rgb"]
-    outcomes: Any = decoder.decode_block([decoder.make_handle("part", pictures()[name]) for name in names])
+    outcomes: Any = decoder.decode_block([decoder.make_handle("part", sample_images()[name]) for name in names])
     assert [outcome.route for outcome in outcomes] == ["dali-gpu", "dali-host", "dali-gpu", "dali-host", "dali-host"]
     assert sorted(call.detail.num_threads for call in cuda.named("dali.build")) == [4, 16]
     expected = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
     for name, value in zip(names, values(outcomes), strict=True):
-        assert torch.equal(value, expected.decode("jpg", pictures()[name])), name
+        assert torch.equal(value, expected.decode("jpg", sample_images()[name])), name
 
 
 def test_without_nvjpeg_jpegs_are_counted_as_decoded_by_cpu_threads(

@@ -18,7 +18,7 @@ from PIL import Image, ImageCms
 
 DATA = Path(__file__).parent / "data"
 SIZE = (157, 118)
-"""Width and height of most pictures: odd numbers, so that no block or row is full."""
+"""Width and height of most images: odd numbers, so that no block or row is full."""
 ORIENTATION_TAG = 0x0112
 
 
@@ -176,15 +176,15 @@ def other_images() -> dict[str, bytes]:
 
 
 @lru_cache
-def pictures() -> dict[str, bytes]:
+def sample_images() -> dict[str, bytes]:
     """Returns all good images by name; a name begins with its format."""
     return jpegs() | pngs() | other_images()
 
 
 @lru_cache
-def broken_pictures() -> dict[str, bytes]:
+def broken_images() -> dict[str, bytes]:
     """Returns files that no decoder can read, by what is wrong with them."""
-    jpeg, png, webp = pictures()["jpeg-420"], pictures()["png-rgb"], pictures()["webp-lossy"]
+    jpeg, png, webp = sample_images()["jpeg-420"], sample_images()["png-rgb"], sample_images()["webp-lossy"]
     frame = jpeg.index(b"\xff\xc0")
     return {
         "empty": b"",
