@@ -115,11 +115,9 @@ if TYPE_CHECKING:
         SavableDataLoader as SavableDataLoader,
         get_savable_loader as get_savable_loader,
     )
-    from energon_dali.metadataset.interface import (
+    from energon_dali.metadataset.loader import (
         DatasetLoader as DatasetLoader,
         DatasetLoaderInterface as DatasetLoaderInterface,
-    )
-    from energon_dali.metadataset.loader import (
         Metadataset as Metadataset,
         MetadatasetV2 as MetadatasetV2,
         load_dataset as load_dataset,

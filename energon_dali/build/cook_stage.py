@@ -1,4 +1,4 @@
-"""The stage that makes samples of crude samples."""
+"""The cook stage, which makes samples of crude samples."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from energon_dali.build.options import DatasetOptions
 from energon_dali.cache import FileStore, JsonlFileStore, WebdatasetFileStore
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.shards import JsonlReader, ShardReader
 from energon_dali.task_encoder import (
@@ -22,34 +24,25 @@ from energon_dali.task_encoder import (
 )
 from energon_dali.task_encoder.auxiliary import PRIMARY, Auxiliaries, cook_each, cook_one
 
-NO_STORES: Mapping[str, FileStore[Any]] = {}
-
 
 def cook(
-    source: SavableDataset[Any],
-    encoder: TaskEncoder[Any, Any, Any, Any],
-    subflavors: Mapping[str, Any],
-    dataset: str,
-    aux: Mapping[str, FileStore[Any]] = NO_STORES,
-    *,
-    samples_per_batch: int = 1,
+    source: SourceDataset, options: DatasetOptions, subflavors: Mapping[str, Any], aux: Mapping[str, FileStore[Any]]
 ) -> SavableDataset[Any]:
-    """Returns a source of crude samples with the stage that makes samples of them.
+    """Returns the cook stage of a source of crude samples.
 
-    What the stores give is decoded as the encoder's decoder says: decoded at once where it works in the workers, and
-    as media handles, for the decode stage, where it works in the rank.
+    Files of the stores are decoded by the encoder's decoder: at once if it runs in the workers, or later, as media
+    handles, if it runs in the rank.
 
     Args:
-        source: Gives crude samples.
-        encoder: Its first cooker that matches the subflavors is taken, once for the dataset.
-        subflavors: Of the dataset.
-        dataset: Its path, for messages.
-        aux: Stores that the cooker is called with, by name; undecoded.
-        samples_per_batch: Of the pipeline, for `current_batch_index` in the cooker.
+        source: Yields crude samples.
+        options: The first cooker of the task encoder that matches the subflavors is chosen, once for the dataset.
+        subflavors: Subflavors of the dataset.
+        aux: Undecoded stores that the cooker is called with, by name.
 
     Raises:
-        ConfigError: No cooker matches, or it asks for what the dataset does not have, or does not take what it has.
+        ConfigError: No cooker matches, or its arguments do not match the stores of the dataset.
     """
+    encoder, dataset = options.encoder, source.name
     cooker = choose_cooker(encoder.cookers, subflavors, dataset)
     overrides = overridden(encoder, "cook_crude_sample")
     stores = dict(aux)
@@ -63,7 +56,7 @@ def cook(
         stores,
         encoder.decoder,
     )
-    if not overrides:  # else what calls the function is the user's own
+    if not overrides:  # otherwise the user's own hook calls the function
         auxiliaries.check_arguments(dataset)
     return MapDataset(
         source,
@@ -72,7 +65,7 @@ def cook(
         failure_tolerance=failure_tolerance(cooker.cook, encoder.__default_failure_tolerance__),
         map_fn_config=_config(encoder, cooker, stores),
         stage="cook_crude_sample",
-        samples_per_batch=samples_per_batch,
+        samples_per_batch=options.batch_size or 1,
     )
 
 
@@ -90,9 +83,9 @@ class PlainCook:
         return self.function(sample, **aux)
 
 
-def primary_store(source: SavableDataset[Any]) -> FileStore[Any] | None:
-    """Returns random access to the files of a source, by name; None where it has none."""
-    reader = getattr(source, "reader", None)
+def primary_store(source: SourceDataset) -> FileStore[Any] | None:
+    """Returns random access to the files of a source by name; None if it has none."""
+    reader = source.reader
     if isinstance(reader, ShardReader):
         return WebdatasetFileStore(reader.folder.root)
     if isinstance(reader, JsonlReader):

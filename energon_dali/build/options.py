@@ -1,4 +1,4 @@
-"""The arguments of `get_train_dataset` and its kin: what is allowed, and what they mean."""
+"""The options of `get_train_dataset` and its counterparts for validation: what they mean, and their valid values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from energon_dali.datasets.mixing.measured_blend import BlendBy
+from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError
+from energon_dali.metadataset.reference import SourceReference
 from energon_dali.shards import PartList
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_dali.worker_config import WorkerConfig
@@ -27,9 +30,9 @@ _BUILD_HOOKS = (
     "build_encode_sample",
     "build_cook_crude_sample",
 )
-"""Methods by which Energon's task encoders plug datasets together themselves."""
+"""Methods in which task encoders of Energon put datasets together themselves."""
 
-_LEAST = {
+_MINIMUM = {
     "batch_size": 1,
     "packing_buffer_size": 1,
     "packing_first_buffer_size": 1,
@@ -42,17 +45,20 @@ _LEAST = {
 }
 _NEVER_NONE = ("virtual_epoch_length",)
 
+DEFAULT_STREAMS = 4
+"""Streams per rank if no worker_config is given; fixed, so that the order does not depend on the machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class LeafOptions:
-    """What may be said of a single dataset, in the call or in its dataset.yaml."""
+class SourceOptions:
+    """Options of single datasets, which a call passes on to each of its datasets."""
 
     dataset_config: str | None = None
-    """File in .nv-meta that says what a sample is; None is dataset.yaml."""
+    """File in .nv-meta that defines the samples; None is dataset.yaml."""
     split_config: str | None = None
-    """File in .nv-meta that says which shards belong to which split; None is split.yaml or split.json."""
+    """File in .nv-meta that divides the shards into parts; None is split.yaml or split.json."""
     parallel_shard_iters: int | None = None
-    """Places of a stream that are read in turn; None is 16 for training and 1 for validation."""
+    """Slices of a stream that are read in turn; None is 16 for training and 1 for validation."""
     window_in_slice: bool = False
     """Keep the sample shuffle inside slices, so that the order is made of runs; for feed="native" with a shuffle
     window."""
@@ -61,46 +67,150 @@ class LeafOptions:
     field_map: dict[str, str] | None = None
     """Overrides the field map of dataset.yaml."""
     subflavors: dict[str, Any] = field(default_factory=dict)
-    """Added to those of dataset.yaml and of a metadataset; these win."""
+    """Added to those of dataset.yaml and of a metadataset, which they override."""
     subset: Any = None
     """Range of the samples of the split, such as ["0%", "25%"] or [100, 200]; of each dataset of a metadataset."""
     part_filter: Callable[[str], bool] | None = None
-    """Which parts are read; None are those that the fields need."""
+    """Selects the parts that are read; None reads those that the fields need."""
     trust_dataset_code: bool = False
-    """Allow code that the dataset brings (sample_loader.py, classes of other packages) to run."""
+    """Run code that the dataset brings (sample_loader.py, classes of other packages)."""
 
-
-DATASET_OPTIONS = dict.fromkeys([*(option.name for option in fields(LeafOptions)), *_DECODER_OPTIONS, "handler"])
-"""What `get_train_dataset` and its kin take beside their named arguments; the last ones are deprecated."""
-
-
-def check_numbers(**values: object) -> None:
-    """Refuses sizes that are no whole numbers, or too small.
-
-    Args:
-        **values: Arguments of `get_train_dataset` or `get_val_dataset`, by name.
-
-    Raises:
-        ConfigError: One is neither a whole number in its range nor None where that is allowed.
-    """
-    for name, value in values.items():
-        if value is None and name not in _NEVER_NONE:
-            continue
-        try:
-            number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            number = None
-        if number is None or number < _LEAST[name]:
-            nothing = "" if name in _NEVER_NONE else ", or None"
-            meaning = "; None gives single samples" if name == "batch_size" else ""
+    def __post_init__(self) -> None:
+        check_number("parallel_shard_iters", self.parallel_shard_iters)
+        kinds: dict[str, tuple[type, str]] = {
+            "sample_type": (type, "a class, such as CaptioningSample"),
+            "field_map": (Mapping, "a dict, such as {'image': 'jpg,png', 'caption': 'txt'}"),
+            "subflavors": (Mapping, "a dict"),
+        }
+        for name, (kind, expected) in kinds.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"{name}={value!r} is invalid: give {expected}, or leave it out.")
+        if self.part_filter is not None and not callable(self.part_filter):
             raise ConfigError(
-                f"{name}={value!r} cannot be: {name} must be a whole number of at least {_LEAST[name]}{nothing}"
-                f"{meaning}."
+                f"part_filter={self.part_filter!r} is invalid: give a function of a part's name, or a list of names."
             )
 
 
+DATASET_OPTIONS = dict.fromkeys([*(option.name for option in fields(SourceOptions)), *_DECODER_OPTIONS, "handler"])
+"""The options that are passed as **kwargs; those that are not fields of SourceOptions are deprecated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Everything that a call says, apart from the path: one record for sources, mixture and stages.
+
+    `get_train_dataset` and `get_val_dataset` describe the options.
+
+    Raises:
+        ConfigError: A size is out of range.
+    """
+
+    split_part: str
+    encoder: AnyEncoder
+    worker_config: WorkerConfig
+    source: SourceOptions
+    training: bool
+    """Whether samples are shuffled, and datasets blended."""
+    repeat: bool = False
+    batch_size: int | None = None
+    batch_drop_last: bool = False
+    packing_buffer_size: int | None = None
+    packing_first_buffer_size: int | None = None
+    shuffle_buffer_size: int | None = None
+    max_samples_per_sequence: int | None = None
+    virtual_epoch_length: int = 0
+    limit: int | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    blend_by: BlendBy | None = None
+
+    def __post_init__(self) -> None:
+        for name in _MINIMUM:
+            if name != "parallel_shard_iters":
+                check_number(name, getattr(self, name))
+
+    @classmethod
+    def of_call(
+        cls,
+        task_encoder: AnyEncoder | None,
+        worker_config: WorkerConfig | None,
+        kwargs: Mapping[str, Any],
+        **options: Any,
+    ) -> DatasetOptions:
+        """Returns the options of a call.
+
+        Called by the function that `explain_call` wraps, so that warnings name the user's line.
+
+        Args:
+            task_encoder: The user's; None is DefaultTaskEncoder().
+            worker_config: The user's; None is `default_worker_config()`.
+            kwargs: Fields of SourceOptions, and deprecated options.
+            **options: Other fields of this class.
+
+        Raises:
+            ConfigError: An option is invalid, or the decoder is set twice.
+        """
+        kwargs = dict(kwargs)
+        encoder = check_encoder(task_encoder)
+        old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
+        if kwargs.pop("handler", None) is not None:
+            warnings.warn(
+                "handler is ignored: set WorkerConfig(global_error_handler=...) instead.",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+        if old:
+            encoder = _with_old_decoder(encoder, old, stacklevel=5)
+        if kwargs.get("subflavors") is None:
+            kwargs.pop("subflavors", None)
+        if isinstance(kwargs.get("part_filter"), (list, tuple, set, frozenset)):
+            kwargs["part_filter"] = PartList(frozenset(kwargs["part_filter"]))
+        config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
+        return cls(encoder=encoder, worker_config=config, source=SourceOptions(**kwargs), **options)
+
+    def order(self, source: SourceReference) -> dict[str, Any]:
+        """Returns how the samples of a source are ordered, as arguments of `OrderSpec`."""
+        lanes = self.source.parallel_shard_iters
+        if not self.training:
+            return {"shuffle": False, "parallel_shard_iters": lanes or 1}
+        epochs = source.shuffle_over_epochs_multiplier
+        return {
+            "shuffle": True,
+            "max_samples_per_sequence": self.max_samples_per_sequence,
+            "parallel_shard_iters": lanes or (1 if epochs is None else DEFAULT_LANES),
+            "shuffle_buffer_size": self.shuffle_buffer_size or 1,
+            "shuffle_over_epochs": epochs,
+            "window_in_slice": self.source.window_in_slice,
+        }
+
+
+def check_number(name: str, value: object) -> None:
+    """Refuses sizes that are not whole numbers, or too small.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+
+    Raises:
+        ConfigError: It is neither a whole number in its range nor None where None is allowed.
+    """
+    if value is None and name not in _NEVER_NONE:
+        return
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or number < _MINIMUM[name]:
+        or_none = "" if name in _NEVER_NONE else ", or None"
+        meaning = "; None gives single samples" if name == "batch_size" else ""
+        raise ConfigError(
+            f"{name}={value!r} is invalid: {name} must be a whole number of at least {_MINIMUM[name]}{or_none}"
+            f"{meaning}."
+        )
+
+
 def check_path(path: object) -> str | Mapping[str, Any]:
-    """Returns a path as text, or a metadataset as the dict that it is.
+    """Returns a path as text, or a metadataset that is given as a dict.
 
     Raises:
         ConfigError: It is neither.
@@ -110,8 +220,8 @@ def check_path(path: object) -> str | Mapping[str, Any]:
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name:
         raise ConfigError(
-            f"{path!r} is no path of a dataset. Give the folder that was prepared, or a metadataset (.yaml), as a path "
-            "or URL."
+            f"{path!r} is not the path of a dataset. Give the folder that was prepared, or a metadataset (.yaml), "
+            "as a path or URL."
         )
     return name
 
@@ -120,86 +230,57 @@ def check_worker_config(config: object) -> WorkerConfig:
     """Returns the configuration.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a WorkerConfig.
     """
     if not isinstance(config, WorkerConfig):
         raise ConfigError(
-            f"worker_config={config!r} is no WorkerConfig of energon_dali. Give WorkerConfig(rank=..., world_size=..., "
-            "num_workers=...), WorkerConfig.default_worker_config(num_workers), or None."
+            f"worker_config={config!r} is not a WorkerConfig of energon_dali. Give WorkerConfig(rank=..., "
+            "world_size=..., num_workers=...), WorkerConfig.default_worker_config(num_workers), or None."
         )
     return config
 
 
-def take_options(
-    task_encoder: AnyEncoder | None, kwargs: dict[str, Any], *, stacklevel: int = 4
-) -> tuple[AnyEncoder, LeafOptions]:
-    """Returns (task encoder, options of the dataset) from the keyword arguments that are left.
+def default_worker_config() -> WorkerConfig:
+    """Returns the configuration if none is given: 4 streams per rank, on as many workers as there are cores for."""
+    rank = WorkerConfig.default_worker_config(0)
+    cores = len(os.sched_getaffinity(0))
+    workers = max(count for count in (1, 2, 4) if count <= max(1, cores))
+    return WorkerConfig(
+        rank=rank.rank, world_size=rank.world_size, num_workers=workers, num_streams=rank.world_size * DEFAULT_STREAMS
+    )
+
+
+def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
+    """Returns the task encoder.
 
     Args:
         task_encoder: The user's; None is DefaultTaskEncoder().
-        kwargs: Fields of LeafOptions, and deprecated arguments.
-        stacklevel: Of warnings, so that they name the user's line: 4 where the user called the caller of this, which
-            explain_call wraps.
 
     Raises:
-        ConfigError: A keyword cannot work, or the decoder is set twice.
+        ConfigError: It is not a task encoder, has hooks that are never called, or its decoder is not a decoder.
     """
-    kwargs = dict(kwargs)
     encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
     if not isinstance(encoder, TaskEncoder):
-        hint = " Give an instance: write parentheses behind the class." if isinstance(encoder, type) else ""
-        raise ConfigError(f"task_encoder={encoder!r} is no instance of energon_dali.TaskEncoder.{hint}")
+        hint = " Give an instance: write parentheses after the class." if isinstance(encoder, type) else ""
+        raise ConfigError(f"task_encoder={encoder!r} is not an instance of energon_dali.TaskEncoder.{hint}")
     builds = [name for name in _BUILD_HOOKS if hasattr(encoder, name)]
     if builds:
         raise ConfigError(
-            f"{type(encoder).__name__} defines {', '.join(builds)}, and no hook of that name is called here: what it "
-            "does would be lost. Open the datasets one by one and put them together with BlendDataset, MapDataset, "
-            "EpochizeDataset and the other wrappers, or say it in a metadataset."
+            f"{type(encoder).__name__} defines {', '.join(builds)}, but no hook of that name is called here, so its "
+            "effect would be lost. Open the datasets one by one and put them together with BlendDataset, MapDataset, "
+            "EpochizeDataset and the other wrappers, or describe the mixture in a metadataset."
         )
     decoder = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "placement")):
         raise ConfigError(
-            f"{type(encoder).__name__}.decoder is {decoder!r}, which is no decoder. Give an instance such as "
+            f"{type(encoder).__name__}.decoder is {decoder!r}, which is not a decoder. Give an instance such as "
             "SampleDecoder() or DaliDecoder(), or None for raw bytes."
         )
-    old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
-    if kwargs.pop("handler", None) is not None:
-        warnings.warn(
-            "handler is ignored: set WorkerConfig(global_error_handler=...) instead.",
-            DeprecationWarning,
-            stacklevel=stacklevel,
-        )
-    if old:
-        encoder = _with_old_decoder(encoder, old, stacklevel + 1)
-    if kwargs.get("subflavors") is None:
-        kwargs.pop("subflavors", None)
-    return encoder, _checked(kwargs)
-
-
-def _checked(kwargs: dict[str, Any]) -> LeafOptions:
-    """Returns the options of a dataset, of keyword arguments with known names."""
-    check_numbers(parallel_shard_iters=kwargs.get("parallel_shard_iters"))
-    kinds: dict[str, tuple[type, str]] = {
-        "sample_type": (type, "a class, such as CaptioningSample"),
-        "field_map": (Mapping, "a dict, such as {'image': 'jpg,png', 'caption': 'txt'}"),
-        "subflavors": (Mapping, "a dict"),
-    }
-    for name, (kind, wanted) in kinds.items():
-        value = kwargs.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise ConfigError(f"{name}={value!r} cannot be: give {wanted}, or leave it out.")
-    wanted_parts = kwargs.get("part_filter")
-    if isinstance(wanted_parts, (list, tuple, set, frozenset)):
-        kwargs["part_filter"] = PartList(frozenset(wanted_parts))
-    elif wanted_parts is not None and not callable(wanted_parts):
-        raise ConfigError(
-            f"part_filter={wanted_parts!r} cannot be: give a function of a part's name, or a list of names."
-        )
-    return LeafOptions(**kwargs)
+    return encoder
 
 
 def _with_old_decoder(encoder: AnyEncoder, old: dict[str, Any], stacklevel: int) -> AnyEncoder:
-    """Returns the encoder with the decoder that older keyword arguments describe."""
+    """Returns the encoder with the decoder that deprecated options describe."""
     warnings.warn(
         f"{', '.join(old)} as arguments of the dataset are deprecated: set them on the task encoder, "
         "as in decoder = SampleDecoder(image_decode=...).",

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import click
 
 from energon_dali.errors import EnergonDaliError
-from energon_dali.metadataset.leaf_size import count_samples
+from energon_dali.metadataset.document import YAML_SUFFIXES
 from energon_dali.metadataset.loader import load_dataset, prepare_metadataset
-from energon_dali.metadataset.reference import LeafReference, ResolvedBlend
-from energon_dali.metadataset.tree import YAML_SUFFIXES
+from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
+from energon_dali.metadataset.resolve import count_samples
 
 _MODES = {
     "none": "one dataset",
@@ -49,33 +49,33 @@ def describe_file(path: str) -> Iterator[str]:
     yield f"Metadataset {path}"
     for split in getattr(loader, "split_parts", ()):
         blend = loader.resolve(split)
-        yield f"  {split}: {len(blend.leaves)} datasets, {_MODES[blend.mode]}"
+        yield f"  {split}: {len(blend.sources)} datasets, {_MODES[blend.mode]}"
         yield from (f"    {line}" for line in _table(blend))
 
 
 def _table(blend: ResolvedBlend) -> list[str]:
     rows = [("part", "samples", "split", "dataset")]
-    for leaf in blend.leaves:
-        rows.append((_part(leaf), _count(leaf), leaf.split_part, _name(leaf)))
+    for source in blend.sources:
+        rows.append((_part(source), _count(source), source.split_part, _name(source)))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return ["  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
 
 
-def _part(leaf: LeafReference) -> str:
-    if leaf.weight is not None:
-        return f"{leaf.weight:.2%}"
-    return "" if leaf.repetitions is None else f"{leaf.repetitions:g} x"
+def _part(source: SourceReference) -> str:
+    if source.weight is not None:
+        return f"{source.weight:.2%}"
+    return "" if source.repetitions is None else f"{source.repetitions:g} x"
 
 
-def _count(leaf: LeafReference) -> str:
+def _count(source: SourceReference) -> str:
     try:
-        return f"{count_samples(leaf):,}"
+        return f"{count_samples(source):,}"
     except (EnergonDaliError, OSError) as error:
         return f"? ({type(error).__name__})"
 
 
-def _name(leaf: LeafReference) -> str:
-    if leaf.join is None:
-        return leaf.path
-    others = [f"{column.path} ({column.nonmatch})" for column in leaf.join.columns[1:]]
-    return " + ".join([leaf.path, *others])
+def _name(source: SourceReference) -> str:
+    if source.join is None:
+        return source.path
+    others = [f"{column.path} ({column.nonmatch})" for column in source.join.columns[1:]]
+    return " + ".join([source.path, *others])

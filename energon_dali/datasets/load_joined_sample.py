@@ -1,4 +1,4 @@
-"""Makes one sample of joined ones."""
+"""Makes one sample of the samples that a join index joins."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from energon_dali.shards import RawSample
 
 
 class JoinedSampleLoader(SampleLoader):
-    """Makes the samples of a join: each dataset's own first, then one of them all.
+    """Makes the samples of a join: first the sample of each dataset, then one sample of all.
 
     Args:
         loaders: One per dataset, the primary one first.
-        joiner: Makes one sample of theirs; None stands for a dataset without a match.
+        joiner: Makes one sample of theirs; receives None for a dataset without a match.
         names: Arguments of the joiner; None passes the samples by position.
-        subflavors: Of the join, for choosing stages.
+        subflavors: Subflavors of the join, by which stages are chosen.
         seed: The job's seed.
-        leaf: Number of this leaf in the job.
+        leaf: Number of the join among the sources of the job.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class JoinedSampleLoader(SampleLoader):
         seed: int = 0,
         leaf: int = 0,
     ) -> None:
-        # What a joiner makes is a finished sample, never one to be cooked.
+        # A joiner returns a finished sample, never a crude one.
         super().__init__(
             decoder=None,
             sample_type=Sample,
@@ -50,7 +50,7 @@ class JoinedSampleLoader(SampleLoader):
         """Returns the sample.
 
         Args:
-            raw: What was read.
+            raw: The samples of a row of the join index.
             seed: Seed of its random operations, as `seeds` gives it.
 
         Raises:
@@ -61,7 +61,7 @@ class JoinedSampleLoader(SampleLoader):
         assert isinstance(raw, JoinedRaw), "a JoinedReader gives them"
         samples: list[Any] = []
         for number, (load, part) in enumerate(zip(self.loaders, raw.columns, strict=True)):
-            # Two datasets may have parts of one name, which want random operations of their own.
+            # Parts of the same name in two datasets get different random operations.
             own_seed = part_seed(seed, f"join/{number}") if number else seed
             samples.append(None if part is None else load(part, own_seed))
             for route, count in load.take_routes().items():

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_dali.errors import DatasetFormatError
+from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import read_content
 from energon_dali.shards.documents.yaml_text import Keys, parse_yaml
 
-__all__ = ["Document", "Keys", "Place", "document_of_dict", "read_document"]
+YAML_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where something stands in a metadataset."""
+class Location:
+    """The position of a value in a metadataset."""
 
     file: str
-    """Path or URL of the file; "dict" where none was read."""
+    """Path or URL of the file; "dict" if no file was read."""
     line: int | None
     """Line in the file, from 1."""
     keys: Keys
-    """Way to the value."""
+    """Keys and list indices that lead to the value."""
 
     def __str__(self) -> str:
         steps = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys).lstrip(".")
@@ -34,10 +35,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Document:
-    """A metadataset as it was written: plain values, and the lines where they stand."""
+    """A metadataset as it was written: plain values and their lines."""
 
     file: str
-    """Path or URL of the file, for messages; "dict" where the program gave a dict."""
+    """Path or URL of the file, for messages; "dict" if the program passed a dict."""
     base: StoragePath
     """Folder that relative paths start from."""
     value: Any
@@ -45,30 +46,76 @@ class Document:
     lines: Mapping[Keys, int] = field(default_factory=dict, repr=False)
     """Line of every value, from 1."""
 
-    def place(self, keys: Keys) -> Place:
-        """Returns where a value stands; the line is the nearest one known."""
-        for length in range(len(keys), -1, -1):
-            if keys[:length] in self.lines:
-                return Place(self.file, self.lines[keys[:length]], keys)
-        return Place(self.file, None, keys)
-
-    def error(self, keys: Keys, text: str) -> DatasetFormatError:
-        """Returns the error for something wrong at a place."""
-        return DatasetFormatError(f"{self.place(keys)}: {text}")
+    @property
+    def root(self) -> Node:
+        """The whole document."""
+        return Node(self, (), self.value)
 
 
-def document_of_dict(value: Mapping[str, Any], base: StoragePath | None = None) -> Document:
-    """Returns a metadataset that a program made as a dict.
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value in a document, and how to get there."""
+
+    document: Document
+    """The document that holds the value."""
+    keys: Keys
+    """Keys and list indices that lead to the value."""
+    value: Any
+    """The value; None if the keys lead nowhere."""
+
+    def at(self, *keys: str | int) -> Node:
+        """Returns the node that further keys lead to."""
+        value = self.value
+        for key in keys:
+            known = value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list) else ()
+            value = value[key] if key in known else None
+        return Node(self.document, (*self.keys, *keys), value)
+
+    @property
+    def location(self) -> Location:
+        """Where the value is; its line is that of the nearest value above whose line is known."""
+        lines = self.document.lines
+        known = (self.keys[:length] for length in range(len(self.keys), -1, -1) if self.keys[:length] in lines)
+        nearest = next(known, None)
+        return Location(self.document.file, None if nearest is None else lines[nearest], self.keys)
+
+    def error(self, text: str) -> DatasetFormatError:
+        """Returns the error for a mistake at this node."""
+        return DatasetFormatError(f"{self.location}: {text}")
+
+    def resolve_path(self, text: str) -> StoragePath:
+        """Returns a path that is written at this node: unchanged if it is absolute or a URL, else relative to the file.
+
+        Raises:
+            DatasetFormatError: It is empty, or its scheme is not known.
+        """
+        if not text:
+            raise self.error("the path is empty. Give the path or URL of a dataset.")
+        base = self.document.base
+        try:
+            if "://" in text or text.startswith(("/", "~")):
+                return StoragePath.of(text)
+            if base.is_local:
+                return StoragePath.of(f"{base.url}/{text}")
+            scheme, _, rest = base.url.partition("://")
+            host, _, folder = rest.partition("/")
+            return StoragePath.of(f"{scheme}://{host}{posixpath.normpath('/' + f'{folder}/{text}'.lstrip('/'))}")
+        except StorageError as error:
+            raise self.error(str(error)) from error
+
+
+def document_from_dict(value: Mapping[str, Any], base: StoragePath | None = None) -> Document:
+    """Returns a metadataset that a program passed as a dict.
 
     Args:
-        value: What a file would hold.
+        value: The content that a file would have.
         base: Folder that relative paths start from; None is the working directory.
     """
     return Document("dict", base or StoragePath.of("."), _plain(value))
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of the program's with dicts, lists and text in place of their kin."""
+    """Returns a value with its mappings, sequences and paths as dicts, lists and text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -79,9 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_document(path: StoragePath) -> Document:
-    """Returns a metadataset file as plain values.
-
-    What its scalars mean is told at `parse_yaml`. Nothing of the file is run.
+    """Returns a metadataset file as plain values; `parse_yaml` says how scalars are read. Runs no code of the file.
 
     Raises:
         DatasetFormatError: The file is missing, is not YAML, uses a key twice or a tag, or is too deep or too large.

@@ -1,4 +1,4 @@
-"""What a metadataset comes down to: the datasets that are read, and how they are put together."""
+"""The result of resolving a metadataset: the datasets that are read, and how they are put together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from energon_dali.metadataset.document import Place
+from energon_dali.metadataset.document import Location
 from energon_dali.metadataset.subset import Subset
 from energon_dali.shards import StoragePath
 
@@ -18,7 +18,7 @@ class DatasetBlendMode(Enum):
     NONE = "none"
     """There is one dataset."""
     DATASET_WEIGHT = "dataset_weight"
-    """Each dataset repeats for ever, and is drawn from in proportion to its weight."""
+    """Each dataset repeats indefinitely, and is drawn from in proportion to its weight."""
     SAMPLE_REPETITIONS = "sample_repetitions"
     """An epoch holds the samples of each dataset a given number of times."""
 
@@ -28,7 +28,7 @@ class AuxReference:
     """A store of files that the cookers of a dataset read from."""
 
     path: str
-    """Local path or URL: of a prepared dataset, or of a plain folder."""
+    """Local path or URL of a prepared dataset or a plain folder."""
     kind: Literal["dataset", "filesystem"] = "dataset"
     """Whether files are found by the index of a prepared dataset, or by their paths in a folder."""
 
@@ -40,16 +40,16 @@ class AuxReference:
 
 @dataclass(frozen=True, slots=True)
 class JoinerReference:
-    """What makes one sample of the joined ones."""
+    """The class or function that makes one sample of the joined ones."""
 
     name: str
     """Name of the class or function."""
     module: str | None = None
-    """Module that it is imported from; None are the samples of this package."""
+    """Module that it is imported from; None takes the sample types of this package."""
     is_function: bool = False
-    """A function is called with the samples; a Sample class makes them one by `from_joined`."""
+    """A function is called with the samples; a Sample class joins them by `from_joined`."""
     given: Callable[..., Any] | None = None
-    """The class or function itself, where a program gave it in a dict."""
+    """The class or function itself, if a program passed it in a dict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class JoinColumn:
     split_part: str
     """Part of its split."""
     nonmatch: Literal["error", "skip", "none"] = "error"
-    """What happens to a primary sample that has no match here."""
+    """What happens to a primary sample that has no match in this dataset."""
     name: str | None = None
     """Name of the joiner's argument; None passes samples by position."""
     subflavors: Mapping[str, Any] = field(default_factory=dict)
-    """Put over those of its dataset.yaml."""
+    """They override those of its dataset.yaml."""
     dataset_config: str | None = None
-    """File in .nv-meta that says what a sample is; None is dataset.yaml."""
+    """File in .nv-meta that defines the samples; None is dataset.yaml."""
     split_config: str | None = None
-    """File in .nv-meta that says which shards are in which part; None is split.yaml or split.json."""
+    """File in .nv-meta that divides the shards into parts; None is split.yaml or split.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,39 +79,39 @@ class JoinReference:
     columns: tuple[JoinColumn, ...]
     """The datasets, the primary one first."""
     joiner: JoinerReference
-    """Makes one sample of them."""
+    """Makes one sample of theirs."""
     index_folder: StoragePath
-    """Folder of the prepared join indices, beside the metadataset."""
+    """Folder of the prepared join indices, next to the metadataset."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeafReference:
-    """One dataset that is read, with everything that the levels above it say."""
+class SourceReference:
+    """One dataset or join that is read, with the options of all levels above it."""
 
     path: str
-    """Local path or URL of a prepared folder or .jsonl file; the primary one's for a join."""
+    """Local path or URL of a prepared folder or .jsonl file; of the primary dataset for a join."""
     split_part: str
     """Part of its split."""
     subflavors: Mapping[str, Any] = field(default_factory=dict)
-    """Put over those of its dataset.yaml; the outer levels win."""
+    """They override those of its dataset.yaml; outer levels override inner ones."""
     weight: float | None = None
-    """Share of the draws, where datasets are blended by weight; all leaves together have 1."""
+    """Share of the draws, if datasets are blended by weight; the weights of all sources add up to 1."""
     repetitions: float | None = None
-    """How often its samples come in an epoch, where that is given."""
+    """How often its samples are repeated in an epoch, if that is given."""
     shuffle_over_epochs_multiplier: int | None = 1
     """Product of all levels; -1 draws with replacement, None keeps file order."""
     subset: Subset | None = None
     """Range of its samples; None takes all."""
     dataset_config: str | None = None
-    """File in .nv-meta that says what a sample is; None is dataset.yaml."""
+    """File in .nv-meta that defines the samples; None is dataset.yaml."""
     split_config: str | None = None
-    """File in .nv-meta that says which shards are in which part; None is split.yaml or split.json."""
+    """File in .nv-meta that divides the shards into parts; None is split.yaml or split.json."""
     aux: Mapping[str, AuxReference] = field(default_factory=dict)
     """Stores that its cookers read from, by name."""
     join: JoinReference | None = None
-    """Set where the leaf is several datasets joined by key."""
-    place: Place | None = field(default=None, compare=False)
-    """Where it is named, for messages; None where the user gave its path."""
+    """Set for several datasets that are joined by key."""
+    location: Location | None = field(default=None, compare=False)
+    """Where it is named, for messages; None if the user gave its path."""
 
     @property
     def is_jsonl(self) -> bool:
@@ -121,17 +121,22 @@ class LeafReference:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBlend:
-    """What a path stands for."""
+    """The datasets that a path names."""
 
     mode: Literal["none", "weights", "repetitions"]
-    """How the leaves are put together."""
-    leaves: tuple[LeafReference, ...]
+    """How the sources are put together."""
+    sources: tuple[SourceReference, ...]
     """The datasets that are read, in the order of the files."""
+
+    @property
+    def is_epochized(self) -> bool:
+        """Whether an epoch is made of several datasets, or of repetitions of one."""
+        return self.mode == "repetitions" and (len(self.sources) > 1 or self.sources[0].repetitions != 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TraversedDatasetReference:
-    """One dataset below a metadataset, as `traverse_metadataset` gives it."""
+    """One dataset below a metadataset, as `traverse_metadataset` returns it."""
 
     path: str
     """Local path or URL."""
@@ -140,11 +145,4 @@ class TraversedDatasetReference:
     aux: Mapping[str, str]
     """Paths of its auxiliary stores, by name."""
     subflavors: Mapping[str, Any]
-    """Of all levels."""
-
-
-def combine_shuffle_over_epochs(outer: int | None, inner: int | None) -> int | None:
-    """Returns what two levels say together: None (file order) wins over -1 (with replacement) over the product."""
-    if outer is None or inner is None:
-        return None
-    return -1 if -1 in (outer, inner) else outer * inner
+    """Subflavors of all levels."""

@@ -1,4 +1,4 @@
-"""A part of a dataset: a range of its samples, by number or as a share."""
+"""Subsets of a dataset: a range of its samples, as numbers or as shares."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _FORM = 'Write two percentages, such as ["0%", "25%"], or two sample numbers, su
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A range of the samples of a split part, in file order. The numbers count first, then the shares of what is left.
+    """A range of the samples of a split part, in file order. The shares are taken of the range that the numbers leave.
 
     Raises:
-        ConfigError: A range begins behind its end, or lies outside.
+        ConfigError: A range ends before it starts, or is outside the whole.
     """
 
     share: tuple[float, float] = (0.0, 1.0)
-    """Begin and end as shares of the whole, 0 to 1."""
+    """(start, stop) as shares of the whole, 0 to 1."""
     numbers: tuple[int, int | None] | None = None
-    """First sample and the one behind the last; None behind the last means the end. Only a leaf can have it."""
+    """(start, stop) as sample numbers, stop exclusive; a stop of None is the end. Only for a single dataset."""
 
     def __post_init__(self) -> None:
         begin, end = self.share
         if not 0 <= begin <= end <= 1:
-            raise ConfigError(f"A subset from {begin:.4%} to {end:.4%} cannot be. {_FORM}")
+            raise ConfigError(f"A subset from {begin:.4%} to {end:.4%} is invalid. {_FORM}")
         if self.numbers is not None:
             first, last = self.numbers
             if first < 0 or (last is not None and last < first):
-                raise ConfigError(f"A subset from sample {first} to {last} cannot be. {_FORM}")
+                raise ConfigError(f"A subset from sample {first} to {last} is invalid. {_FORM}")
 
     @classmethod
     def of(cls, value: Any) -> Subset:
-        """Returns the subset of what a user wrote.
+        """Returns the subset that a user wrote.
 
         Args:
             value: A Subset, `{"range": [begin, end]}`, or [begin, end].
 
         Raises:
-            ConfigError: It cannot be understood.
+            ConfigError: It has another form, or is invalid.
         """
         if isinstance(value, Subset):
             return value
@@ -62,7 +62,10 @@ class Subset:
         raise ConfigError(f"subset has the range {list(value)!r}, which mixes shares and numbers. {_FORM}")
 
     def within(self, outer: Subset | None) -> Subset:
-        """Returns this subset of a dataset, of which `outer` takes a share.
+        """Returns the part of this subset that an outer level takes.
+
+        Args:
+            outer: Share that the outer level takes; None takes all.
 
         Raises:
             ConfigError: The outer one counts samples, which only the innermost one can.
@@ -79,10 +82,10 @@ class Subset:
         return Subset((begin + outer.share[0] * length, begin + outer.share[1] * length), self.numbers)
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """Returns (first sample, behind the last one) for a dataset of `total` samples.
+        """Returns (start, stop) for a dataset of `total` samples, stop exclusive.
 
         Raises:
-            ConfigError: There are fewer samples than the numbers say.
+            ConfigError: The numbers reach beyond the samples.
         """
         first, last = 0, total
         if self.numbers is not None:
@@ -97,7 +100,7 @@ class Subset:
 
 
 def _bound(value: Any) -> int | float | None:
-    """Returns a number of a sample, a share, or None for the end."""
+    """Returns a sample number, a share, or None for the end."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     text = value.strip() if isinstance(value, str) else ""
@@ -114,7 +117,7 @@ def _bound(value: Any) -> int | float | None:
 def take_subset(ranges: Slices, shard_counts: Sequence[int], subset: Subset | None) -> Slices:
     """Returns the ranges of a split, cut to a subset.
 
-    Places are counted over whole shards, samples that the split leaves out included, as Energon does.
+    Samples are counted over whole shards, including samples that the split excludes, as Energon does.
 
     Args:
         ranges: Of the split, in file order; ranges of one shard follow each other.
@@ -132,7 +135,7 @@ def take_subset(ranges: Slices, shard_counts: Sequence[int], subset: Subset | No
     follows = (ranges.shard[1:] == ranges.shard[:-1]) & (ranges.start[1:] >= ranges.stop[:-1])
     begins_shard = np.concatenate([[True], ~follows])  # [n]; a split may name a shard twice
     lengths = np.where(begins_shard, counts[ranges.shard], 0)
-    origin = (np.cumsum(lengths) - counts[ranges.shard]).astype(np.int64)  # [n]: place of each range's shard
+    origin = (np.cumsum(lengths) - counts[ranges.shard]).astype(np.int64)  # [n]: first sample of the shard
     first, last = subset.bounds(int(lengths.sum()))
     cut_first = np.clip(first - origin, ranges.start, ranges.stop)
     cut_last = np.clip(last - origin, ranges.start, ranges.stop)

@@ -101,21 +101,21 @@ def val(folder: Any, **options: Any) -> Any:
 def test_sizes_are_whole_numbers_in_their_range(
     make: Callable[..., Any], name: str, value: object, folder: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{name}={value!r} cannot be: {name} must be a whole number of at least"):
+    with pytest.raises(ConfigError, match=f"{name}={value!r} is invalid: {name} must be a whole number of at least"):
         make(folder, **{name: value})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task_encoder": Bytes}, "write parentheses behind the class"),
-        ({"task_encoder": object()}, "is no instance of energon_dali.TaskEncoder"),
-        ({"task_encoder": Builder()}, "Builder defines build_batch, and no hook of that name is called"),
-        ({"worker_config": 4}, "worker_config=4 is no WorkerConfig"),
-        ({"sample_type": "TextSample"}, "sample_type='TextSample' cannot be: give a class"),
-        ({"field_map": "txt"}, "field_map='txt' cannot be: give a dict"),
-        ({"subflavors": 3}, "subflavors=3 cannot be: give a dict"),
-        ({"part_filter": 3}, "part_filter=3 cannot be: give a function"),
+        ({"task_encoder": Bytes}, "write parentheses after the class"),
+        ({"task_encoder": object()}, "is not an instance of energon_dali.TaskEncoder"),
+        ({"task_encoder": Builder()}, "Builder defines build_batch, but no hook of that name is called"),
+        ({"worker_config": 4}, "worker_config=4 is not a WorkerConfig"),
+        ({"sample_type": "TextSample"}, "sample_type='TextSample' is invalid: give a class"),
+        ({"field_map": "txt"}, "field_map='txt' is invalid: give a dict"),
+        ({"subflavors": 3}, "subflavors=3 is invalid: give a dict"),
+        ({"part_filter": 3}, "part_filter=3 is invalid: give a function"),
         ({"bogus": 3}, "has no argument 'bogus'. It takes"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_group_criterion_that_gives_no_pair_is_told_so_at_once(folder: Path) -
 
 @pytest.mark.parametrize("path", ["", None, 3, b"/tmp"])
 def test_what_is_no_path_is_refused(path: Any) -> None:
-    with pytest.raises(ConfigError, match="is no path of a dataset"):
+    with pytest.raises(ConfigError, match="is not the path of a dataset"):
         train(path)
 
 
@@ -261,7 +261,7 @@ def test_a_state_of_another_tree_says_where_it_differs(folder: Path) -> None:
 def test_a_decoder_is_an_instance(decoder: Any, folder: Path) -> None:
     encoder = Bytes()
     encoder.decoder = decoder
-    with pytest.raises(ConfigError, match=r"Bytes.decoder is .* which is no decoder. Give an instance"):
+    with pytest.raises(ConfigError, match=r"Bytes.decoder is .* which is not a decoder. Give an instance"):
         train(folder, task_encoder=encoder)
 
 

@@ -20,7 +20,7 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.metadataset.loader import load_dataset, traverse_metadataset
-from energon_dali.metadataset.reference import LeafReference
+from energon_dali.metadataset.reference import SourceReference
 
 FOLDER = Path(__file__).parent.parent / "data" / "energon_7_4_1_mix"
 GOLDEN: dict[str, dict[str, Any]] = json.loads((FOLDER / "golden.json").read_text())
@@ -50,25 +50,28 @@ def test_the_same_leaves_with_the_same_weights(name: str, split: str) -> None:
     loaded = load_dataset(FOLDER / name).get_datasets(training=True, split_part=split, worker_config=CONFIG)
     assert loaded.blend_mode.value == golden["mode"]
     for item, expected in zip(loaded.datasets, golden["leaves"], strict=True):
-        leaf = item.dataset
-        columns = [leaf.path] if leaf.join is None else [column.path for column in leaf.join.columns]
+        source = item.dataset
+        columns = [source.path] if source.join is None else [column.path for column in source.join.columns]
         assert [relative(path) for path in columns] == expected["paths"]
         assert item.weight == (None if expected["weight"] is None else pytest.approx(expected["weight"], rel=1e-12))
         assert item.repetitions == expected["repetitions"]
-        assert leaf.shuffle_over_epochs_multiplier == expected["shuffle_over_epochs"]
-        assert subset_of(leaf) == expected["subset"]
-        if leaf.join is None:  # Energon's already hold what dataset.yaml says
-            assert {**from_dataset_yaml(leaf), **leaf.subflavors} == expected["subflavors"]
+        assert source.shuffle_over_epochs_multiplier == expected["shuffle_over_epochs"]
+        assert subset_of(source) == expected["subset"]
+        if source.join is None:  # Energon's already hold what dataset.yaml says
+            assert {**from_dataset_yaml(source), **source.subflavors} == expected["subflavors"]
 
 
-def subset_of(leaf: LeafReference) -> list[Any] | None:
-    if leaf.subset is None:
+def subset_of(source: SourceReference) -> list[Any] | None:
+    if source.subset is None:
         return None
-    return [pytest.approx(list(leaf.subset.share)), None if leaf.subset.numbers is None else list(leaf.subset.numbers)]
+    return [
+        pytest.approx(list(source.subset.share)),
+        None if source.subset.numbers is None else list(source.subset.numbers),
+    ]
 
 
-def from_dataset_yaml(leaf: LeafReference) -> dict[str, Any]:
-    return {"kind": "from dataset.yaml", "crude": True} if relative(leaf.path) == "crude" else {}
+def from_dataset_yaml(source: SourceReference) -> dict[str, Any]:
+    return {"kind": "from dataset.yaml", "crude": True} if relative(source.path) == "crude" else {}
 
 
 @pytest.mark.parametrize(("name", "split"), [(name, split) for name, split in SPLITS if "join" not in name])
@@ -83,9 +86,9 @@ def test_traversal_finds_the_same_datasets(name: str, split: str) -> None:
 def test_validation_holds_the_same_samples(name: str, split: str) -> None:
     dataset = get_val_dataset(FOLDER / name, split_part=split, worker_config=CONFIG, task_encoder=Encoder())
     assert samples_of(dataset) == expected_samples(GOLDEN[name][split]["validation"])
-    leaves = get_val_datasets(FOLDER / name, split_part=split, worker_config=CONFIG, task_encoder=Encoder())
-    assert len(leaves) == len(GOLDEN[name][split]["leaves"])
-    assert sorted((s for leaf, _ in leaves for s in samples_of(leaf)), key=json.dumps) == samples_of(dataset)
+    sources = get_val_datasets(FOLDER / name, split_part=split, worker_config=CONFIG, task_encoder=Encoder())
+    assert len(sources) == len(GOLDEN[name][split]["leaves"])
+    assert sorted((s for source, _ in sources for s in samples_of(source)), key=json.dumps) == samples_of(dataset)
 
 
 @pytest.mark.parametrize(("name", "split"), [(name, split) for name, split in SPLITS if "epoch" in GOLDEN[name][split]])

@@ -25,7 +25,7 @@ from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, U
 from energon_dali.metadataset.join.columns import energon_names, open_columns
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.loader import prepare_metadataset
-from energon_dali.metadataset.tree import resolve
+from energon_dali.metadataset.resolve import resolve
 from energon_dali.shards import StoragePath, prepare_dataset
 from tests.datasets.oracle import check_resume, config
 from tests.loader.dataset_folder import picture, prepare, write_shards
@@ -219,9 +219,9 @@ def test_an_index_of_energon_is_found_whatever_the_order_of_its_excludes(tmp_pat
     split = folder / "images" / ".nv-meta" / "split.yaml"
     split.write_text(split.read_text().replace("shard_0.tar/k02", "shard_0.tar/k02, shard_1.tar/k09, shard_0.tar/k00"))
     prepare_metadataset(folder / "join.yaml")
-    (leaf,) = resolve(folder / "join.yaml", "train").leaves
-    assert leaf.join is not None
-    columns = open_columns(leaf.join.columns, leaf.place)
+    (source,) = resolve(folder / "join.yaml", "train").sources
+    assert source.join is not None
+    columns = open_columns(source.join.columns, source.location)
     names = list(energon_names(columns))
     assert len(names) == len(set(names)) == 6
     cache = folder / "join.yaml.cache"
@@ -244,9 +244,9 @@ def test_parts_of_one_dataset_do_not_share_an_index(pair: Path) -> None:
     assert keys_of_part(file, "train") == KEYS[:4]
     assert keys_of_part(file, "val") == KEYS[8:]
     # An index under Energon's name may be of the other part: what does not fit is refused.
-    (leaf,) = resolve(file, "val").leaves
-    assert leaf.join is not None
-    columns = open_columns(leaf.join.columns, leaf.place)
+    (source,) = resolve(file, "val").sources
+    assert source.join is not None
+    columns = open_columns(source.join.columns, source.location)
     cache = StoragePath.of(f"{file}.cache")
     for name in cache.list_files():
         (cache / name).remove()
@@ -311,10 +311,10 @@ def test_a_damaged_table_of_keys_is_named(pair: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"JIDX0002" + bytes(8), "is no join index"),
-        (b"JID", "is no join index"),
-        (b"JIDX0001" + np.int64(3).tobytes(), "joins 3 datasets, and 2 are named"),
-        (b"JIDX0001" + np.int64(2).tobytes() + bytes(50), "has 66 bytes, which is no whole number of rows"),
+        (b"JIDX0002" + bytes(8), "is not a join index"),
+        (b"JID", "is not a join index"),
+        (b"JIDX0001" + np.int64(3).tobytes(), "joins 3 datasets, but the metadataset names 2"),
+        (b"JIDX0001" + np.int64(2).tobytes() + bytes(50), "has 66 bytes, which is not a whole number of rows"),
     ],
 )
 def test_a_damaged_index_is_an_error(content: bytes, message: str, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_rows_that_do_not_belong_together_fail_alone(pair: Path) -> None:
     dataset_ = get_val_dataset(file, split_part="train", worker_config=config(1, global_error_handler=note))
     assert [sample.__key__ for sample in dataset_] == ["k00", "k01", "k03", "k08", "k11"]
     assert [error.partition(":")[0] for error in errors] == ["k02", "k09", "k10"]
-    assert "names sample 'k03' beside 'k02'" in errors[0]
+    assert "names sample 'k03' for 'k02'" in errors[0]
     assert "energon-dali prepare" in errors[2]
 
 
@@ -375,8 +375,8 @@ def test_other_joiners_need_trust(text: str, error: type[Exception], message: st
     ("text", "message"),
     [
         ("{__module__: no_such_module, __class__: A}", "cannot be imported"),
-        ("{__module__: os, __class__: PathLike}", "which is no Sample class with from_joined"),
-        ("{__module__: os, __function__: sep}", "which is no function"),
+        ("{__module__: os, __class__: PathLike}", "which is not a Sample class with from_joined"),
+        ("{__module__: os, __function__: sep}", "which is not a function"),
     ],
 )
 def test_trusted_joiners_that_are_none(text: str, message: str, pair: Path) -> None:

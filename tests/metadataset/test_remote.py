@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from energon_dali import DefaultTaskEncoder, get_val_dataset
-from energon_dali.metadataset.tree import resolve
+from energon_dali.metadataset.resolve import resolve
 from energon_dali.shards.storage import retry
 from tests.datasets.oracle import check_resume, config
 from tests.shards.test_storage import Handler
@@ -26,8 +26,10 @@ def test_files_datasets_and_join_indices_are_read_by_url(monkeypatch: pytest.Mon
         thread.start()
         try:
             url = f"http://127.0.0.1:{web.server_address[1]}"
-            leaves = resolve(f"{url}/second.yaml", "train").leaves
-            assert [leaf.path for leaf in leaves] == [f"{url}/{n}" for n in ("images", "texts", "crude", "captions")]
+            sources = resolve(f"{url}/second.yaml", "train").sources
+            assert [source.path for source in sources] == [
+                f"{url}/{n}" for n in ("images", "texts", "crude", "captions")
+            ]
 
             def make(base: object) -> Any:
                 return get_val_dataset(

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError, DatasetFormatError, EnergonDaliError
-from energon_dali.metadataset import tree
+from energon_dali.metadataset.context import combine_shuffle_over_epochs
 from energon_dali.metadataset.loader import load_dataset, traverse_metadataset
 from energon_dali.metadataset.reference import (
     AuxReference,
     DatasetBlendMode,
-    LeafReference,
-    combine_shuffle_over_epochs,
+    SourceReference,
 )
+from energon_dali.metadataset.resolve import resolve
 from energon_dali.metadataset.subset import Subset, take_subset
-from energon_dali.metadataset.tree import resolve
 from energon_dali.plan import Slices
 from tests.loader.dataset_folder import prepare, write_shards
 
@@ -32,7 +31,7 @@ def write(folder: Path, name: str, splits: str, head: str = SECOND) -> Path:
 
 
 def weights(file: Path, split_part: str = "train") -> dict[str, float | None]:
-    return {Path(leaf.path).name: leaf.weight for leaf in resolve(file, split_part).leaves}
+    return {Path(source.path).name: source.weight for source in resolve(file, split_part).sources}
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ def test_paths_start_from_the_file_or_are_urls(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     write(tmp_path / "sub", "inner.yaml", "train: {concat: [{path: ../a}, {path: /abs/b}, {path: 's3://bucket/c'}]}")
     outer = write(tmp_path, "outer.yaml", "train: {path: ./sub/inner.yaml}")
-    assert [leaf.path for leaf in resolve(outer, "train").leaves] == [f"{tmp_path}/a", "/abs/b", "s3://bucket/c"]
+    assert [source.path for source in resolve(outer, "train").sources] == [f"{tmp_path}/a", "/abs/b", "s3://bucket/c"]
 
 
 def test_relative_paths_of_a_url_stay_on_its_host() -> None:
@@ -50,8 +49,8 @@ def test_relative_paths_of_a_url_stay_on_its_host() -> None:
     from energon_dali.shards import StoragePath
 
     document = Document("msc://p/x/mix.yaml", StoragePath("msc://p/x"), {})
-    assert tree.resolve_path("../a/./b", document, ()).url == "msc://p/a/b"
-    assert tree.resolve_path("../../../a", document, ()).url == "msc://p/a"
+    assert document.root.resolve_path("../a/./b").url == "msc://p/a/b"
+    assert document.root.resolve_path("../../../a").url == "msc://p/a"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,8 @@ def test_relative_paths_of_a_url_stay_on_its_host() -> None:
 )
 def test_aux_takes_every_form_of_energon(text: str, reference: AuxReference, tmp_path: Path) -> None:
     file = write(tmp_path, "mix.yaml", f"train:\n  path: a\n  aux: {{media: {text if '{' in text else repr(text)}}}")
-    (leaf,) = resolve(file, "train").leaves
-    assert leaf.aux["media"] == AuxReference(reference.path.format(folder=tmp_path), reference.kind)
+    (source,) = resolve(file, "train").sources
+    assert source.aux["media"] == AuxReference(reference.path.format(folder=tmp_path), reference.kind)
 
 
 # --- how levels are put together -------------------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def test_repetitions_multiply_and_a_chain_counts_once(tmp_path: Path) -> None:
     write(tmp_path, "chain.yaml", "train: {concat: [{path: b}, {path: c}]}")
     outer = write(tmp_path, "outer.yaml", "train: {blend_epochized: [{path: a}, {path: chain.yaml, repetitions: 2.5}]}")
     found = resolve(outer, "train")
-    assert (found.mode, [leaf.repetitions for leaf in found.leaves]) == ("repetitions", [1.0, 2.5, 2.5])
+    assert (found.mode, [source.repetitions for source in found.sources]) == ("repetitions", [1.0, 2.5, 2.5])
     assert resolve(tmp_path / "chain.yaml", "train").mode == "repetitions"
 
 
@@ -103,7 +102,7 @@ def test_a_chain_in_a_blend_shares_its_weight_by_the_number_of_samples(tmp_path:
 def test_weights_and_repetitions_are_not_nested(outer: str, inner: str, tmp_path: Path) -> None:
     write(tmp_path, "inner.yaml", f"train:\n  {inner}:\n  - {{path: a}}")
     file = write(tmp_path, "outer.yaml", f"train:\n  {outer}:\n  - {{path: inner.yaml}}")
-    message = rf"outer.yaml:5 \(splits.train.{outer}\): .* at .*inner.yaml:5 \(splits.train.{inner}\), which lies below"
+    message = rf"outer.yaml:5 \(splits.train.{outer}\): .* at .*inner.yaml:5 \(splits.train.{inner}\), which is below"
     with pytest.raises(DatasetFormatError, match=message):
         resolve(file, "train")
 
@@ -111,16 +110,16 @@ def test_weights_and_repetitions_are_not_nested(outer: str, inner: str, tmp_path
 def test_outer_subflavors_win_and_the_call_wins_over_all(tmp_path: Path) -> None:
     write(tmp_path, "inner.yaml", "x: {path: a, subflavors: {one: 1, two: 1, three: 1}, split_part: deep}")
     outer = write(tmp_path, "outer.yaml", "train: {path: inner.yaml, split_part: x, subflavors: {two: 2, three: 2}}")
-    (leaf,) = resolve(outer, "train", subflavors={"three": 3}).leaves
-    assert (leaf.subflavors, leaf.split_part) == ({"one": 1, "two": 2, "three": 3}, "deep")
+    (source,) = resolve(outer, "train", subflavors={"three": 3}).sources
+    assert (source.subflavors, source.split_part) == ({"one": 1, "two": 2, "three": 3}, "deep")
 
 
 @pytest.mark.filterwarnings("error")
 def test_the_old_subflavor_warns_and_does_not_override(tmp_path: Path) -> None:
     file = write(tmp_path, "old.yaml", "train: {datasets: [{path: a, subflavor: x}]}", head="")
     with pytest.warns(DeprecationWarning, match=r"old.yaml:2 \(splits.train.datasets\[0\].subflavor\)"):
-        (leaf,) = resolve(file, "train").leaves
-    assert leaf.subflavors == {"__subflavor__": "x"}
+        (source,) = resolve(file, "train").sources
+    assert source.subflavors == {"__subflavor__": "x"}
 
 
 @given(st.lists(st.sampled_from([None, -1, 1, 2, 3]), max_size=5))
@@ -189,10 +188,10 @@ def test_neighbouring_shares_hold_every_sample_once() -> None:
         ("10%", "range"),
         (["10%", 5], "mixes"),
         ([5, "10%"], "mixes"),
-        (["50%", "40%"], "cannot be"),
-        ([5, 4], "cannot be"),
-        ([-1, 4], "cannot be"),
-        (["0%", "101%"], "cannot be"),
+        (["50%", "40%"], "is invalid"),
+        ([5, 4], "is invalid"),
+        ([-1, 4], "is invalid"),
+        (["0%", "101%"], "is invalid"),
         (["x%", "5%"], "bound 'x%'"),
         ([True, 4], "bound True"),
         (["end", 4], "mixes"),
@@ -229,8 +228,8 @@ def test_numbers_stand_at_the_innermost_level_alone(tmp_path: Path) -> None:
             resolve(write(tmp_path, "mix.yaml", f"train:\n  {node}"), "train")
     with pytest.raises(DatasetFormatError, match="counts samples"):
         resolve(write(tmp_path, "mix.yaml", "train: {blend: [{path: a}]}"), "train", subset=[0, 10])
-    (leaf,) = resolve(write(tmp_path, "mix.yaml", f"train: {{blend: [{{path: a, {numbers}}}]}}"), "train").leaves
-    assert leaf.subset == Subset(numbers=(0, 10))
+    (source,) = resolve(write(tmp_path, "mix.yaml", f"train: {{blend: [{{path: a, {numbers}}}]}}"), "train").sources
+    assert source.subset == Subset(numbers=(0, 10))
     with pytest.raises(ConfigError, match="reaches beyond the 4 samples"):
         take_subset(Slices.whole_shards([4]), [4], Subset.of([2, 5]))
 
@@ -240,42 +239,45 @@ def test_numbers_stand_at_the_innermost_level_alone(tmp_path: Path) -> None:
 BAD = [
     ("train: {path: a, wieght: 2}", r"mix.yaml:4 \(splits.train.wieght\): the key 'wieght' is not known"),
     ("train: {blend: [{path: a, wieght: 2}]}", r"\(splits.train.blend\[0\].wieght\): .*Did you mean 'weight'"),
-    ("train:\n  blend:\n  - path: a\n    weight: '2'", r"mix.yaml:7 .*blend\[0\].weight\): '2' cannot be here: give"),
-    ("train: {blend: [{path: a, weight: -1}]}", r"weight\): -1 cannot be here: .*greater than or equal to 0"),
-    ("train: {blend: [{path: a, weight: 1e999}]}", r"weight\): inf cannot be here: .*finite"),
-    ("train: {blend: [{path: a, weight: yes}]}", r"weight\): True cannot be here: give a number"),
+    ("train:\n  blend:\n  - path: a\n    weight: '2'", r"mix.yaml:7 .*blend\[0\].weight\): '2' is invalid here: give"),
+    ("train: {blend: [{path: a, weight: -1}]}", r"weight\): -1 is invalid here: .*greater than or equal to 0"),
+    ("train: {blend: [{path: a, weight: 1e999}]}", r"weight\): inf is invalid here: .*finite"),
+    ("train: {blend: [{path: a, weight: yes}]}", r"weight\): True is invalid here: give a number"),
     ("train: {blend: [{path: a, weight: 0}]}", r"\(splits.train.blend\): there is nothing to draw from"),
     ("train: {blend: []}", "there is nothing to draw from"),
-    ("train: {concat: []}", "no dataset stands here"),
+    ("train: {concat: []}", "no dataset is named here"),
     ("train: {blend_epochized: [{path: a, repetitions: -2}]}", r"repetitions\): -2"),
-    ("train: {blend: {path: a}}", r"\(splits.train.blend\): \{'path': 'a'\} cannot be here: give a list"),
-    ("train: {blend: [a]}", r"blend\[0\]\): 'a' stands where a mapping is needed"),
-    ("train: {blend: [{blend: [{path: a}]}]}", r"one of path, join has to stand here, .* none of them, but blend"),
+    ("train: {blend: {path: a}}", r"\(splits.train.blend\): \{'path': 'a'\} is invalid here: give a list"),
+    ("train: {blend: [a]}", r"blend\[0\]\): 'a' is not a mapping, which is needed here"),
+    ("train: {blend: [{blend: [{path: a}]}]}", r"one of path, join is needed here, .* none of them, but blend"),
     ("train: {path: a, blend: []}", "there is path and blend"),
     ("train: {}", "none of them, but nothing"),
-    ("train: 5", "5 stands where a mapping is needed, with the keys path, join, blend"),
-    ("train: {path: 5}", r"path\): 5 cannot be here: give text \(in quotes"),
+    ("train: 5", "5 is not a mapping, which is needed here, with the keys path, join, blend"),
+    ("train: {path: 5}", r"path\): 5 is invalid here: give text \(in quotes"),
     ("train: {path: ''}", "the path is empty"),
     ("train: {path: 'ftp://x/y'}", r"path\): ftp://x/y has the scheme 'ftp'"),
-    ("train: {path: a, subflavors: [1]}", r"subflavors\): \[1\] cannot be here: give a mapping"),
-    ("train: {path: a, split_part: no}", r"split_part\): False cannot be here: give text"),
-    ("train: {path: a, shuffle_over_epochs_multiplier: 0}", "0 cannot be here: give a whole number of at least 1, -1"),
-    ("train: {path: a, shuffle_over_epochs_multiplier: 1.5}", r"1.5 cannot be here: give a whole number"),
-    ("train: {path: a, aux: {m: 5}}", r"aux.m\): 5 stands where a mapping is needed, with the keys fs_path, path"),
+    ("train: {path: a, subflavors: [1]}", r"subflavors\): \[1\] is invalid here: give a mapping"),
+    ("train: {path: a, split_part: no}", r"split_part\): False is invalid here: give text"),
+    ("train: {path: a, shuffle_over_epochs_multiplier: 0}", "0 is invalid here: give a whole number of at least 1, -1"),
+    ("train: {path: a, shuffle_over_epochs_multiplier: 1.5}", r"1.5 is invalid here: give a whole number"),
+    (
+        "train: {path: a, aux: {m: 5}}",
+        r"aux.m\): 5 is not a mapping, .* with the keys fs_path, path",
+    ),
     ("train: {path: a, aux: {m: {pth: x}}}", r"aux.m.pth\): the key 'pth' .*Did you mean 'path'"),
     ("train: {path: a, aux: {m: {}}}", "either path or fs_path"),
     ("train: {path: a, aux: {m: 'tar+s3://x'}}", r"'tar\+s3://x' begins with tar\+s3://"),
     ("train: {path: b.yaml, aux: {m: x}}", r"aux belongs to a prepared folder, and .*b.yaml is a metadataset"),
     ("train: {path: b.jsonl, split_config: x}", "split_config belongs to a prepared folder"),
     ("train: {path: b.yaml}", r"mix.yaml:4 \(splits.train.path\): .*b.yaml is missing"),
-    ("train: {join: [], joiner: {__class__: TextSample}}", "no dataset stands here. Name the primary one"),
-    ("train: {join: [{path: a}], joiner: TextSample}", r"joiner\): 'TextSample' is no joiner"),
-    ("train: {join: [{path: a}], joiner: {__class__: A, __function__: b}}", "is no joiner"),
+    ("train: {join: [], joiner: {__class__: TextSample}}", "no dataset is named here. Name the primary one"),
+    ("train: {join: [{path: a}], joiner: TextSample}", r"joiner\): 'TextSample' is not a joiner"),
+    ("train: {join: [{path: a}], joiner: {__class__: A, __function__: b}}", "is not a joiner"),
     ("train: {join: [{path: a}]}", "'joiner' is missing"),
     ("train: {join: [{path: a, nonmatch: skip}], joiner: {__class__: TextSample}}", r"join\[0\].nonmatch\): the first"),
     ("train: {join: [{path: a}, {path: b, nonmatch: drop}], joiner: {__class__: A}}", r"join\[1\].nonmatch\): 'drop'"),
     ("train: {join: [{path: a.yaml}], joiner: {__class__: TextSample}}", "cannot be joined: only prepared folders"),
-    ("train: {join: [{path: a, subset: {range: [0, 1]}}], joiner: {__class__: A}}", "cannot stand inside a join"),
+    ("train: {join: [{path: a, subset: {range: [0, 1]}}], joiner: {__class__: A}}", "is not allowed inside a join"),
     ("train: {join: [{path: a}], joiner: {__class__: A}, dataset_config: x}", "dataset_config belongs to the datasets"),
 ]
 
@@ -290,12 +292,12 @@ def test_what_cannot_be_names_file_line_and_key(splits: str, message: str, tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "None stands where a mapping is needed"),
-        ("[1]", "stands where a mapping is needed"),
+        ("", "None is not a mapping, which is needed here"),
+        ("[1]", "is not a mapping, which is needed here"),
         ("splits: {}", r"mix.yaml:1 \(splits\): splits is {}, and has to name at least one"),
         ("splits: [1]", "has to name at least one split"),
         ("split: {train: {}}", "the key 'split' is not known here. .* Did you mean 'splits'"),
-        ("__class__: Popen\n__module__: subprocess\nsplits: {a: 1}", "subprocess.Popen is no metadataset"),
+        ("__class__: Popen\n__module__: subprocess\nsplits: {a: 1}", "subprocess.Popen is not a metadataset"),
         ("__class__: MetadatasetV2\n__module__: megatron.energony\nsplits: {a: 1}", "megatron.energony.MetadatasetV2"),
         ("splits: {train: {blend: []}}", r"the key 'blend' is not known here. Allowed are datasets"),
         ("splits: {train: {datasets: [{path: a, subset: {}}]}}", "the key 'subset' is not known here"),
@@ -342,7 +344,10 @@ def test_files_that_double_at_every_level_are_refused(tmp_path: Path) -> None:
 def test_a_dict_is_a_metadataset_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = resolve({"splits": {"train": {"datasets": [{"path": Path("a"), "weight": 2}, {"path": "b"}]}}}, "train")
-    assert [(leaf.path, leaf.weight) for leaf in found.leaves] == [(f"{tmp_path}/a", 2 / 3), (f"{tmp_path}/b", 1 / 3)]
+    assert [(source.path, source.weight) for source in found.sources] == [
+        (f"{tmp_path}/a", 2 / 3),
+        (f"{tmp_path}/b", 1 / 3),
+    ]
     with pytest.raises(DatasetFormatError, match=r"dict \(splits.train.datasets\[0\].wieght\)"):
         resolve({"splits": {"train": {"datasets": [{"path": "a", "wieght": 2}]}}}, "train")
 
@@ -350,7 +355,7 @@ def test_a_dict_is_a_metadataset_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_loaders_of_paths(tmp_path: Path) -> None:
     loader = load_dataset(tmp_path / "folder", split_part="val", subflavors={"a": 1, "b": 1})
     (item,) = loader.get_datasets(split_part="train", subflavors={"b": 2}, subset=["0%", "50%"]).datasets
-    assert item.dataset == LeafReference(f"{tmp_path}/folder", "val", {"a": 1, "b": 2}, subset=Subset((0.0, 0.5)))
+    assert item.dataset == SourceReference(f"{tmp_path}/folder", "val", {"a": 1, "b": 2}, subset=Subset((0.0, 0.5)))
     assert loader.prepare() == []
     file = write(tmp_path, "mix.yaml", "train: {blend: [{path: a, aux: {m: x}}]}")
     mix = load_dataset(file)
@@ -363,12 +368,12 @@ def test_loaders_of_paths(tmp_path: Path) -> None:
     assert (found.path, found.aux) == (f"{tmp_path}/a", {"m": f"{tmp_path}/x"})
     with pytest.raises(ConfigError, match="split_config for a metadataset"):
         load_dataset(file, split_config="x")
-    with pytest.raises(DatasetFormatError, match="is no metadataset"):
+    with pytest.raises(DatasetFormatError, match="is not a metadataset"):
         traverse_metadataset(tmp_path / "folder", split_part="train")
     with pytest.raises(EnergonDaliError, match="ftp"):
         load_dataset("ftp://x/y.yaml")
     for wrong in ("", None, 5, [1]):
-        with pytest.raises(ConfigError, match="is no path of a dataset"):
+        with pytest.raises(ConfigError, match="is not the path of a dataset"):
             load_dataset(wrong)  # type: ignore[arg-type]
 
 
@@ -380,5 +385,5 @@ def test_a_join_cannot_be_traversed(tmp_path: Path) -> None:
 
 def test_only_the_ratios_of_huge_weights_count(tmp_path: Path) -> None:
     text = "train: {blend: [{path: a, weight: 1.0e+308}, {path: b, weight: 1.0e+308}, {path: c}]}"
-    leaves = resolve(write(tmp_path, "mix.yaml", text), "train").leaves
-    assert [leaf.weight for leaf in leaves] == [0.5, 0.5, 5e-309]
+    sources = resolve(write(tmp_path, "mix.yaml", text), "train").sources
+    assert [source.weight for source in sources] == [0.5, 0.5, 5e-309]

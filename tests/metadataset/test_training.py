@@ -183,10 +183,10 @@ def test_a_subset_and_subflavors_of_the_call(tmp_path: Path) -> None:
     whole = get_val_dataset(path, split_part="train", worker_config=config(), subset=[2, 6], subflavors={"x": 1})
     assert [(s.__key__, s.__subflavors__) for s in whole] == [(f"k{number:03d}", {"x": 1}) for number in range(2, 6)]
     node = {"blend": [{"path": path, "subflavors": {"x": 2, "y": 2}}, {"path": path}]}
-    leaves = get_val_datasets(
+    sources = get_val_datasets(
         mix(node), split_part="train", worker_config=config(), subset={"range": ["0%", "20%"]}, subflavors={"x": 1}
     )
-    assert [[(s.__key__, s.__subflavors__) for s in leaf] for leaf, _ in leaves] == [
+    assert [[(s.__key__, s.__subflavors__) for s in source] for source, _ in sources] == [
         [("k000", {"x": 1, "y": 2}), ("k001", {"x": 1, "y": 2})],
         [("k000", {"x": 1}), ("k001", {"x": 1})],
     ]
@@ -199,7 +199,7 @@ def test_what_a_call_may_not_say_of_a_metadataset(tmp_path: Path) -> None:
         get_train_dataset(weighted, worker_config=config(), repeat=False)
     with pytest.raises(ConfigError, match="split_config was given for a metadataset"):
         get_train_dataset(weighted, worker_config=config(), split_config="split2.yaml")
-    with pytest.raises(ConfigError, match="is no path of a dataset"):
+    with pytest.raises(ConfigError, match="is not the path of a dataset"):
         get_train_dataset(5, worker_config=config())  # type: ignore[arg-type]
 
     class Native(DefaultTaskEncoder[Any, Any, Any, Any]):

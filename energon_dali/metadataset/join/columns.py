@@ -1,4 +1,4 @@
-"""What is known of the datasets of a join before samples are read: folders, splits, and the name of the index."""
+"""The datasets of a join before samples are read: their folders and splits, and the name of the join index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice, permutations, product
 
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.metadataset.join.index_file import JoinIndexFile
-from energon_dali.metadataset.reference import JoinColumn, LeafReference
+from energon_dali.metadataset.reference import JoinColumn, SourceReference
 from energon_dali.shards import StoragePath, WebdatasetFolder
 from energon_dali.shards.documents.content import read_content
 from energon_dali.shards.index.extent_index import MAX_UUID_BYTES, UUID_NAME
@@ -25,29 +25,29 @@ class ColumnFolder:
     """One dataset of a join, opened."""
 
     column: JoinColumn
-    """What the metadataset says of it."""
+    """Its options in the metadataset."""
     folder: WebdatasetFolder
     """The dataset."""
     shards: tuple[int, ...]
-    """Number of each shard that the split part names, in its order, excluded ones included."""
+    """Index in the dataset of each shard that the split part names, in its order, including excluded shards."""
     excluded_shards: frozenset[int]
-    """Numbers of the shards that the split leaves out."""
+    """Indices of the shards that the split excludes."""
 
     @property
     def sample_excludes(self) -> tuple[str, ...]:
-        """What the split leaves out and has a slash in its name: samples, and shards in folders."""
+        """Excluded entries that have a slash in their names: samples, and shards in folders."""
         return tuple(entry for entry in self.folder.split.exclude if "/" in entry)
 
 
 def open_columns(
-    columns: Sequence[JoinColumn], place: object, *, trust_dataset_code: bool = False
+    columns: Sequence[JoinColumn], location: object, *, trust_dataset_code: bool = False
 ) -> list[ColumnFolder]:
     """Returns the datasets of a join.
 
     Args:
         columns: The primary one first.
-        place: Where the join is named, for messages.
-        trust_dataset_code: Let their own code run.
+        location: Where the join is named, for messages.
+        trust_dataset_code: Run code that the datasets bring.
 
     Raises:
         DatasetFormatError: One is not prepared, or its split is damaged.
@@ -68,15 +68,15 @@ def open_columns(
             shards = tuple(numbers[name] for name in folder.split.split_parts[column.split_part])
             excluded = frozenset(numbers[name] for name in folder.split.exclude if name in numbers)
         except DatasetFormatError as error:
-            raise DatasetFormatError(f"{place}: {error}") from error
+            raise DatasetFormatError(f"{location}: {error}") from error
         except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from error
+            raise ConfigError(f"{location}: {error}") from error
         opened.append(ColumnFolder(column, folder, shards, excluded))
     return opened
 
 
 def own_name(columns: Sequence[ColumnFolder]) -> str:
-    """Returns the name of a join's index: a digest of all that its content depends on."""
+    """Returns the name of a join's index: a digest of everything that its content depends on."""
     digest = hashlib.sha256()
     for column, uuid in zip(columns, map(_uuid, columns), strict=True):
         digest.update(f"\0uuid={uuid}\0nonmatch={column.column.nonmatch}\0shards=".encode())
@@ -88,8 +88,8 @@ def own_name(columns: Sequence[ColumnFolder]) -> str:
 def energon_names(columns: Sequence[ColumnFolder]) -> Iterator[str]:
     """Yields the names that Energon may have given the index, the likeliest first.
 
-    Its digest runs over a set of the excluded samples, whose order is another in each process: all orders are tried, up
-    to a bound. It does not know of the split part, so train and val of one dataset share a name there.
+    Energon's digest runs over a set of the excluded samples, whose order differs from process to process: all orders
+    are tried, up to a limit. It ignores the split part, so train and val of one dataset share a name.
     """
     uuids = [_uuid(column) for column in columns]
     orders = product(*(permutations(dict.fromkeys(column.sample_excludes)) for column in columns))
@@ -102,15 +102,15 @@ def energon_names(columns: Sequence[ColumnFolder]) -> Iterator[str]:
         yield f"join_index_{digest.hexdigest()}.bin"
 
 
-def find_join_index(leaf: LeafReference, columns: Sequence[ColumnFolder]) -> JoinIndexFile:
+def find_join_index(source: SourceReference, columns: Sequence[ColumnFolder]) -> JoinIndexFile:
     """Returns the index of a join, made by this package or by Energon.
 
     Raises:
-        DatasetFormatError: There is none, or it is of other data.
+        DatasetFormatError: There is none, or it was built for other data.
         StorageError: It cannot be read.
     """
-    assert leaf.join is not None, "only joins have an index"
-    folder = leaf.join.index_folder
+    assert source.join is not None, "only joins have an index"
+    folder = source.join.index_folder
     own = folder / own_name(columns)
     if own.is_file():
         return JoinIndexFile(own, len(columns))
@@ -118,19 +118,19 @@ def find_join_index(leaf: LeafReference, columns: Sequence[ColumnFolder]) -> Joi
         path = folder / name
         if path.is_file():
             index = JoinIndexFile(path, len(columns))
-            _check_rows(leaf, columns, index)
+            _check_rows(source, columns, index)
             return index
     raise DatasetFormatError(
-        f"{leaf.place}: the join has no index in {folder}, or only one of an older state of its datasets. Run "
+        f"{source.location}: the join has no index in {folder}, or only one of an older state of its datasets. Run "
         f"`energon-dali prepare {shlex.quote(folder.url.removesuffix('.cache'))}`."
     )
 
 
-def _check_rows(leaf: LeafReference, columns: Sequence[ColumnFolder], index: JoinIndexFile) -> None:
-    """Refuses an index of another split part, whose name Energon gives to that of this part too.
+def _check_rows(source: SourceReference, columns: Sequence[ColumnFolder], index: JoinIndexFile) -> None:
+    """Refuses an index of another split part: Energon gives both the same name.
 
     Raises:
-        DatasetFormatError: It cannot be of this split part.
+        DatasetFormatError: The index does not fit this split part.
     """
     primary = columns[0]
     counts = primary.folder.shard_counts
@@ -141,7 +141,7 @@ def _check_rows(leaf: LeafReference, columns: Sequence[ColumnFolder], index: Joi
     fits = rows <= whole if skips else kept <= rows <= whole
     if not fits or (rows and int(index.table[-1, 0, 0]) >= len(primary.shards)):
         raise DatasetFormatError(
-            f"{leaf.place}: {index.path} joins {rows} samples, and the part {primary.column.split_part!r} of "
+            f"{source.location}: {index.path} joins {rows} samples, and the part {primary.column.split_part!r} of "
             f"{primary.folder.path} has {kept}. It is the index of another part or state: run `energon-dali prepare "
             f"{shlex.quote(index.path.url.rpartition('.cache/')[0])}`."
         )

@@ -1,8 +1,8 @@
-"""The file of a join index: which samples of which shards belong together, row by row.
+"""The file of a join index, in Energon's format: row by row, which samples of which shards belong together.
 
-After the magic bytes and the number of columns as int64 follow rows of int64: per column the place of the shard in the
-split file, the offset of the sample in it, and its size in bytes; three times -1 where a dataset has no match.
-Little-endian.
+The magic bytes and the number of columns as int64 are followed by rows of int64. A row has three numbers per column:
+the index of the shard in the split file, the offset of the sample in that shard, and its size in bytes. All three are
+-1 if the dataset has no match. Little-endian.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from energon_dali.shards.storage.atomic_file import writing
 MAGIC = b"JIDX0001"
 _HEADER_BYTES = 16
 FIELDS = 3
-"""Numbers per column: place of the shard, offset, size."""
+"""Numbers per column: index of the shard, offset, size."""
 
 
 def write_join_index(path: Path, num_columns: int, blocks: Iterable[Int64Array]) -> int:
@@ -31,7 +31,7 @@ def write_join_index(path: Path, num_columns: int, blocks: Iterable[Int64Array])
     Args:
         path: Local file.
         num_columns: Number of datasets.
-        blocks: int64[rows, num_columns, 3], one after the other.
+        blocks: Rows as int64[rows, num_columns, 3], in order.
 
     Raises:
         StorageError: It cannot be written.
@@ -46,13 +46,13 @@ def write_join_index(path: Path, num_columns: int, blocks: Iterable[Int64Array])
 
 
 class JoinIndexFile:
-    """A join index, open for reading. A local file is mapped into memory, any other is read whole when first used.
+    """A join index, open for reading. A local file is mapped into memory; any other is read whole on first use.
 
-    Picklable; each process opens the file anew.
+    Picklable; each process opens the file itself.
 
     Args:
         path: The file.
-        num_columns: Number of datasets that it should join.
+        num_columns: Number of datasets that it must join.
     """
 
     def __init__(self, path: StoragePath, num_columns: int) -> None:
@@ -62,7 +62,7 @@ class JoinIndexFile:
 
     @property
     def table(self) -> Int64Array:
-        """int64[rows, num_columns, 3]: place of the shard, offset and size in bytes; read-only.
+        """int64[rows, num_columns, 3]: index of the shard, offset and size in bytes; read-only.
 
         Raises:
             DatasetFormatError: The file is damaged, or joins another number of datasets.
@@ -81,17 +81,17 @@ class JoinIndexFile:
             return np.zeros((0, self.num_columns, FIELDS), np.int64)
         row_bytes = 8 * FIELDS * self.num_columns
         if size < _HEADER_BYTES or content[: len(MAGIC)].tobytes() != MAGIC:
-            raise self._error("is no join index")
+            raise self._error("is not a join index")
         columns = int(content[len(MAGIC) : _HEADER_BYTES].view("<i8")[0])
         if columns != self.num_columns:
-            raise self._error(f"joins {columns} datasets, and {self.num_columns} are named")
+            raise self._error(f"joins {columns} datasets, but the metadataset names {self.num_columns}")
         if (size - _HEADER_BYTES) % row_bytes:
-            raise self._error(f"has {size} bytes, which is no whole number of rows")
+            raise self._error(f"has {size} bytes, which is not a whole number of rows")
         table: Int64Array = content[_HEADER_BYTES:].view("<i8").reshape(-1, columns, FIELDS)
         return table
 
     def is_whole(self) -> bool:
-        """Returns whether the file is there and has the form of a join index; its rows are not read.
+        """Returns whether the file exists and has the form of a join index; its rows are not read.
 
         Raises:
             StorageError: It cannot be read.
@@ -108,11 +108,11 @@ class JoinIndexFile:
             reader.close()
 
     def close(self) -> None:
-        """Lets go of the file; it is opened anew when needed."""
+        """Closes the file; it is opened again when needed."""
         self._table = None
 
     def _error(self, what: str) -> DatasetFormatError:
-        return DatasetFormatError(f"{self.path} {what}. Write it again with `energon-dali prepare` on the metadataset.")
+        return DatasetFormatError(f"{self.path} {what}. Rebuild it with `energon-dali prepare` on the metadataset.")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "num_columns": self.num_columns}

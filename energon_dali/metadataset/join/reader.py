@@ -1,4 +1,4 @@
-"""Reads the samples of several datasets that belong together."""
+"""Reads the samples of several datasets that a join index joins."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ CACHED_SHARDS = 128
 
 @dataclass(slots=True, eq=False)
 class JoinedRaw(RawSample):
-    """Samples of several datasets that belong together, as they were read.
+    """The samples of one row of a join index, as they were read.
 
-    Key and shard are the primary one's, `index` and `sample_index` are the row of the join index. Parts of the datasets
-    behind the primary one have the dataset's number before their names.
+    Key and shard are those of the primary sample, `index` and `sample_index` are the row of the join index. In `parts`,
+    the names of the other datasets' parts are prefixed by the dataset's number.
     """
 
     columns: tuple[RawSample | None, ...] = ()
-    """One per dataset, the primary one first; None where there is no match."""
+    """One per dataset, the primary one first; None if there is no match."""
 
 
 class JoinedReader:
     """Reads joined samples by row of a join index; a `Reader` in which the shards are those of the primary dataset.
 
-    Picklable; files are opened when first needed, in each process anew. For one thread.
+    Picklable; each process opens the files itself, when it first needs them. Not thread-safe.
 
     Args:
         index: The join index.
         readers: One per dataset, the primary one first.
-        shards: For each dataset the numbers of the shards that its split part names, in that order.
+        shards: For each dataset the indices of the shards that its split part names, in that order.
     """
 
     def __init__(self, index: JoinIndexFile, readers: Sequence[ShardReader], shards: Sequence[Sequence[int]]) -> None:
@@ -55,7 +55,7 @@ class JoinedReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether each read waits for a network."""
+        """Whether reads go over a network."""
         return any(not reader.folder.root.is_local for reader in self.readers)
 
     @property
@@ -74,16 +74,16 @@ class JoinedReader:
             ConfigError: The subset reaches beyond the rows.
         """
         starts = np.array(self._shard_starts(), np.int64)
-        first, last = (0, self.num_samples) if subset is None else subset.bounds(self.num_samples)
-        begins, ends = np.clip(starts[:-1], first, last), np.clip(starts[1:], first, last)
+        start, stop = (0, self.num_samples) if subset is None else subset.bounds(self.num_samples)
+        begins, ends = np.clip(starts[:-1], start, stop), np.clip(starts[1:], start, stop)
         kept = np.flatnonzero(ends > begins)
         return Slices(kept.astype(np.int32), begins[kept], ends[kept])
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
-        """Returns one entry per asked row, in order: the samples that belong together, or the error in the way.
+        """Returns one entry per row, in order: its samples, or the error that prevented reading them.
 
         Args:
-            shard_indices: Places of the primary samples' shards.
+            shard_indices: Shards of the primary samples, as indices in its split part.
             sample_indices: Rows.
         """
         table = self.index.table
@@ -101,29 +101,29 @@ class JoinedReader:
     def _read_column(self, column: int, rows: Int64Array) -> list[RawSample | DatasetError | None]:
         """Returns the samples of one dataset; rows is int64[n, 3]."""
         results: list[RawSample | DatasetError | None] = [None] * len(rows)
-        places, shards, samples = [], [], []
-        for place, (split_place, offset, _) in enumerate(rows.tolist()):
-            if split_place < 0:
+        positions, shards, samples = [], [], []
+        for position, (split_index, offset, _) in enumerate(rows.tolist()):
+            if split_index < 0:
                 continue
             try:
-                shard, sample = self._find(column, split_place, offset)
+                shard, sample = self._find(column, split_index, offset)
             except DatasetError as error:
-                results[place] = error
+                results[position] = error
                 continue
-            places.append(place)
+            positions.append(position)
             shards.append(shard)
             samples.append(sample)
-        for place, raw in zip(places, self.readers[column].read(shards, samples), strict=True):
-            results[place] = raw
+        for position, raw in zip(positions, self.readers[column].read(shards, samples), strict=True):
+            results[position] = raw
         return results
 
-    def _find(self, column: int, split_place: int, offset: int) -> tuple[int, int]:
-        """Returns (number of the shard, number of the sample in it)."""
-        if not 0 <= split_place < len(self.shards[column]):
-            raise self._changed(column, f"shard {split_place} of the split")
+    def _find(self, column: int, split_index: int, offset: int) -> tuple[int, int]:
+        """Returns (index of the shard in the dataset, index of the sample in the shard)."""
+        if not 0 <= split_index < len(self.shards[column]):
+            raise self._changed(column, f"shard {split_index} of the split")
         if offset < 0:
             raise self._changed(column, f"a sample at byte {offset}")
-        shard = int(self.shards[column][split_place])
+        shard = int(self.shards[column][split_index])
         folder = self.readers[column].folder
         cache = self._offsets[column]
         offsets = cache.get(shard)
@@ -132,7 +132,7 @@ class JoinedReader:
             if len(cache) > CACHED_SHARDS:
                 cache.popitem(last=False)
         cache.move_to_end(shard)
-        # What stands before the first sample belongs to it.
+        # Bytes before the first sample belong to it.
         sample = int(np.searchsorted(offsets[1:-1], np.uint64(offset), side="right"))
         if sample and int(offsets[sample]) != offset:
             raise self._changed(column, f"a sample at byte {offset} of {folder.shard_names[shard]}")
@@ -149,7 +149,7 @@ class JoinedReader:
             return self._changed(0, f"no sample in row {row}")
         for column, other in enumerate(others, 1):
             if isinstance(other, RawSample) and other.key != primary.key:
-                return self._changed(column, f"sample {other.key!r} beside {primary.key!r}")
+                return self._changed(column, f"sample {other.key!r} for {primary.key!r}")
         samples = tuple(raw if isinstance(raw, RawSample) else None for raw in found)
         parts = dict(primary.parts)
         for column, raw in enumerate(samples[1:], 1):
@@ -157,38 +157,38 @@ class JoinedReader:
         return JoinedRaw(primary.key, primary.shard, row, shard, row, parts, samples)
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
-        """Returns the row, which numbers joined samples."""
+        """Returns the row, which is the index of a joined sample."""
         return sample_index
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Returns (place of the primary sample's shard, row).
+        """Returns (index of the primary sample's shard in its split part, row).
 
         Raises:
             DatasetError: There is no such row.
         """
         if not 0 <= index < self.num_samples:
             raise DatasetError(
-                f"{self.index.path} joins {self.num_samples} samples, and {index} was asked for. The key is of other "
-                "data."
+                f"{self.index.path} joins {self.num_samples} samples, and {index} was asked for. The key belongs to "
+                "other data."
             )
         return bisect_right(self._shard_starts(), index) - 1, index
 
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
-        """Returns (name of the primary sample's shard, its key) as far as they are known, "" else; never raises."""
+        """Returns (name of the primary sample's shard, its key), each "" if it is unknown; never raises."""
         try:
-            split_place, offset, _ = self.index.table[sample_index, 0].tolist()
-            return self.readers[0].name(*self._find(0, split_place, offset))
+            split_index, offset, _ = self.index.table[sample_index, 0].tolist()
+            return self.readers[0].name(*self._find(0, split_index, offset))
         except (DatasetError, IndexError, OSError):
             return "", ""
 
     def close(self) -> None:
-        """Lets go of all open files; they are opened anew when needed."""
+        """Closes all files; they are opened again when needed."""
         for reader in self.readers:
             reader.close()
         self.index.close()
 
     def _shard_starts(self) -> list[int]:
-        """Returns the first row of each shard of the primary dataset, and the number of rows at the end."""
+        """Returns the first row of each shard of the primary dataset, followed by the number of rows."""
         if self._starts is None:
             first_column = self.index.table[:, 0, 0]
             rows = range(len(first_column))
@@ -201,8 +201,8 @@ class JoinedReader:
     def _changed(self, column: int, what: str) -> ShardError:
         folder = self.readers[column].folder
         return ShardError(
-            f"{self.index.path} names {what} in {folder.path}, which is not there any more: the dataset changed since "
-            "it was joined. Run `energon-dali prepare` on the metadataset."
+            f"{self.index.path} names {what} in {folder.path}, which no longer exists: the dataset changed since it "
+            "was joined. Run `energon-dali prepare` on the metadataset."
         )
 
     def __getstate__(self) -> dict[str, Any]:

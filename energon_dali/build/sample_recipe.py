@@ -1,4 +1,4 @@
-"""What `dataset.yaml` makes of a sample, with classes in place of names."""
+"""How `dataset.yaml` makes samples of parts, with classes and functions instead of their names."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SampleRecipe:
     sample_type: type[Any]
     """Class of the samples; CrudeSample keeps all parts as a dict."""
     field_map: Mapping[str, str] | None = None
-    """Field to part."""
+    """Parts by field name."""
     sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    """Makes the fields of the decoded parts."""
+    """Returns the fields of a sample, given its decoded parts."""
     part_filter: Callable[[str], bool] | None = None
-    """Which parts the sample loader or the cooker wants; None leaves it to the field map, or takes all."""
+    """Selects the parts that the sample loader or cooker needs; None takes those of the field map, or all."""
     subflavors: dict[str, Any] = field(default_factory=dict)
     """Put into every sample."""
 
@@ -41,8 +41,8 @@ def read_recipe(
         field_map: Overrides the field map (or sample loader) of dataset.yaml.
 
     Raises:
-        DatasetFormatError: dataset.yaml is missing or cannot be understood.
-        UntrustedCodeError: It names code that the user did not allow to run.
+        DatasetFormatError: dataset.yaml is missing or malformed.
+        UntrustedCodeError: It names code that the user did not allow.
     """
     if sample_type is not None and field_map is not None:
         _check_fields(sample_type, field_map, "field_map=")
@@ -62,14 +62,13 @@ def read_recipe(
     if functions is None:
         raise DatasetFormatError(
             f"dataset.yaml of {folder.path} has neither a field_map nor a sample_loader for {chosen.__name__}. Add a "
-            f"field_map, or pass "
-            "field_map={field: part}."
+            "field_map, or pass field_map={field: part}."
         )
     return SampleRecipe(chosen, sample_loader=functions[0], part_filter=functions[1], subflavors=subflavors)
 
 
 def _check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: str) -> None:
-    """Raises DatasetFormatError if a field map has fields that a dataclass has not, or lacks some that it needs."""
+    """Raises DatasetFormatError if a field map has fields that a dataclass lacks, or lacks fields that it needs."""
     if not is_dataclass(sample_type):
         return
     known = [item for item in fields(sample_type) if item.init]
@@ -78,26 +77,25 @@ def _check_fields(sample_type: type[Any], field_map: Mapping[str, str], where: s
     missing = sorted(needed - field_map.keys() - set(BASE_FIELDS))
     if unknown or missing:
         raise DatasetFormatError(
-            f"{where} does not fit {sample_type.__name__}: it gives the unknown fields {unknown} and lacks {missing}. "
-            f"The fields are {sorted({item.name for item in known} - set(BASE_FIELDS))}; correct the map, or take "
-            "another sample type."
+            f"{where} does not fit {sample_type.__name__}: it has the unknown fields {unknown} and lacks {missing}. "
+            f"The fields are {sorted({item.name for item in known} - set(BASE_FIELDS))}; correct the map, or "
+            "choose another sample type."
         )
 
 
 def _sample_class(config: Mapping[str, Any], folder: WebdatasetFolder) -> type[Any]:
-    """Returns the class that `sample_type` names: ours of that name, or, where the dataset is trusted, any other."""
+    """Returns the class that `sample_type` names: ours of that name, or any other if the dataset is trusted."""
     kind = config["sample_type"]
     name = kind["__class__"]
     own = getattr(samples, name, None) if name in samples.__all__ else None
     if own is not None:
         return own  # type: ignore[no-any-return]
-    # dataset.yaml was checked when it was read: other names get here only with trust_dataset_code=True.
+    # dataset.yaml was checked when it was read: other names reach this line only with trust_dataset_code=True.
     try:
         found = getattr(importlib.import_module(kind["__module__"]), name)
     except (ImportError, AttributeError, KeyError) as error:
         raise DatasetFormatError(
             f"dataset.yaml of {folder.path} names the sample type {kind.get('__module__')}.{name}, which cannot be "
-            f"imported ({error}). Install or "
-            "correct it, or pass sample_type=."
+            f"imported ({error}). Install or correct it, or pass sample_type=."
         ) from error
     return found  # type: ignore[no-any-return]
