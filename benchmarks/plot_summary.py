@@ -56,7 +56,7 @@ PANELS = (
     ),
     Panel(
         "restore",
-        "First batch after a restore, window 100,000, s (lower is better)",
+        "Restored with a window of 100,000: seconds to the\nfirst batch (lower is better)",
         {
             "energon_dali, DALI": "energon_dali DALI, 2 workers",
             "energon_dali, PIL": "energon_dali PIL, 2 workers",
