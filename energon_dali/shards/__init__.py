@@ -1,6 +1,6 @@
-"""Datasets on storage: tar shards, the `.nv-meta` beside them, reading samples by place, and preparing a folder.
+"""Datasets on storage: tar shards and their `.nv-meta`, reading samples by index, and preparing a folder.
 
-Two programs read and write this format, Megatron Energon and this package; what one prepares the other loads.
+Megatron Energon and this package both read and write this format; what one prepares, the other loads.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ from energon_dali.shards.storage import StoragePath
 class WebdatasetFolder:
     """A prepared dataset on disk or in an object store: its shards, its split, its configuration.
 
-    The small files are read when they are first asked for. Picklable.
+    Small files are read on first use. Picklable.
 
     Args:
         path: Folder that holds the shards and `.nv-meta`; a local path or a URL.
         dataset_config: Name of dataset.yaml.
-        split_config: Name of the split file; None takes split.yaml, or else split.json. Where `dataset.yaml` names
-            one, that one is taken, as in Energon.
-        trust_dataset_code: Let the dataset's own Python code run.
+        split_config: Name of the split file; None takes split.yaml or else split.json. If `dataset.yaml` names one,
+            that one is used, as in Energon.
+        trust_dataset_code: Allow the Python code of the dataset to run.
 
     Raises:
         DatasetFormatError: The folder is not prepared.
@@ -64,7 +64,7 @@ class WebdatasetFolder:
 
     @property
     def shard_names(self) -> list[str]:
-        """Paths of the shards inside the folder, in the order of the index."""
+        """Paths of the shards within the folder, in the order of the index."""
         return self._shard_names
 
     @property
@@ -79,16 +79,16 @@ class WebdatasetFolder:
 
     @property
     def index(self) -> ExtentIndex:
-        """Where the parts of all samples lie."""
+        """Where the parts of all samples are stored."""
         return self._index
 
     @property
     def dataset_config(self) -> dict[str, Any]:
-        """What `dataset.yaml` says, checked.
+        """The content of `dataset.yaml`, after checks.
 
         Raises:
             DatasetFormatError: It is missing or cannot be understood.
-            UntrustedCodeError: It names a class that is not known, and `trust_dataset_code` is False.
+            UntrustedCodeError: It names an unknown class, and `trust_dataset_code` is False.
             StorageError: It cannot be read.
         """
         if self._dataset_config is None:
@@ -99,14 +99,14 @@ class WebdatasetFolder:
 
     @property
     def uuid(self) -> str:
-        """Identity of the index, kept where the same samples are prepared anew in the same split; "" without one."""
+        """Identity of the index, kept when the same samples are prepared again with the same split; "" without one."""
         if self._uuid is None:
             self._uuid = read_uuid(self.root)
         return self._uuid
 
     @property
     def split(self) -> SplitConfig:
-        """Which shards make up which part, and what is left out.
+        """The shards of each part, and what is excluded.
 
         Raises:
             DatasetFormatError: The split file is missing or cannot be understood.
@@ -117,7 +117,7 @@ class WebdatasetFolder:
         return self._split
 
     def _split_name(self) -> str | None:
-        """Returns the name of the split file; dataset.yaml may be missing where nothing else of it is needed."""
+        """Returns the name of the split file; dataset.yaml may be missing if nothing else needs it."""
         config = self._dataset_config
         path = self.root / META / self._dataset_config_name
         if config is None:
@@ -130,13 +130,13 @@ class WebdatasetFolder:
         return tuple(self.split.split_parts)
 
     def split_ranges(self, split_part: str) -> Slices:
-        """Returns the ranges of samples of a part, in the order of the split file, without what is excluded.
+        """Returns the sample ranges of a part, in the order of the split file, without what is excluded.
 
         Args:
             split_part: Such as "train".
 
         Returns:
-            Slices whose `shard` numbers `shard_names`; none of them is empty.
+            Slices whose `shard` is an index into `shard_names`; none is empty.
 
         Raises:
             ConfigError: There is no such part.
@@ -147,8 +147,7 @@ class WebdatasetFolder:
         if split_part not in split.split_parts:
             raise ConfigError(
                 f"{self.path} has no split part {split_part!r}; it has {', '.join(map(repr, split.split_parts))}. "
-                "Give one of them as "
-                "split_part, or add it to the split file."
+                "Give one of them as split_part, or add it to the split file."
             )
         numbers = {name: number for number, name in enumerate(self._shard_names)}
         excluded = set(split.exclude)
@@ -159,21 +158,20 @@ class WebdatasetFolder:
                 continue
             if name not in numbers:
                 raise DatasetFormatError(
-                    f"{split.path} names the shard {name!r} in {split_part!r}, which the index does not know. Correct "
-                    "the split, or run "
-                    f"`energon-dali prepare {shlex.quote(str(self.path))}`."
+                    f"{split.path} names the shard {name!r} in {split_part!r}, which is not in the index. Correct the "
+                    f"split, or run `energon-dali prepare {shlex.quote(str(self.path))}`."
                 )
             rows += self._ranges_of_shard(numbers[name], keys.get(name))
         table = np.array(rows, np.int64).reshape(-1, 3)
         return Slices(table[:, 0].astype(np.int32), table[:, 1].copy(), table[:, 2].copy())
 
     def _excluded_keys(self, split: SplitConfig, numbers: Mapping[str, int]) -> dict[str, set[str]]:
-        """Returns the excluded keys of each shard; entries are `SHARD/KEY`, and both may hold slashes."""
+        """Returns the excluded keys of each shard; entries are `SHARD/KEY`, and both may contain slashes."""
         keys: dict[str, set[str]] = {}
         for entry in split.exclude:
             if entry in numbers:
                 continue
-            for slash in (place for place, letter in enumerate(entry) if letter == "/"):
+            for slash in (index for index, letter in enumerate(entry) if letter == "/"):
                 if entry[:slash] in numbers:
                     keys.setdefault(entry[:slash], set()).add(entry[slash + 1 :])
         return keys
@@ -195,7 +193,7 @@ class WebdatasetFolder:
 
 @dataclass(frozen=True, slots=True)
 class PartList:
-    """A part filter that keeps the parts of a list; picklable."""
+    """A part filter that keeps the parts in a list; picklable."""
 
     names: frozenset[str]
 
@@ -204,7 +202,7 @@ class PartList:
 
 
 def resolve_sample_loader(folder: WebdatasetFolder) -> tuple[Callable[..., Any], Callable[[str], bool]] | None:
-    """Returns the (sample_loader, part_filter) that `dataset.yaml` names, None if it has a field map or is crude.
+    """Returns the (sample_loader, part_filter) of `dataset.yaml`, None if it has a field map or is crude.
 
     Both are picklable. The part filter may also be a list of part names.
 
@@ -223,7 +221,7 @@ def resolve_sample_loader(folder: WebdatasetFolder) -> tuple[Callable[..., Any],
 
 
 def resolve_part_filter(folder: WebdatasetFolder) -> Callable[[str], bool] | None:
-    """Returns the part filter that `dataset.yaml` names, a function or a list of part names; None if it names none.
+    """Returns the part filter of `dataset.yaml`, a function or a list of part names; None if it has none.
 
     Raises:
         UntrustedCodeError: It is code of the dataset, and the folder was opened without trust_dataset_code=True.

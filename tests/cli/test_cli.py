@@ -210,7 +210,7 @@ def test_what_cannot_work_is_said(tmp_path: Path, words: tuple[str, ...], messag
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "is no folder" in run("prepare", tmp_path / "x").output
-    assert "is no folder" in run("info", tmp_path / "x").output
+    assert "is not a folder" in run("info", tmp_path / "x").output
 
 
 def test_the_samples_of_each_part_are_shown_and_an_empty_part_is_warned_of(tmp_path: Path) -> None:

@@ -155,4 +155,4 @@ def test_lines_and_what_is_missing(tmp_path: Path) -> None:
     assert lines[1].split()[:3] == ["lines.jsonl", "1", "DecodeError:"]
     code, lines = lint(tmp_path / "nothing")
     assert code == 1
-    assert lines == [f"Error: {tmp_path / 'nothing'} is no folder. Give the folder that holds the tar shards."]
+    assert lines == [f"Error: {tmp_path / 'nothing'} is not a folder. Give the folder that holds the tar shards."]

@@ -88,7 +88,7 @@ def test_folder_is_picklable(root: Path) -> None:
         ("split.yaml", "a: [", "cannot be parsed"),
         ("split.yaml", {"split_parts": []}, "should hold `split_parts"),
         ("split.yaml", {"split_parts": {"train": [3]}}, "should hold `split_parts"),
-        ("split.yaml", {"split_parts": {"train": ["nowhere.tar"]}}, "which the index does not know"),
+        ("split.yaml", {"split_parts": {"train": ["nowhere.tar"]}}, "which is not in the index"),
         ("split.yaml", {"split_parts": {"train": ["a{1"]}}, "braces do not match"),
         ("split.yaml", {"split_parts": {"train": []}, "excludes": []}, "allowed are exclude, split_parts"),
     ],
@@ -102,7 +102,7 @@ def test_a_wrong_file_is_named(root: Path, name: str, content: object, message: 
 
 
 def test_missing_files_say_what_to_do(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetFormatError, match=r"is no folder"):
+    with pytest.raises(DatasetFormatError, match=r"is not a folder"):
         WebdatasetFolder(str(tmp_path / "nowhere"))
     (tmp_path / "photo.jpg").write_bytes(b"")
     with pytest.raises(DatasetFormatError, match=r"photo.jpg is a file, and neither.*Give one of these, or the f"):
@@ -163,7 +163,7 @@ def test_older_factory_stands_for_its_sample_type(root: Path) -> None:
         ({"field_map": {"image": "jpg"}}, "no `sample_type"),
         ({"sample_type": CAPTIONING}, "either a field_map"),
         ({"sample_type": CAPTIONING, "field_map": {}, "sample_loader": "a.py:b"}, "either a field_map"),
-        ({"sample_type": CAPTIONING, "field_map": ["jpg"]}, "no mapping of field to part"),
+        ({"sample_type": CAPTIONING, "field_map": ["jpg"]}, "not a mapping of field to part"),
         ({"sample_type": CAPTIONING, "sample_loader": "a.py:b"}, "no part_filter"),
         ({"sample_type": CAPTIONING, "sample_loader": "a.py:b", "part_filter": None}, "no part_filter"),
         ({"sample_type": CAPTIONING, "field_map": {"image": "jpg"}, "subflavors": "x"}, "should be a mapping"),

@@ -1,6 +1,6 @@
-"""The one place where files that others wrote are read: documents, indices and databases, each within limits.
+"""Reads files that others wrote, within limits: documents, indices, databases and saved states.
 
-Whatever is wrong with such a file becomes an error of this package that names the file. Nothing of it is run.
+Anything wrong with such a file becomes an error of this package that names the file. Nothing in it is executed.
 """
 
 from __future__ import annotations

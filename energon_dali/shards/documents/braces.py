@@ -8,29 +8,31 @@ from collections.abc import Iterable, Sequence
 from braceexpand import braceexpand
 
 MAX_NAMES = 1_000_000
-"""Names that all patterns of a file give together."""
+"""Limit of the names from all patterns of a file together."""
 MAX_NAME_LETTERS = 4096
-"""Length of a pattern without its braces, and of a name; no file system allows longer paths."""
+"""Longest name, and longest pattern without braces; no file system allows longer paths."""
 MAX_PATTERN_LETTERS = 1 << 20
-"""Length of a pattern: `{...}` may list many names."""
+"""Longest pattern: `{...}` may list many names."""
 MAX_TOTAL_LETTERS = 1 << 28
-"""Letters of all names together, at most."""
+"""Limit of the letters of all names together."""
 MAX_BRACE_DEPTH = 32
 MAX_RANGE_LETTERS = 100
 
-_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?$")  # as braceexpand takes it
+_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?$")  # what braceexpand accepts
 _NUMBER = re.compile(r"\d+")
 _SPECIAL = re.compile(r"[{},\\]")
 
 
 def expand_braces(patterns: Iterable[str]) -> list[str]:
-    """Returns the names that patterns give, in order.
+    """Expands patterns with braces to names, in order.
+
+    The names are counted before they are created.
 
     Args:
-        patterns: Names with braces: `{a,b}` lists, `{0..9}`, `{00..90..10}` and `{a..f}` count.
+        patterns: Names with braces: lists such as `{a,b}`, and ranges such as `{0..9}`, `{00..90..10}` and `{a..f}`.
 
     Raises:
-        ValueError: Braces do not match, or the patterns give too many or too long names; says so in words.
+        ValueError: Braces do not match, or the patterns expand to too many or too long names.
     """
     names: list[str] = []
     letters = 0
@@ -57,7 +59,7 @@ def expand_braces(patterns: Iterable[str]) -> list[str]:
 
 
 class _Group:
-    """Braces that are being read: what their alternatives give so far."""
+    """An open brace while a pattern is counted."""
 
     __slots__ = ("alternatives", "product", "start")
 
@@ -65,14 +67,14 @@ class _Group:
         self.start = start
         self.product = 1
         self.alternatives = 0
-        """Names of the alternatives before the running one."""
+        """Number of names of the alternatives before the current one."""
 
 
 def _count(pattern: str) -> int:
-    """Returns how many names a pattern gives, without making them.
+    """Returns how many names a pattern expands to, without creating them.
 
     Raises:
-        ValueError: It is too long or too deep.
+        ValueError: It is too long, or nested too deeply.
     """
     if len(pattern) > MAX_PATTERN_LETTERS:
         raise ValueError(f"the pattern {_short(pattern)} has {len(pattern):,} letters")
@@ -102,7 +104,7 @@ def _count(pattern: str) -> int:
 
 
 def _range_length(text: str) -> int | None:
-    """Returns how many names `first..last..step` counts; None if it is not a range."""
+    """Returns how many names `first..last..step` expands to; None if it is not a range."""
     match = _RANGE.match(text)
     if match is None:
         return None
@@ -117,12 +119,12 @@ def _short(pattern: str) -> str:
 
 
 def collapse_names(names: Sequence[str]) -> list[str]:
-    """Returns patterns that expand to exactly these names in this order.
+    """Returns short patterns that expand to exactly these names in this order.
 
-    `a_00.tar, a_01.tar, a_02.tar` becomes `a_{00..02}.tar`. Names that hold braces, commas or backslashes are escaped.
+    `a_00.tar, a_01.tar, a_02.tar` becomes `a_{00..02}.tar`. Braces, commas and backslashes in names are escaped.
 
     Args:
-        names: Shard names, in the order they have to keep.
+        names: Shard names.
     """
     patterns: list[str] = []
     position = 0
@@ -134,7 +136,7 @@ def collapse_names(names: Sequence[str]) -> list[str]:
 
 
 def _run(names: Sequence[str], start: int) -> tuple[int, str]:
-    """Returns (names covered, pattern) of the longest run that begins at `start`."""
+    """Returns (number of names, pattern) of the longest run of numbered names that begins at `start`."""
     first = names[start]
     best = (1, _escape(first))
     if _SPECIAL.search(first) or start + 1 == len(names):

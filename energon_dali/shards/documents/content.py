@@ -1,4 +1,4 @@
-"""Reads small files whole, and large ones not at all."""
+"""Reads files of limited size, shortens their values for messages, and checks the paths that they contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.retry import with_retries
 
 MAX_DOCUMENT_BYTES = 128 << 20
-"""Largest YAML or JSON file of a dataset: a million shards with long names take 80 MiB."""
+"""Largest YAML or JSON file of a dataset; a million shards with long names take 80 MiB."""
 MAX_INDEX_BYTES = 1 << 30
 """Largest index that is read into memory: 128 million offsets."""
 
@@ -38,7 +38,7 @@ def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    if len(content) > max_bytes:  # it grew, or its storage does not know its size
+    if len(content) > max_bytes:  # it grew, or the storage reported a wrong size
         raise too_large(path, len(content), max_bytes)
     return content
 
@@ -48,10 +48,10 @@ def map_content(path: StoragePath, max_bytes: int = MAX_INDEX_BYTES) -> npt.NDAr
 
     Args:
         path: The file.
-        max_bytes: Largest size in bytes of one that is not on a local disk.
+        max_bytes: Largest size in bytes if it is not on a local disk.
 
     Returns:
-        uint8[size], read-only: mapped from a local disk, read from elsewhere.
+        uint8[size], read-only: mapped if it is local, else read.
 
     Raises:
         DatasetFormatError: The file is larger.
@@ -64,7 +64,7 @@ def map_content(path: StoragePath, max_bytes: int = MAX_INDEX_BYTES) -> npt.NDAr
         reader = path.open()
     except FileNotFoundError:
         return None
-    reader.close()  # it is a regular file
+    reader.close()  # opening it showed that it is a regular file
     if not reader.size:
         return np.zeros(0, np.uint8)
     try:
@@ -74,15 +74,15 @@ def map_content(path: StoragePath, max_bytes: int = MAX_INDEX_BYTES) -> npt.NDAr
 
 
 def too_large(path: StoragePath, size: int, max_bytes: int) -> DatasetFormatError:
-    """Returns the error for a file that is larger than files of its kind ever are."""
+    """Returns the error for a file that is too large for its kind."""
     return DatasetFormatError(
-        f"{path} has {size:,} bytes, and files of its kind may have {max_bytes:,}. It is not what its name says: "
+        f"{path} has {size:,} bytes, and files of its kind may have {max_bytes:,}. It cannot be what its name says: "
         "replace it, or prepare the dataset again."
     )
 
 
 class _Excerpt(reprlib.Repr):
-    """Shows the beginning of a value, whatever its size: an alias may stand for a billion others."""
+    """Shows the beginning of a value of any size: a YAML alias may stand for a billion values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,13 +97,13 @@ _SHOWN_NAMES = 10
 
 
 def excerpt(value: object) -> str:
-    """Returns `repr(value)` for a message, shortened: of values from outside nobody knows how long they are."""
+    """Returns a shortened `repr(value)` for a message, because values from outside may be long."""
     text = _EXCERPT.repr(value)
     return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 3]}..."
 
 
 def excerpt_names(names: list[str]) -> str:
-    """Returns names for a message, joined by commas: the first ones, each shortened."""
+    """Returns the first names for a message, each shortened, joined by commas."""
     shown = [name if len(name) <= 100 else f"{name[:97]}..." for name in names[:_SHOWN_NAMES]]
     return ", ".join(shown) + (f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else "")
 
@@ -114,17 +114,17 @@ _LEADS_OUT = re.compile(r"(?:^|/)\.\.(?:/|$)|^/|^$|\0|://")
 def check_inner_path(name: str) -> None:
     """Raises ValueError, which says why, unless `name` is a path below the folder that it is joined to.
 
-    Symbolic links are not looked at: whoever made the folder made them, not a document in it.
+    Symbolic links are allowed: they were made by the owner of the folder, not by a document in it.
     """
-    # A server may decode %2e%2e itself.
+    # A server may decode %2e%2e.
     if _LEADS_OUT.search(name) or ("%" in name and _LEADS_OUT.search(unquote(name))):
         raise ValueError(f"{excerpt(name)} leads out of the dataset, which paths in its files must not")
 
 
 def check_inner_paths(names: Collection[str]) -> None:
-    """Raises ValueError unless all are paths below the folder that they are joined to, see `check_inner_path`."""
+    """Raises ValueError unless all names pass `check_inner_path`."""
     text = "\0".join(names)
-    # Few names have any of these, and a hundred thousand are looked at faster together.
+    # Few names contain any of these, and checking a hundred thousand names together is faster.
     if (
         text.count("\0") != len(names) - 1
         or "" in names

@@ -1,4 +1,4 @@
-"""Reads JSON of a bounded depth, without numbers that are infinite."""
+"""Reads JSON of limited depth, without infinite numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MAX_DEPTH = 64
 
 
 def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: bool = False) -> Any:
-    """Returns the value of a JSON text.
+    """Parses a JSON text.
 
     Args:
-        text: The text; bytes are UTF-8, or UTF-16 and UTF-32 as RFC 4627 tells them apart.
-        max_depth: Most levels of nesting; what handles the value later must not fail on it either.
-        any_number: Also take numbers beyond float64 (as infinity), NaN and Infinity.
+        text: The text; bytes are UTF-8, UTF-16 or UTF-32, detected as in RFC 4627.
+        max_depth: Maximum nesting, which later recursive code can also handle.
+        any_number: Also accept numbers beyond float64 (as infinity), NaN and Infinity.
 
     Raises:
-        ValueError: It is not JSON, is nested deeper, or holds such a number.
+        ValueError: It is not JSON, is nested too deeply, or contains such a number.
     """
     options: dict[str, Any] = {}
     if not any_number:
@@ -29,7 +29,7 @@ def parse_json(text: bytes | str, *, max_depth: int = MAX_DEPTH, any_number: boo
         value = json.loads(text, **options)
     except RecursionError:
         raise ValueError(f"values are nested in more than {max_depth} levels") from None
-    # Few brackets cannot nest deeply: the walk is for the others.
+    # A few brackets cannot nest deeply, so most texts need no walk.
     brackets = [text.count(b) for b in "[{"] if isinstance(text, str) else [text.count(b) for b in (b"[", b"{")]
     if sum(brackets) > max_depth:
         _check_depth(value, max_depth)
@@ -59,4 +59,4 @@ def _number(text: str) -> float:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")

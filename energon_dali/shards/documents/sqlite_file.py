@@ -1,4 +1,4 @@
-"""Reads sqlite files of others: real tables only, and queries that end."""
+"""Reads sqlite files from outside: only plain tables, and only queries that end."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.storage.local import open_regular
 
 DAMAGE = (sqlite3.Error, OverflowError, UnicodeError, ValueError, TypeError)
-"""What reading a damaged file raises."""
+"""Exceptions that reading a damaged file raises."""
 
 MAX_VALUE_BYTES = 16 << 20
-"""Largest text or blob in a row, where this version of Python can tell sqlite."""
+"""Largest text or blob in a row, if this version of Python can set that limit."""
 
 _STEPS_PER_CALL = 100_000
 _STEPS_PER_BYTE = 50
@@ -26,7 +26,7 @@ _LEAST_STEPS = 20_000_000
 
 
 def io_error(error: Exception) -> OSError | None:
-    """Returns an error of the disk under a database as OSError, which the rule of retries knows; None for others."""
+    """Returns an OSError, which can be retried, for a disk error under a database; None for other errors."""
     texts = ("disk I/O error", "unable to open database file")
     if isinstance(error, sqlite3.OperationalError) and any(text in str(error) for text in texts):
         return OSError(errno.EIO, str(error))
@@ -34,11 +34,11 @@ def io_error(error: Exception) -> OSError | None:
 
 
 class SqliteFile:
-    """A connection to a sqlite file that nobody writes to any more; for any thread, one at a time.
+    """A connection to a sqlite file that is no longer written to; for any thread, one at a time.
 
-    What would run expressions of the file's author is refused: views, triggers, virtual tables and generated columns.
-    A query that takes far more steps than a file of this size needs is an error: a damaged tree of pages may lead in
-    circles.
+    Anything that would run expressions from the file is refused: views, triggers, virtual tables and generated columns.
+    A query that takes far more steps than a file of this size needs is an error, because a damaged page tree may have
+    cycles.
 
     Args:
         path: The file.
@@ -82,10 +82,10 @@ class SqliteFile:
             raise
 
     def execute(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        """Returns the rows of a query, which are read as they are asked for.
+        """Runs a query and returns a cursor, which reads the rows one by one.
 
         Raises:
-            sqlite3.Error: The file is damaged; also while rows are read.
+            sqlite3.Error: The file is damaged. The cursor may raise it too.
         """
         self._calls_left = self._most_calls
         return self._database.execute(query, tuple(values))
@@ -107,7 +107,7 @@ class SqliteFile:
 
 
 def check_schema(database: sqlite3.Connection, schema: str, path: Path) -> None:
-    """Refuses what would run expressions of the file's author.
+    """Rejects a file that would run expressions of its author.
 
     Args:
         database: The connection.
@@ -136,7 +136,7 @@ def check_schema(database: sqlite3.Connection, schema: str, path: Path) -> None:
 
 
 def _uri(path: Path) -> str:
-    # immutable: nobody writes into a finished index, and network file systems often cannot lock.
+    # immutable: a finished index is never written to, and network file systems often cannot lock.
     return f"file:{quote(str(path))}?mode=ro&immutable=1"
 
 

@@ -1,4 +1,4 @@
-"""Takes entries out of saved states, which may be damaged: each is checked before it is used."""
+"""Reads entries of saved states, which may be damaged: each is checked before it is used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from energon_dali.errors import StateError
 from energon_dali.shards.documents.content import excerpt
 
 DAMAGED = "The state is damaged: "
-"""How the messages begin; whoever knows of which stream the state is puts that in its place."""
+"""Start of the messages; code that knows the stream of the state replaces it."""
 MAX_COUNT = 1 << 48
-"""Largest count, position or number of an epoch: multiplied by the number of streams it still fits 64 bits."""
+"""Largest count, position or epoch; multiplied by the number of streams it still fits 64 bits."""
 MAX_STATE_DEPTH = 200
 """Levels of nesting in a state: each dataset of a tree adds one or two."""
 MAX_KEY_DEPTH = 64
@@ -20,7 +20,7 @@ MAX_KEY_DEPTH = 64
 
 
 def count_of(state: Any, name: str, most: int = MAX_COUNT) -> int:
-    """Returns a whole number from 0 to `most`.
+    """Returns an integer from 0 to `most`.
 
     Raises:
         StateError: The entry is missing or is something else; the message names it.
@@ -29,7 +29,7 @@ def count_of(state: Any, name: str, most: int = MAX_COUNT) -> int:
 
 
 def flag_of(state: Any, name: str) -> bool:
-    """Returns a bool; raises StateError where the entry is missing or is something else."""
+    """Returns a bool; raises StateError if the entry is missing or is anything else."""
     value = entry_of(state, name)
     if not isinstance(value, bool):
         raise damaged(name, value, "true or false")
@@ -37,7 +37,7 @@ def flag_of(state: Any, name: str) -> bool:
 
 
 def list_of(state: Any, name: str) -> list[Any]:
-    """Returns a list; raises StateError where the entry is missing or is something else."""
+    """Returns a list; raises StateError if the entry is missing or is anything else."""
     value = entry_of(state, name)
     if not isinstance(value, (list, tuple)):
         raise damaged(name, value, "a list")
@@ -45,7 +45,7 @@ def list_of(state: Any, name: str) -> list[Any]:
 
 
 def state_of(state: Any, name: str = "inner") -> dict[str, Any]:
-    """Returns the state of what is below; raises StateError where the entry is missing or is something else."""
+    """Returns the state of an inner dataset; raises StateError if the entry is missing or is anything else."""
     value = entry_of(state, name)
     if not isinstance(value, dict):
         raise damaged(name, value, "a state")
@@ -53,7 +53,7 @@ def state_of(state: Any, name: str = "inner") -> dict[str, Any]:
 
 
 def numbers_of(state: Any, name: str, count: int) -> list[float]:
-    """Returns `count` finite numbers of at least 0; raises StateError where the entry is something else."""
+    """Returns `count` finite numbers of at least 0; raises StateError if the entry is anything else."""
     values = list_of(state, name)
     if len(values) != count or not all(_is_amount(value) for value in values):
         raise damaged(name, values, f"{count} finite numbers of at least 0")
@@ -61,7 +61,7 @@ def numbers_of(state: Any, name: str, count: int) -> list[float]:
 
 
 def indices_of(state: Any, name: str, count: int) -> list[int]:
-    """Returns different numbers below `count`; raises StateError where the entry is something else."""
+    """Returns distinct integers below `count`; raises StateError if the entry is anything else."""
     values = list_of(state, name)
     if len(values) > count or len({checked_count(value, name, count - 1) for value in values}) != len(values):
         raise damaged(name, values, f"different numbers below {count}")
@@ -69,7 +69,7 @@ def indices_of(state: Any, name: str, count: int) -> list[int]:
 
 
 def keys_of(state: Any, name: str) -> list[Any]:
-    """Returns a list of restore keys as states hold them; raises StateError where the entry is something else."""
+    """Returns a list of restore keys in their saved form; raises StateError if the entry is anything else."""
     keys = list_of(state, name)
     for key in keys:
         if not key:
@@ -79,7 +79,7 @@ def keys_of(state: Any, name: str) -> list[Any]:
 
 
 def check_key(key: Any, name: str) -> None:
-    """Raises StateError unless a restore key is a list of text, whole numbers of at most 64 bits and such lists."""
+    """Raises StateError unless a restore key is a list of strings, 64-bit integers and such lists."""
     level: list[Any] = [key]
     for _ in range(MAX_KEY_DEPTH):
         if not all(isinstance(part, (list, tuple)) for part in level):
@@ -94,7 +94,7 @@ def check_key(key: Any, name: str) -> None:
 
 
 def check_plain(state: Any) -> None:
-    """Raises StateError unless a state is made of plain values, in at most MAX_STATE_DEPTH levels."""
+    """Raises StateError unless a state has only plain values, nested in at most MAX_STATE_DEPTH levels."""
     level = [state]
     for _ in range(MAX_STATE_DEPTH):
         inner: list[Any] = []
@@ -112,14 +112,14 @@ def check_plain(state: Any) -> None:
 
 
 def checked_count(value: Any, name: str, most: int = MAX_COUNT) -> int:
-    """Returns a whole number from 0 to `most`; raises StateError, which names the entry, where it is something else."""
+    """Returns `value` if it is an integer from 0 to `most`; raises a StateError that names the entry if not."""
     if type(value) is not int or not 0 <= value <= most:
         raise damaged(name, value, f"a whole number from 0 to {most}")
     return value
 
 
 def entry_of(state: Any, name: str) -> Any:
-    """Returns an entry; raises StateError where it is missing or the state is not a mapping."""
+    """Returns an entry; raises StateError if it is missing or the state is not a mapping."""
     if not isinstance(state, Mapping):
         raise StateError(f"{DAMAGED}{excerpt(state)} should be a mapping. Restore another one.")
     if name not in state:

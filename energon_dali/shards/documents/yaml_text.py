@@ -1,4 +1,4 @@
-"""Reads YAML as plain values, event by event: nothing is run, and depth, aliases and values have limits."""
+"""Reads YAML as plain values: nothing is executed, and depth, aliases and values have limits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from energon_dali.errors import DatasetFormatError
 MAX_DEPTH = 64
 """Levels of nesting in one file."""
 MAX_VALUES = 1_000_000
-"""Values in one file, each alias counted as often as it is used."""
+"""Values in one file, with each alias counted as often as it is used."""
 
 Keys = tuple[str | int, ...]
-"""The way to a value: names in mappings and positions in lists."""
+"""Path to a value: names in mappings and indices in lists."""
 
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "map", "null", "seq", "str")
@@ -34,23 +34,22 @@ _NUMBER_STARTS = frozenset("+-.0123456789")
 
 
 def parse_yaml(content: bytes, file: str, lines: dict[Keys, int] | None = None) -> Any:
-    """Returns a YAML document as dicts with text as keys, lists, text, numbers, bools and None.
+    """Parses a YAML document into dicts with string keys, lists, strings, numbers, bools and None.
 
-    Plain scalars mean what they mean to Energon: null and ~ are None; true, yes, false and no (in any case) are bools;
-    decimal numbers are numbers; everything else (on, off, dates, 0x1f, 1:30) is text. Aliases stand for what they
-    name.
+    Plain scalars mean what they mean in Energon: null and ~ are None; true, yes, false and no (in any case) are bools;
+    decimal numbers are numbers; everything else (on, off, dates, 0x1f, 1:30) is text. Aliases are resolved.
 
     Args:
         content: The file, in UTF-8.
         file: Its name, for messages.
-        lines: Takes the line of every value, from 1.
+        lines: Receives the line of every value, starting at 1.
 
     Raises:
-        DatasetFormatError: It is not YAML, uses a key twice, a merge key or a tag, or is too deep or too large.
+        DatasetFormatError: It is not YAML, repeats a key, uses a merge key or a tag, or is too deep or too large.
     """
     builder = _Builder(file, lines)
     try:
-        # Events, not nodes: composing recurses in C, where a deeply nested file would overflow the stack.
+        # Events, not nodes: composing nodes recurses in C, and a deeply nested file would overflow the stack.
         builder.build(content.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
@@ -74,7 +73,7 @@ class _Open:
 
 
 class _Builder:
-    """Makes plain values of YAML events."""
+    """Builds plain values from YAML events."""
 
     def __init__(self, file: str, lines: dict[Keys, int] | None) -> None:
         self.file = file
@@ -156,7 +155,7 @@ class _Builder:
         self._open.append(_Open(value, self._put(value, event, None), event.anchor, self._values - 1))
 
     def _put(self, value: Any, event: Any, anchor: str | None) -> Keys:
-        """Puts a value where it belongs, and returns the way to it (where lines are wanted)."""
+        """Adds a value to its container, and returns the path to it if lines are recorded."""
         self._values += 1
         if self._values > MAX_VALUES:
             raise self._error(
@@ -174,7 +173,7 @@ class _Builder:
             if outer.is_mapping:
                 if lines is not None:
                     keys = (*outer.keys, outer.key or "")
-                    line = outer.key_line  # a list or mapping may begin on a later line than its name
+                    line = outer.key_line  # a list or mapping may begin after the line of its name
                 outer.value[outer.key] = value
                 outer.key = None
             else:
@@ -206,7 +205,7 @@ def _scalar(event: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes all text that `parse_yaml` (and Energon) would take for something else, such as 09 and 1e3."""
+    """Quotes all text that `parse_yaml` and Energon would not read as text, such as 09 and 1e3."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         plain = _scalar(yaml.ScalarEvent(None, None, (True, False), text))
@@ -217,6 +216,6 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def write_yaml(value: Any) -> bytes:
-    """Returns plain values as YAML that `parse_yaml` reads back, in the order of their keys."""
+    """Formats plain values as YAML that `parse_yaml` reads back, in the order of the keys."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text.encode()

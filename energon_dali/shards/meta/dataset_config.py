@@ -1,4 +1,4 @@
-"""The file `dataset.yaml`: what samples a dataset makes of its parts. Read and checked here; others act on it."""
+"""The file `dataset.yaml`: which samples a dataset makes of its parts. It is read and checked here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "dataset.yaml"
 FOREIGN_MODULES = ("megatron.energon", "megatron.energon.flavors", "energon_dali", "energon_dali.samples")
-"""Modules whose names mean ours of the same name."""
+"""Modules whose classes stand for those of this package with the same names."""
 SAMPLE_TYPES = frozenset(
     (
         "Sample",
@@ -32,7 +32,7 @@ SAMPLE_TYPES = frozenset(
         "CrudeSample",
     )
 )
-"""Names that a `sample_type` may have without the dataset being trusted."""
+"""Names of `sample_type` that are allowed without trusting the dataset."""
 STANDARD, CRUDE = "StandardWebdatasetFactory", "CrudeWebdataset"
 TYPED_FACTORIES = {
     "CaptioningWebdataset": "CaptioningSample",
@@ -47,7 +47,7 @@ TYPED_FACTORIES = {
     "VQAWebdataset": "VQASample",
     "VQAOCRWebdataset": "VQAOCRSample",
 }
-"""Older names of factories, each with the sample type that it stands for."""
+"""Older names of factories, and the sample type of each."""
 FACTORIES = frozenset(
     (STANDARD, CRUDE, "DefaultGenericWebdatasetFactory", "DefaultDecoderWebdatasetFactory", *TYPED_FACTORIES)
 )
@@ -59,25 +59,24 @@ _STANDARD_KEYS = _KEYS | {"field_map", "sample_loader", "sample_type"}
 def read_dataset_config(
     root: StoragePath, name: str = DEFAULT_NAME, *, trust_dataset_code: bool = False
 ) -> dict[str, Any]:
-    """Returns `dataset.yaml` as plain values, checked; an older factory name is turned into its `sample_type`.
+    """Reads and checks `dataset.yaml`; an older factory name is replaced by its `sample_type`.
 
     Args:
         root: Folder of the dataset.
         name: File in `.nv-meta`.
-        trust_dataset_code: Allow class names that are not known here.
+        trust_dataset_code: Allow unknown class names.
 
     Raises:
         DatasetFormatError: The file is missing or cannot be understood.
-        UntrustedCodeError: It names a class or function that is not known here.
+        UntrustedCodeError: It names an unknown class, and `trust_dataset_code` is False.
         StorageError: It cannot be read.
     """
     path = root / META / name
     config = read_meta_document(path, root)
     if config is None:
         raise DatasetFormatError(
-            f"{path} is missing, which says what samples the dataset makes. Run `energon-dali prepare "
-            f"{shlex.quote(str(root))}` with --sample-type, or give "
-            "dataset_config=NAME if it has another name."
+            f"{path} is missing: it says which samples the dataset makes. Run `energon-dali prepare "
+            f"{shlex.quote(str(root))}` with --sample-type, or give dataset_config=NAME if it has another name."
         )
     factory = config.get("__class__", STANDARD)
     if "__class__" in config:
@@ -87,7 +86,7 @@ def read_dataset_config(
         config.pop("__module__", None)
         config["sample_type"] = {"__module__": FOREIGN_MODULES[0], "__class__": TYPED_FACTORIES[factory]}
         factory = STANDARD
-    if factory in FACTORIES:  # a factory that only the dataset knows takes what it wants
+    if factory in FACTORIES:  # the keys of an unknown factory are its own
         check_keys(config, _KEYS if factory == CRUDE else _STANDARD_KEYS, path)
     if factory == STANDARD:
         _check_standard(config, path, trust_dataset_code)
@@ -101,10 +100,10 @@ def read_dataset_config(
 
 
 def split_config_of(config: Mapping[str, Any], path: StoragePath) -> str | None:
-    """Returns the name of the split file that a `dataset.yaml` names, None if it names none.
+    """Returns the split file that a `dataset.yaml` names, None if it names none.
 
     Args:
-        config: What it says.
+        config: Content of the file.
         path: The file, for messages.
 
     Raises:
@@ -126,7 +125,7 @@ def split_config_of(config: Mapping[str, Any], path: StoragePath) -> str | None:
 
 
 def is_crude(config: Mapping[str, Any]) -> bool:
-    """Returns whether samples stay dicts of parts, to be cooked by the task encoder."""
+    """Returns whether samples stay dicts of parts, for a cooker of the task encoder."""
     return config.get("__class__") == CRUDE
 
 
@@ -154,7 +153,7 @@ def _check_standard(config: dict[str, Any], path: StoragePath, trusted: bool) ->
         isinstance(name, str) and isinstance(part, str) for name, part in fields.items()
     ):
         raise DatasetFormatError(
-            f"{path} has a field_map that is no mapping of field to part. Write lines such as `image: jpg,png`."
+            f"{path} has a field_map that is not a mapping of field to part. Write lines such as `image: jpg,png`."
         )
     if "sample_loader" in config:
         if not isinstance(config["sample_loader"], str):
@@ -189,7 +188,7 @@ def write_dataset_config(root: StoragePath, config: Mapping[str, Any], name: str
 
     Args:
         root: Folder of the dataset.
-        config: What it says; from `crude_config` or `sample_config`, or plain values of one's own.
+        config: Content, from `crude_config` or `sample_config`, or any plain values.
         name: File in `.nv-meta`.
 
     Raises:
@@ -199,7 +198,7 @@ def write_dataset_config(root: StoragePath, config: Mapping[str, Any], name: str
 
 
 def crude_config(subflavors: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the configuration of a dataset whose samples stay dicts, to be cooked by the task encoder."""
+    """Returns the configuration of a dataset whose samples stay dicts, for a cooker of the task encoder."""
     config: dict[str, Any] = {"__module__": FOREIGN_MODULES[0], "__class__": CRUDE}
     return {**config, "subflavors": dict(subflavors)} if subflavors else config
 
@@ -209,7 +208,7 @@ def sample_config(sample_type: str, field_map: Mapping[str, str] | None) -> dict
 
     Args:
         sample_type: Such as "CaptioningSample".
-        field_map: Part of each field, such as `{"image": "jpg,png"}`; None names functions of sample_loader.py.
+        field_map: Part name of each field, such as `{"image": "jpg,png"}`; None refers to sample_loader.py instead.
     """
     config: dict[str, Any] = {"sample_type": {"__module__": FOREIGN_MODULES[0], "__class__": sample_type}}
     if field_map is not None:

@@ -1,4 +1,4 @@
-"""Reads the YAML and JSON files of a dataset, and checks their form."""
+"""Reads the YAML and JSON files of a dataset."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from energon_dali.shards.documents.yaml_text import parse_yaml
 from energon_dali.shards.storage import StoragePath
 
 META = ".nv-meta"
-"""Folder of everything that was prepared."""
+"""Folder of all files that preparing a dataset writes."""
 
 
 def read_meta_document(path: StoragePath, root: StoragePath) -> dict[str, Any] | None:
-    """Returns a YAML or JSON file (by its name) as a dict of plain values, None if there is no such file.
+    """Reads a YAML or JSON file, depending on its suffix, into a dict of plain values; None if there is no such file.
 
     Args:
         path: The file.
@@ -46,7 +46,7 @@ def read_meta_document(path: StoragePath, root: StoragePath) -> dict[str, Any] |
 
 
 def check_keys(document: Mapping[str, Any], allowed: Set[str], path: StoragePath) -> None:
-    """Refuses keys that nobody would read.
+    """Rejects unknown keys.
 
     Raises:
         DatasetFormatError: There is a key that is not allowed.

@@ -1,4 +1,4 @@
-"""The file `.info.json` (older: `.info.yaml`): the shards in their order, and the number of samples in each."""
+"""The file `.info.json` (formerly `.info.yaml`): the shards in order, and the number of samples in each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from energon_dali.shards.storage import StoragePath
 
 INFO_NAMES = (".info.json", ".info.yaml")
 MAX_SHARD_SAMPLES = 1 << 32
-"""A sample takes at least one block of 512 bytes in a tar, and a shard may have 2 TiB."""
+"""A sample takes at least 512 bytes in a tar, and a shard may have 2 TiB."""
 
 
 def read_shard_counts(root: StoragePath) -> dict[str, int]:
-    """Returns the number of samples of each shard, by its path inside the dataset, in the order of the index.
+    """Returns the number of samples of each shard, by its path in the dataset, in the order of the index.
 
     Raises:
         DatasetFormatError: The dataset is not prepared, or the file is damaged.
@@ -37,7 +37,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
             break
     else:
         if root.is_local and not root.is_dir():
-            raise DatasetFormatError(f"{root} is no folder. Give the folder that holds the tar shards.")
+            raise DatasetFormatError(f"{root} is not a folder. Give the folder that holds the tar shards.")
         raise DatasetFormatError(
             f"{root} is not prepared: {META}/{INFO_NAMES[0]} is missing. Run `energon-dali prepare "
             f"{shlex.quote(str(root))}`."
@@ -60,7 +60,7 @@ def read_shard_counts(root: StoragePath) -> dict[str, int]:
 
 
 def refuse_meta(root: StoragePath) -> None:
-    """Refuses the folder of prepared files where that of the dataset is meant.
+    """Rejects the path of `.nv-meta` instead of that of the dataset.
 
     Raises:
         DatasetFormatError: The path ends in `.nv-meta`.
@@ -73,7 +73,7 @@ def refuse_meta(root: StoragePath) -> None:
 
 
 def info_present(root: StoragePath) -> bool:
-    """Returns whether the dataset was prepared before.
+    """Returns whether the dataset is prepared.
 
     Raises:
         StorageError: The storage does not answer.
@@ -82,12 +82,12 @@ def info_present(root: StoragePath) -> bool:
 
 
 def pack_shard_counts(root: StoragePath, shard_counts: Mapping[str, int], version: str) -> dict[str, bytes]:
-    """Returns `.info.json`, and `.info.yaml` too where there is one, so that no reader finds an old one.
+    """Returns `.info.json`, and also `.info.yaml` if it exists, so that no reader finds an old one.
 
     Args:
         root: Folder of the dataset.
-        shard_counts: Samples per shard, in the order of the index.
-        version: Program that counted them.
+        shard_counts: Number of samples per shard, in the order of the index.
+        version: Name and version of the program that counted them.
 
     Returns:
         Content of each file, by its name in `.nv-meta`.

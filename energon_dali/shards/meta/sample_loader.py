@@ -1,4 +1,4 @@
-"""Functions that a dataset brings along in `.nv-meta`: they are code, and run only where the user trusts it."""
+"""Functions in Python files of a dataset, which run only if the user trusts the dataset."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _REFERENCE = re.compile(r"([\w./-]+\.py):(\w+)")
 class DatasetFunction:
     """A function of a file in `.nv-meta`, such as `sample_loader.py:sample_loader`.
 
-    Picklable: it travels as the source text it was made of, so that every process runs what the user agreed to.
+    Picklable: it is pickled as its source text, so that every process runs the code that the user agreed to.
 
     Args:
         source: Text of the file.
         name: Name of the function in it.
-        place: The file, for messages.
+        path: The file, for messages.
 
     Raises:
         DatasetFormatError: The file cannot be run, or has no such function.
     """
 
-    def __init__(self, source: str, name: str, place: str) -> None:
+    def __init__(self, source: str, name: str, path: str) -> None:
         self.source = source
         self.name = name
-        self.place = place
-        scope: dict[str, Any] = {"__name__": "energon_dali_sample_loader", "__file__": place}
+        self.path = path
+        scope: dict[str, Any] = {"__name__": "energon_dali_sample_loader", "__file__": path}
         try:
-            exec(compile(source, place, "exec"), scope)
+            exec(compile(source, path, "exec"), scope)
         except Exception as error:
             raise DatasetFormatError(
-                f"{place} cannot be run: {type(error).__name__}: {error}. Correct the file."
+                f"{path} cannot be run: {type(error).__name__}: {error}. Correct the file."
             ) from error
         function = scope.get(name)
         if not callable(function):
             raise DatasetFormatError(
-                f"{place} has no function {name!r}. Write it there, or correct the name in dataset.yaml."
+                f"{path} has no function {name!r}. Write it there, or correct the name in dataset.yaml."
             )
         self.function: Callable[..., Any] = function
 
@@ -50,10 +50,10 @@ class DatasetFunction:
         return self.function(*args)
 
     def __reduce__(self) -> tuple[type[DatasetFunction], tuple[str, str, str]]:
-        return DatasetFunction, (self.source, self.name, self.place)
+        return DatasetFunction, (self.source, self.name, self.path)
 
     def __repr__(self) -> str:
-        return f"DatasetFunction({self.place}:{self.name})"
+        return f"DatasetFunction({self.path}:{self.name})"
 
 
 def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool) -> DatasetFunction:
@@ -62,10 +62,10 @@ def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool
     Args:
         root: Folder of the dataset.
         reference: `FILE.py:FUNCTION`, the file in `.nv-meta`.
-        trust_dataset_code: The user allows it to run.
+        trust_dataset_code: Whether the user allows it to run.
 
     Raises:
-        UntrustedCodeError: The user did not.
+        UntrustedCodeError: The user did not allow it.
         DatasetFormatError: The reference cannot be understood, the file is missing, or does not run.
         StorageError: It cannot be read.
     """
@@ -78,10 +78,9 @@ def load_function(root: StoragePath, reference: str, *, trust_dataset_code: bool
     if not trust_dataset_code:
         raise UntrustedCodeError(
             f"{root} wants to run {match[2]}() of {path}, which is code that comes with the data. Read it; if you "
-            "trust it, pass "
-            "trust_dataset_code=True. A field_map in dataset.yaml needs no code."
+            "trust it, pass trust_dataset_code=True. A field_map in dataset.yaml needs no code."
         )
     content = read_content(path)
     if content is None:
-        raise DatasetFormatError(f"{path} is missing, which dataset.yaml names. Put it there, or use a field_map.")
+        raise DatasetFormatError(f"{path}, which dataset.yaml names, is missing. Put it there, or use a field_map.")
     return DatasetFunction(content.decode("utf-8", "replace"), match[2], str(path))

@@ -1,4 +1,4 @@
-"""The file `split.yaml` (or `split.json`): which shards make up train, val and test, and what is left out."""
+"""The file `split.yaml` (or `split.json`): the shards of train, val and test, and what is excluded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class SplitConfig:
     """The parts of a dataset, with all braces expanded."""
 
     split_parts: Mapping[str, tuple[str, ...]]
-    """Shards of each part, in their order."""
+    """Shards of each part, in order."""
     exclude: tuple[str, ...] = ()
-    """What is left out of every part: `SHARD`, or `SHARD/KEY` for one sample."""
+    """What is excluded from every part: `SHARD`, or `SHARD/KEY` for one sample."""
     path: str = field(default="", compare=False)
     """The file, for messages."""
 
@@ -34,7 +34,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
 
     Args:
         root: Folder of the dataset.
-        name: File in `.nv-meta`; None takes split.yaml, or else split.json.
+        name: File in `.nv-meta`; None takes split.yaml or else split.json.
 
     Raises:
         DatasetFormatError: The file is missing or cannot be understood.
@@ -49,8 +49,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     else:
         raise DatasetFormatError(
             f"{root} has no {META}/{names[0]}, which says which shards are train, val and test. Run `energon-dali "
-            f"prepare {shlex.quote(str(root))}`, "
-            "or give split_config=NAME if it has another name."
+            f"prepare {shlex.quote(str(root))}`, or give split_config=NAME if it has another name."
         )
     check_keys(document, {"split_parts", "exclude"}, path)
     parts = document.get("split_parts")
@@ -58,8 +57,8 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     if not isinstance(parts, dict) or not all(_is_names(shards) for shards in parts.values()) or not _is_names(exclude):
         raise DatasetFormatError(
             f"{path} should hold `split_parts: {{train: [shard patterns], ...}}` and may hold `exclude: [shards or "
-            "shard/key]`; the "
-            f"lists hold text. Correct it, or write it again with `energon-dali prepare {shlex.quote(str(root))}`."
+            f"shard/key]`; the lists hold text. Correct it, or write it again with `energon-dali prepare "
+            f"{shlex.quote(str(root))}`."
         )
     return SplitConfig(
         {part: _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)
@@ -67,7 +66,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
 
 
 def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:
-    """Returns the split file; patterns with braces are written as they are.
+    """Returns the content of the split file; patterns with braces are kept.
 
     Raises:
         DatasetFormatError: The name ends neither in .yaml nor in .json.
@@ -83,7 +82,7 @@ def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Seq
 def write_split(
     root: StoragePath, name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()
 ) -> None:
-    """Writes the split file, as `pack_split` gives it.
+    """Writes the split file; see `pack_split`.
 
     Raises:
         DatasetFormatError: The name ends neither in .yaml nor in .json.

@@ -1,4 +1,4 @@
-"""Writes files as a whole: readers, and whoever comes after a crash, find the old content or the new one."""
+"""Writes files atomically: readers, even after a crash, find either the old content or the new one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathlib import Path
 from energon_dali.errors import StorageError
 
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EBADF)
-"""What file systems answer that do not sync folders, and folders that may be written but not listed."""
+"""Errors of file systems that cannot sync folders, and of folders that may be written but not listed."""
 
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields the path of a new temporary file; when the block ends, that file replaces `path`.
 
-    The content reaches the disk before the name does, so that a crash leaves the old file or the new one. If the block
-    fails, the temporary file is removed and the old file stays. Links are followed. Devices and pipes are written
-    directly. The folder is created if it is missing.
+    The content is synced to the disk before the rename, so that a crash leaves either the old file or the new one. If
+    the block fails, the temporary file is removed and the old file stays. Links are followed. Devices and pipes are
+    written directly. A missing folder is created.
 
     Args:
         path: The file to write.
 
     Raises:
-        StorageError: It cannot be written: a full disk, a limit on the size of files, a missing permission.
+        StorageError: It cannot be written, because of a full disk, a limit on file sizes or a missing permission.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -68,13 +68,13 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 @contextmanager
 def writing(path: object) -> Iterator[None]:
-    """Turns the errors of the system while a file is written into a StorageError that says what to do.
+    """Context manager that turns an OSError while writing a file into a StorageError that says what to do.
 
     Args:
         path: The file, for the message.
 
     Raises:
-        StorageError: An OSError was raised inside.
+        StorageError: The block raised an OSError.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def write_failure(error: OSError) -> str:
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         if limit == resource.RLIM_INFINITY:
-            return f"{reason}. The file system does not take files of this size: write to another one."
+            return f"{reason}. The file system does not support files of this size: write to another one."
         return f"{reason}. This process may write files of up to {limit} bytes: raise the limit with `ulimit -f`."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{reason}. Check that you may write to that folder, or write to another one."
@@ -101,7 +101,7 @@ def sync(path: Path) -> None:
     """Waits until the content of a file is on the disk.
 
     Raises:
-        OSError: It cannot be written there.
+        OSError: It cannot be written.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -111,10 +111,10 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on the disk, where the file system can do that.
+    """Waits until the names in a folder are on the disk, if the file system supports that.
 
     Raises:
-        OSError: They cannot be written there.
+        OSError: They cannot be written.
     """
     try:
         sync(path)

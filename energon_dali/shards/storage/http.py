@@ -1,4 +1,4 @@
-"""Files on web servers, read only, by range requests: what multi-storage-client does not offer."""
+"""Files on web servers, read by range requests, which multi-storage-client does not support."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from energon_dali.shards.storage.retry import current_scope, with_retries
 from energon_dali.shards.storage.store import clock, store_of
 
 COPIED_BYTES = 16 << 30
-"""Bytes of files that a process keeps on disk at most, of servers that do not answer range requests."""
+"""Limit of the copies that a process keeps on disk of files whose servers do not answer range requests."""
 
 _CONNECTIONS = 16
-"""Connections per server that are kept open."""
+"""Number of connections that are kept open per server."""
 _SLOWEST_BYTES_PER_SECOND = 50_000
-"""An answer that comes more slowly has failed."""
-_PIECE_BYTES = 1 << 20
+"""A response that is slower has failed."""
+_CHUNK_BYTES = 1 << 20
 _FOLLOWED_REDIRECTS = 5
 
 _log = logging.getLogger(__name__)
 
 
 class HttpReader:
-    """A file on a web server, read by ranges over connections that are kept; for any number of threads.
+    """A file on a web server, read by ranges over persistent connections. Thread-safe.
 
-    Where the server does not answer range requests, the file is fetched once and read from a copy on disk.
+    If the server does not answer range requests, the file is fetched once and read from a copy on disk.
 
     Args:
         url: Its URL.
@@ -65,7 +65,7 @@ class HttpReader:
         """Makes one attempt."""
         server = _server_of(self.url)
         if server.has_ranges is None:
-            # Together, several threads would each begin to move a whole file before anything is known.
+            # One thread finds out first, or several would each start to fetch a whole file.
             with server.lock:
                 return self._fetch_range(server, offset, size)
         return self._fetch_range(server, offset, size)
@@ -73,9 +73,9 @@ class HttpReader:
     def _fetch_range(self, server: _Server, offset: int, size: int) -> bytes:
         if server.has_ranges is False:
             return _copies.read_at(self.url, self.size, offset, size)
-        answer = _request("GET", self.url, {"Range": f"bytes={offset}-{offset + size - 1}"})
-        if answer.status == 200:
-            answer.close()  # the whole file would follow
+        response = _request("GET", self.url, {"Range": f"bytes={offset}-{offset + size - 1}"})
+        if response.status == 200:
+            response.close()  # the body would be the whole file
             if server.has_ranges is None:
                 server.has_ranges = False
                 _log.warning(
@@ -87,18 +87,18 @@ class HttpReader:
                     COPIED_BYTES >> 30,
                 )
             return _copies.read_at(self.url, self.size, offset, size)
-        if answer.status == 416:  # the file has become shorter
-            answer.close()
+        if response.status == 416:  # the file has become shorter
+            response.close()
             return b""
         server.has_ranges = True
-        return _read_body(answer, size)
+        return _read_body(response, size)
 
     def _probe(self, offset: int) -> None:
         """Reads one byte; raises if that fails."""
         _request("GET", self.url, {"Range": f"bytes={offset}-{offset}"}).close()
 
     def close(self) -> None:
-        """Does nothing: connections belong to the process."""
+        """Does nothing: the connections belong to the process."""
 
 
 class HttpBackend:
@@ -112,10 +112,10 @@ class HttpBackend:
 
     def size(self, url: str) -> int:
         def ask() -> int:
-            answer = _request("HEAD", url, {})
-            answer.drain_conn()
-            answer.release_conn()
-            length = answer.headers.get("Content-Length")
+            response = _request("HEAD", url, {})
+            response.drain_conn()
+            response.release_conn()
+            length = response.headers.get("Content-Length")
             if length is None or not length.isdigit():
                 raise StorageError(
                     f"Could not look at {url}: the server does not say how large it is (Content-Length). Serve it "
@@ -126,7 +126,7 @@ class HttpBackend:
         return with_retries(ask, "look at", url)
 
     def is_dir(self, url: str) -> bool:
-        return True  # a web server does not say; files inside are asked for by name
+        return True  # a web server cannot tell; files below are requested by name
 
     def list_files(self, url: str) -> list[str]:
         raise StorageError(
@@ -148,17 +148,17 @@ class HttpBackend:
 
 
 class _Server:
-    """What is known of one web server."""
+    """What is known about one web server."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.has_ranges: bool | None = None
-        """Whether it answers range requests; None until one was made."""
+        """Whether it answers range requests; None before the first one."""
         self.lock = threading.Lock()
 
 
 class _Copies:
-    """Whole files on disk, without names: as many of the last ones as the limit allows."""
+    """Unlinked copies of whole files on disk: as many of the most recent ones as the limit allows."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -166,7 +166,7 @@ class _Copies:
         self._file_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def read_at(self, url: str, size: int, offset: int, count: int) -> bytes:
-        """Returns a range of a file, which is fetched if it is not here.
+        """Returns a range of a file, which is fetched if there is no copy yet.
 
         Args:
             url: The file.
@@ -176,7 +176,7 @@ class _Copies:
         """
         with self._lock:
             file_lock = self._file_locks[url]
-        with file_lock:  # others who want this file wait for it
+        with file_lock:  # other threads that need this file wait for it
             with self._lock:
                 copy = self._copies.get(url)
             if copy is None or copy[1] != size:
@@ -191,29 +191,29 @@ class _Copies:
         with self._lock:
             self._copies[url] = copy
             while len(self._copies) > 1 and sum(size for _, size in self._copies.values()) > COPIED_BYTES:
-                oldest, _ = self._copies.popitem(last=False)  # its space is free when its last reader is done
+                oldest, _ = self._copies.popitem(last=False)  # the space is freed when its last reader is done
                 self._file_locks.pop(oldest, None)
 
 
 def _fetch_whole(url: str, size: int) -> Descriptor:
-    """Returns a file without a name that holds a copy of a file.
+    """Fetches a whole file into an unlinked file on disk.
 
     Raises:
-        ConnectionError: It did not arrive whole.
+        ConnectionError: The response is incomplete.
         StorageError: There is no room for it.
     """
     try:
         with tempfile.TemporaryFile(prefix="energon-dali-") as file:
             written = 0
 
-            def write(piece: bytes) -> None:
+            def write(chunk: bytes) -> None:
                 nonlocal written
-                file.write(piece)
-                written += len(piece)
+                file.write(chunk)
+                written += len(chunk)
 
-            _read_pieces(_request("GET", url, {}), size, write)
+            _read_chunks(_request("GET", url, {}), size, write)
             if written != size:
-                raise ConnectionError(f"the answer ended after {written} of {size} bytes")
+                raise ConnectionError(f"the response ended after {written} of {size} bytes")
             file.flush()
             return Descriptor(os.dup(file.fileno()))
     except OSError as error:
@@ -227,16 +227,16 @@ def _fetch_whole(url: str, size: int) -> Descriptor:
 
 
 def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
-    """Returns an answer whose body is still to be read; its status is 200, 206 or 416.
+    """Returns a response with status 200, 206 or 416, whose body is still to be read.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ConnectionError: The server did not answer, or not now.
-        StorageError: It refuses.
+        ConnectionError: The server did not answer, or is not available now.
+        StorageError: It refuses the request.
     """
     seconds = max(0.1, current_scope().policy.request_seconds / 3)
     try:
-        answer = _connections_to(url).request(
+        response = _connections_to(url).request(
             method,
             url,
             headers=headers,
@@ -249,51 +249,52 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
         )
     except HTTPError as error:
         raise _translated(error) from error
-    if answer.status in (200, 206, 416):
-        return answer
-    answer.drain_conn()
-    answer.release_conn()
-    said = f"{answer.status} {answer.reason}"
-    if answer.status in (404, 410):
+    if response.status in (200, 206, 416):
+        return response
+    response.drain_conn()
+    response.release_conn()
+    said = f"{response.status} {response.reason}"
+    if response.status in (404, 410):
         raise FileNotFoundError(f"{url}: {said}")
-    if answer.status in (408, 425, 429) or answer.status >= 500:
+    if response.status in (408, 425, 429) or response.status >= 500:
         raise ConnectionError(said)
     raise StorageError(f"Could not read {url}: the server answered {said}. Check the address and the right to read it.")
 
 
-def _read_body(answer: urllib3.BaseHTTPResponse, size: int | None = None) -> bytes:
-    """Returns the body of an answer.
+def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None) -> bytes:
+    """Returns the body of a response.
 
     Raises:
-        ConnectionError: It did not arrive whole, or too slowly.
+        ConnectionError: It is incomplete.
+        TimeoutError: It is too slow.
     """
-    pieces: list[bytes] = []
-    _read_pieces(answer, size or 0, pieces.append)
-    data = b"".join(pieces)
-    if size is not None and len(data) != size and "Content-Length" not in answer.headers:
-        raise ConnectionError(f"the answer ended after {len(data)} of {size} bytes")
+    chunks: list[bytes] = []
+    _read_chunks(response, size or 0, chunks.append)
+    data = b"".join(chunks)
+    if size is not None and len(data) != size and "Content-Length" not in response.headers:
+        raise ConnectionError(f"the response ended after {len(data)} of {size} bytes")
     return data
 
 
-def _read_pieces(answer: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object]) -> None:
-    """Passes the body of an answer on, piece by piece; the connection can be used again afterwards."""
+def _read_chunks(response: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object]) -> None:
+    """Passes the body of a response on, chunk by chunk; the connection can be reused afterwards."""
     last = clock.now() + current_scope().policy.request_seconds + size / _SLOWEST_BYTES_PER_SECOND
     try:
-        while piece := answer.read(_PIECE_BYTES):
-            write(piece)
+        while chunk := response.read(_CHUNK_BYTES):
+            write(chunk)
             if clock.now() > last:
-                raise TimeoutError("the answer comes too slowly")
-        answer.release_conn()
+                raise TimeoutError("the response is too slow")
+        response.release_conn()
     except HTTPError as error:
-        answer.close()
+        response.close()
         raise _translated(error) from error
     except BaseException:
-        answer.close()
+        response.close()
         raise
 
 
 def _translated(error: HTTPError) -> Exception:
-    """Returns an error of urllib3 as one that the rule of retries knows."""
+    """Returns an error of urllib3 as one that `with_retries` knows."""
     reason: Any = error.reason if isinstance(error, MaxRetryError) else error
     if isinstance(reason, (LocationValueError, ResponseError)):
         return StorageError(f"{reason}. Check the address.")
@@ -303,7 +304,7 @@ def _translated(error: HTTPError) -> Exception:
 
 
 def _connections_to(url: str) -> urllib3.PoolManager:
-    """Returns the kept connections of this process, through the proxy that the environment names for this URL."""
+    """Returns the connection pool of this process, through the proxy that the environment sets for this URL."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy is not None and urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
@@ -329,7 +330,7 @@ _copies = _Copies()
 
 
 def _after_fork() -> None:
-    """Leaves connections and locks to the parent; the child makes its own."""
+    """Leaves connections and locks to the parent; the child creates its own."""
     global _copies
     _managers.clear()
     _servers.clear()

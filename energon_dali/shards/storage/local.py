@@ -27,16 +27,16 @@ def _file_limit() -> int:
 
 
 MAX_OPEN_FILES = _file_limit()
-"""Files that all readers of a process keep open together: a quarter of what the system allows."""
+"""Number of files that all readers of a process keep open: a quarter of what the system allows."""
 
 MAX_LISTED_ENTRIES = 5_000_000
-"""Files and folders below one folder: links to folders may multiply them without end."""
+"""Limit of files and folders below one folder, which links to folders may multiply without end."""
 
 
 class Descriptor:
-    """An open file descriptor, closed when the last reference to it goes.
+    """An open file descriptor, closed when its last reference is dropped.
 
-    So a thread that reads from it keeps it open, whoever closes or reopens the file meanwhile, and nobody needs a lock.
+    So a thread that reads from it keeps it open even if another thread closes or reopens the file, without a lock.
 
     Args:
         fd: The descriptor, which this object owns from now on.
@@ -53,18 +53,18 @@ class Descriptor:
 
 
 _opened: deque[tuple[weakref.ref[LocalReader], weakref.ref[Descriptor]]] = deque()
-"""What was opened, the oldest first; entries of files that were closed since are passed over.
+"""The files that were opened, oldest first; entries of files that were closed since are skipped.
 
-The garbage collector may close readers at any moment in any thread, also in one that is inside of these functions. So
-there is no lock: a deque's `append` and `popleft` are atomic."""
+The garbage collector may close readers at any moment in any thread, even in one that is inside these functions. So
+there is no lock: `append` and `popleft` of a deque are atomic."""
 
 
 class LocalReader:
-    """A local file, read with pread; for any number of threads.
+    """A local file, read with pread. Thread-safe.
 
-    A blend of a hundred datasets has thousands of shards in use, more than a process may have files open. So the files
-    that were opened first are closed when there are too many, and opened again when they are read again. A descriptor
-    that fails is replaced too: one of a network file system may stay stale.
+    A blend of a hundred datasets uses thousands of shards, more files than a process may open. So when there are too
+    many, the ones that were opened first are closed, and opened again on their next read. A descriptor that fails is
+    also replaced, because one of a network file system may stay stale.
 
     Args:
         path: Path of the file.
@@ -82,7 +82,7 @@ class LocalReader:
         self.size = os.fstat(descriptor.fd).st_size
 
     def _open(self) -> Descriptor:
-        """Opens the file, and lets go of others where there are too many."""
+        """Opens the file, and closes others if there are too many."""
         descriptor = Descriptor(open_regular(self.path))
         self._descriptor = descriptor
         _opened.append((weakref.ref(self), weakref.ref(descriptor)))
@@ -121,7 +121,7 @@ class LocalReader:
         return data
 
     def map(self) -> mmap.mmap:
-        """Returns the file mapped into memory, to be read; reading it ends the process where the file shrank.
+        """Maps the file into memory for reading. If the file shrinks, reading the map kills the process.
 
         Raises:
             OSError: It cannot be mapped.
@@ -134,22 +134,22 @@ class LocalReader:
 
 
 def _read_on(fd: int, data: bytes, offset: int, size: int) -> bytes:
-    """Returns the rest too: one pread gives at most 2 GiB, and network file systems may give less."""
-    pieces, got = [data], len(data)
+    """Reads the rest and returns all: one pread returns at most 2 GiB, and on network file systems maybe less."""
+    chunks, got = [data], len(data)
     while data and got < size:
         data = os.pread(fd, size - got, offset + got)
-        pieces.append(data)
+        chunks.append(data)
         got += len(data)
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _read_one_byte(path: str, offset: int) -> None:
-    """Reads a byte by a descriptor of its own.
+    """Reads a byte through a new descriptor.
 
     Raises:
         OSError: It cannot be read.
     """
-    descriptor = Descriptor(open_regular(path))  # by its name: it closes when the last reference goes
+    descriptor = Descriptor(open_regular(path))  # a variable, because the last reference closes it
     with contextlib.suppress(OSError):
         os.posix_fadvise(descriptor.fd, offset, 1, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
     os.pread(descriptor.fd, 1, offset)
@@ -188,7 +188,7 @@ class LocalBackend:
             try:
                 status = os.stat(folder)
                 identity = (status.st_dev, status.st_ino)
-                if identity in above:  # a link to a folder that it is in: its files were found already
+                if identity in above:  # a link to a folder that contains it: its files were found already
                     continue
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -198,11 +198,11 @@ class LocalBackend:
                         else:
                             found.append(prefix + entry.name)
             except OSError:
-                continue  # as os.walk does: a folder that may not be read has no files
+                continue  # like os.walk: a folder that cannot be read counts as empty
             if seen > MAX_LISTED_ENTRIES:
                 raise StorageError(
-                    f"{url} has more than {MAX_LISTED_ENTRIES:,} files, counted as often as links lead to them. Look "
-                    "for symbolic links to folders, and remove them."
+                    f"{url} has more than {MAX_LISTED_ENTRIES:,} files, counted once per link that leads to them. "
+                    "Look for symbolic links to folders, and remove them."
                 )
         return sorted(found)
 
@@ -218,20 +218,20 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
 
 
 def open_regular(path: str) -> int:
-    """Returns a descriptor of a regular file; a pipe, socket or device is refused, which would never end.
+    """Opens a regular file and returns its descriptor; pipes, sockets and devices, which may never end, are refused.
 
     Raises:
         OSError: It cannot be opened.
         StorageError: It is not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # or opening a pipe would wait for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # non-blocking, or opening a pipe would wait
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file")
+    raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file.")
 
 
 def read_regular(path: str) -> bytes:
@@ -243,7 +243,7 @@ def read_regular(path: str) -> bytes:
     """
     try:
         descriptor = open_regular(path)
-    except NotADirectoryError as error:  # a part of the path is a file
+    except NotADirectoryError as error:  # a component of the path is a file
         raise FileNotFoundError(*error.args) from error
     with open(descriptor, "rb", buffering=0) as file:
         return file.readall()

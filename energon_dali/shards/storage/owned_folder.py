@@ -1,4 +1,4 @@
-"""Temporary folders that know whether their owner is alive, so that those of killed processes can be removed."""
+"""Temporary folders with a lock that shows whether their owner is alive, so that stale ones can be removed."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pathlib import Path
 LOCK = "owner.lock"
 NO_LOCK = "no-owner.lock"
 UNTOUCHED_SECONDS = 24 * 3600.0
-"""A folder without a lock counts as stale if nothing in it was written for this long."""
+"""A folder without a lock is stale if nothing in it was written for this long."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
 class OwnedFolder:
-    """A folder that is removed when its owner lets it go, or by the next owner next to it if that was killed.
+    """A folder that its owner removes; if the owner was killed, the next owner of such a folder removes it.
 
-    The owner holds a lock on a file in it. The kernel lets go of the lock when the process ends, however it ends, so a
-    folder whose lock is free belongs to nobody.
+    The owner holds a lock on a file in it. The kernel releases the lock when the process ends, however it ends, so a
+    folder whose lock is free has no owner.
 
     Args:
-        parent: Folder in which to make it; created if it is missing.
-        prefix: How its name begins.
+        parent: Folder in which to create it; created if it is missing.
+        prefix: Start of its name.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
 
     def __init__(self, parent: Path, prefix: str) -> None:
@@ -39,7 +39,7 @@ class OwnedFolder:
         self._lock = -1
         self._removed = False
         while not self._make(parent, prefix):
-            pass  # another process took it for that of a dead one before it had its lock
+            pass  # another process removed it as stale before it had its lock
 
     def _make(self, parent: Path, prefix: str) -> bool:
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -80,9 +80,10 @@ def remove_stale(
     """Removes this user's folders in `parent` whose owners are gone.
 
     Args:
-        parent: Where they are.
-        prefix: How their names begin.
-        unlocked: Also those without a lock in which nothing was written for a day: from file systems without locks.
+        parent: Folder that contains them.
+        prefix: Start of their names.
+        unlocked: Also remove those without a lock (from file systems without locks) in which nothing was written for
+            a day.
         salvage: Called with each folder before it is removed.
     """
     with contextlib.suppress(OSError):
@@ -97,10 +98,10 @@ def _remove_if_stale(folder: Path, unlocked: bool, salvage: Callable[[Path], Non
     """Removes a folder whose lock nobody holds.
 
     Raises:
-        OSError: Somebody holds it, or the folder is not empty and has none.
+        OSError: A process holds it, or the folder is not empty and has no lock.
     """
     with contextlib.suppress(OSError):
-        folder.rmdir()  # nothing was ever in it; an owner that is just making it makes another one
+        folder.rmdir()  # it was empty; an owner that is just creating it will create another one
         return
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -121,7 +122,7 @@ def _remove_if_stale(folder: Path, unlocked: bool, salvage: Callable[[Path], Non
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder, and its lock last: whoever is killed meanwhile leaves what the next one can remove."""
+    """Removes a folder, its lock last, so that a process killed meanwhile leaves a folder that others can remove."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""A place of a file or folder: a local path or a URL."""
+"""Paths of files and folders, local or by URL, and what a kind of storage must be able to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WINDOW_BYTES = 8 << 20
 
 
 class RangeReader(Protocol):
-    """One open file that is read at offsets, from any thread."""
+    """An open file that is read at offsets, from any thread."""
 
     size: int
     """Size of the file in bytes when it was opened."""
@@ -35,17 +35,17 @@ class RangeReader(Protocol):
         """
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
 
 
 class Backend(Protocol):
-    """One kind of storage; every method takes a whole path or URL.
+    """A kind of storage; every method takes a complete path or URL.
 
-    Methods that read raise FileNotFoundError where there is no such file; all raise StorageError for anything else.
+    Methods that read raise FileNotFoundError if there is no such file. Other failures are StorageErrors.
     """
 
     def open(self, url: str) -> RangeReader:
-        """Returns the file, open to be read."""
+        """Opens the file for reading."""
 
     def read_bytes(self, url: str) -> bytes:
         """Returns the content of a file."""
@@ -54,44 +54,44 @@ class Backend(Protocol):
         """Writes a file; readers see the old content or the new, never a part."""
 
     def write_file(self, url: str, local: str) -> None:
-        """Moves or uploads a local file to its place; readers see the old content or the new, never a part."""
+        """Moves or uploads a local file to `url`; readers see the old content or the new, never a part."""
 
     def size(self, url: str) -> int:
         """Returns the size of a file in bytes."""
 
     def is_dir(self, url: str) -> bool:
-        """Returns whether there is a folder, or anything with that prefix."""
+        """Returns whether there is such a folder, or any object with that prefix."""
 
     def list_files(self, url: str) -> list[str]:
         """Returns the paths of all files below a folder, relative to it, sorted."""
 
     def remove(self, url: str) -> None:
-        """Removes a file if it is there."""
+        """Removes a file if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoragePath:
-    """A place of a file or folder; made with `StoragePath.of`.
+    """The path of a file or folder; made with `StoragePath.of`.
 
     Objects are small, picklable and hashable, and hold no connection.
     """
 
     url: str
-    """Absolute local path, or URL without a slash at its end."""
+    """Absolute local path, or URL without a trailing slash."""
 
     @classmethod
-    def of(cls, place: str | os.PathLike[str] | StoragePath) -> StoragePath:
-        """Returns the place of a path or URL; `~` and relative paths are resolved here.
+    def of(cls, path: str | os.PathLike[str] | StoragePath) -> StoragePath:
+        """Parses a path or URL; `~` and relative paths are resolved here.
 
         Args:
-            place: A local path, or a URL: file://, s3://, gs://, ais://, msc://, http:// or https://.
+            path: A local path, or a URL: file://, s3://, gs://, ais://, msc://, http:// or https://.
 
         Raises:
-            StorageError: The path is empty, or the URL's scheme is not known.
+            StorageError: The path is empty, or the scheme of the URL is unknown.
         """
-        if isinstance(place, StoragePath):
-            return place
-        text = os.fspath(place)
+        if isinstance(path, StoragePath):
+            return path
+        text = os.fspath(path)
         if not text:
             raise StorageError("The path is empty. Give the path of a file or folder, such as . for this folder.")
         scheme, separator, _ = text.partition("://")
@@ -108,7 +108,7 @@ class StoragePath:
 
     @property
     def is_local(self) -> bool:
-        """Whether the file lies in the local file system."""
+        """Whether the file is in the local file system."""
         return "://" not in self.url
 
     @property
@@ -121,7 +121,7 @@ class StoragePath:
         """The local path.
 
         Raises:
-            StorageError: The place is not local.
+            StorageError: The path is not local.
         """
         if not self.is_local:
             raise StorageError(f"{self.url} is not in the local file system. Copy it to a local folder first.")
@@ -134,7 +134,7 @@ class StoragePath:
         return self.url
 
     def open(self) -> RangeReader:
-        """Returns the file, open to be read at offsets; close it after use.
+        """Opens the file for reading at offsets; close it after use.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -179,7 +179,7 @@ class StoragePath:
         self._backend().write_file(self.url, os.fspath(local))
 
     def copy_to(self, local: Path) -> None:
-        """Copies the file to a local place, piece by piece.
+        """Copies the file to a local path, chunk by chunk.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -220,7 +220,7 @@ class StoragePath:
         return True
 
     def is_dir(self) -> bool:
-        """Returns whether there is such a folder, or anything with that prefix.
+        """Returns whether there is such a folder, or any object with that prefix.
 
         Raises:
             StorageError: The storage does not answer.
@@ -231,12 +231,12 @@ class StoragePath:
         """Returns the paths of all files below this folder, relative to it, sorted.
 
         Raises:
-            StorageError: The storage does not answer, or cannot list.
+            StorageError: The storage does not answer, or cannot list files.
         """
         return self._backend().list_files(self.url)
 
     def remove(self) -> None:
-        """Removes the file if it is there.
+        """Removes the file if it exists.
 
         Raises:
             StorageError: It cannot be removed.
@@ -246,7 +246,7 @@ class StoragePath:
     def _backend(self) -> Backend:
         if self.is_local:
             return LocalBackend()
-        # Imported when needed: a dataset on a local disk never pays for the import of a client library.
+        # Imported when needed, so that a local dataset does not pay for importing a client library.
         if self.url.startswith(("http://", "https://")):
             from energon_dali.shards.storage.http import HttpBackend
 
@@ -257,7 +257,7 @@ class StoragePath:
 
 
 class WindowReader:
-    """Keeps the last piece of a file in memory; for one thread.
+    """Reads a file from the front in large requests, for callers that take it in small steps. Not thread-safe.
 
     Args:
         reader: The file.
@@ -268,7 +268,7 @@ class WindowReader:
         self._reader = reader
         self._window = window
         self._start = 0
-        self._piece = b""
+        self._chunk = b""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Returns `size` bytes from `offset` on; fewer only at the end of the file.
@@ -277,7 +277,7 @@ class WindowReader:
             StorageError: It could not be read, retries included.
         """
         end = offset + size
-        if offset < self._start or end > self._start + len(self._piece):
-            self._piece = self._reader.read_at(offset, max(size, self._window))
+        if offset < self._start or end > self._start + len(self._chunk):
+            self._chunk = self._reader.read_at(offset, max(size, self._window))
             self._start = offset
-        return self._piece[offset - self._start : end - self._start]
+        return self._chunk[offset - self._start : end - self._start]

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RemoteReader:
-    """An object, read by ranges.
+    """An object in a bucket, read by ranges.
 
     Args:
         url: Its URL.
@@ -46,7 +46,7 @@ class RemoteReader:
         self._fetch(offset, 1)
 
     def close(self) -> None:
-        """Does nothing: connections belong to the client, which is shared."""
+        """Does nothing: the connections belong to the shared client."""
 
 
 class RemoteBackend:
@@ -98,7 +98,7 @@ def resolve(url: str) -> tuple[Any, str]:
     """Returns the client of a URL (cached per process, recreated after a fork) and the path inside it.
 
     Raises:
-        StorageError: No client can be made for it.
+        StorageError: No client can be created for it.
     """
     from multistorageclient.shortcuts import resolve_storage_client
 
@@ -113,7 +113,7 @@ def resolve(url: str) -> tuple[Any, str]:
 
 
 def _ask(call: Callable[[], T], doing: str, url: str) -> T:
-    """Returns what `call` returns, with retries.
+    """Calls `call` with retries, and returns its result.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -128,7 +128,7 @@ def _ask(call: Callable[[], T], doing: str, url: str) -> T:
             raise
         except Exception as error:
             if isinstance(error, (RuntimeError, RetryableError)) and not isinstance(error, NotImplementedError):
-                # Its errors for anything that a server answered, and for connections that broke.
+                # Raised for every error response of a server, and for broken connections.
                 raise ConnectionError(str(error)) from error
             raise StorageError(
                 f"Could not {doing} {url}: {type(error).__name__}: {error}. Check the URL, and the configuration of "

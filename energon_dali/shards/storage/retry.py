@@ -1,14 +1,15 @@
-"""The rule for errors that may pass: which they are, how often a request is repeated, and when a store is down.
+"""Retries: which errors are transient, how often a request is repeated, and when a store counts as down.
 
-A request is repeated a few times with growing pauses, within a budget (`RetryPolicy`). What follows when the budget is
-spent depends on the store:
+A request is repeated a few times with growing pauses, within a budget (`RetryPolicy`). When the budget is used up, the
+store decides what happens:
 
-- Other requests to the store succeed: the fault is the file's. The request raises StorageError; this costs a sample.
-- Nothing can be read from the store: the fault is the store's, and no sample is dropped for it. While a loader runs,
-  the request is repeated until the store answers, or raises StoreUnavailableError, which ends the run.
+- Other requests to the store succeed: only this file is affected. The request raises StorageError, which costs a
+  sample.
+- Nothing can be read from the store: no sample is dropped. While a loader runs, the request is repeated until the store
+  answers again, or until it raises StoreUnavailableError, which ends the run.
 
-After a request for a file failed for good, further requests for that file get one attempt each for a while, so that a
-lost shard costs one budget and not one per sample.
+After all attempts for a file have failed, further requests for it get one attempt each for a while, so that a lost
+shard costs one budget and not one per sample.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ T = TypeVar("T")
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 RECENT_SECONDS = 1.0
-"""A store that answered this recently needs no look, where a file is known to fail."""
+"""For a file that is known to fail, a store that answered this recently is not probed."""
 WARNING_SECONDS = 10.0
 """Retries of one store are logged at most this often."""
 
@@ -59,7 +60,7 @@ TRANSIENT_ERRNOS = frozenset(
         errno.ENFILE,
     }
 )
-"""Error numbers that a disk, a network file system or a connection may give for a moment."""
+"""Error numbers that may be transient on a disk, a network file system or a connection."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,9 +68,9 @@ _log = logging.getLogger(__name__)
 @explain_call
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a request for data is repeated after an error that may pass, and when a store counts as down.
+    """How often a request for data is repeated after a transient error, and when a store counts as down.
 
-    The same for local and mounted file systems, web servers and object stores. Missing files and refused permissions
+    Applies to local and mounted file systems, web servers and object stores alike. Missing files and denied permissions
     are not retried.
 
     Raises:
@@ -79,10 +80,10 @@ class RetryPolicy:
     attempts: int = 5
     """Attempts per request, at least 1."""
     request_seconds: float = 30.0
-    """No attempt of a request begins later than this after its first one. A web server that sends nothing for a third
-    of this time has failed an attempt."""
+    """No attempt of a request starts later than this after its first one. If a web server sends nothing for a third of
+    this time, the attempt has failed."""
     store_seconds: float = 120.0
-    """A running loader raises StoreUnavailableError after a store gave nothing but errors for this long."""
+    """A running loader raises StoreUnavailableError after a store returned only errors for this long."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:
@@ -94,11 +95,11 @@ class RetryPolicy:
 
 
 class RetryScope:
-    """The retries of one loader in one process: its policy, its counters, and how to end its pauses.
+    """The retries of one loader in one process: its policy, its counters, and a way to cancel its pauses.
 
     Args:
         policy: How often requests are repeated.
-        count: Adds to a counter, as `Recorder.count` does; None counts nothing.
+        count: Adds to a counter, given its name and an amount; None counts nothing.
         outlasts_stores: Wait for a store that is down. False raises StorageError after one budget.
     """
 
@@ -116,18 +117,18 @@ class RetryScope:
         self._down_since: dict[Store, float] = {}
 
     def cancel(self) -> None:
-        """Ends all pauses: requests that failed raise StorageError at once."""
+        """Cancels all pauses: failed requests raise StorageError at once."""
         self._cancelled.set()
 
     def seconds_down(self, store: Store, now: float) -> float:
-        """Returns for how long a store, of which a request just failed, has given nothing but errors."""
+        """Returns for how many seconds a store, of which a request just failed, has returned only errors."""
         since = self._down_since.setdefault(store, now)
         if store.last_success > since:
             since = self._down_since[store] = now
         return now - since
 
     def pause(self, seconds: float, store: Store, what: str, error: Exception) -> None:
-        """Counts and reports a retry, and waits before it.
+        """Counts and logs a retry, and waits before it.
 
         Raises:
             StorageError: The loader was closed.
@@ -149,12 +150,12 @@ _SCOPE: ContextVar[RetryScope] = ContextVar("energon_dali_retry_scope", default=
 
 
 def current_scope() -> RetryScope:
-    """Returns the scope in which this thread reads; outside of a loader, one with the default policy."""
+    """Returns the scope in which this thread reads; outside a loader, one with the default policy."""
     return _SCOPE.get()
 
 
 class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
-    """Makes requests of this thread follow a scope, as a `with` block; None leaves the scope as it is.
+    """Context manager that makes requests of this thread use a scope; None keeps the current one.
 
     Args:
         scope: The scope.
@@ -178,17 +179,17 @@ class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
 
 
 def forget_scope(scope: RetryScope) -> None:
-    """Makes this thread leave a scope that it is still in: Ctrl-C may come while a `with` block is being left.
+    """Makes this thread leave a scope, in case Ctrl-C interrupted the exit of its `with` block.
 
     Args:
-        scope: Of a loader that is closed.
+        scope: The scope of a closed loader.
     """
     if _SCOPE.get() is scope:
         _SCOPE.set(_NO_LOADER)
 
 
 def is_transient(error: Exception) -> bool:
-    """Returns whether another attempt may help: not for a missing file, a refused permission or a wrong argument."""
+    """Returns whether another attempt may help: not for a missing file, a denied permission or a wrong argument."""
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)):
         return False
     if isinstance(error, (ConnectionError, TimeoutError)):
@@ -198,28 +199,28 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, OSError) and (error.errno is None or error.errno in TRANSIENT_ERRNOS)
 
 
-def with_retries(call: Callable[[], T], doing: str, place: str = "", *, failed: OSError | None = None) -> T:
-    """Returns what `call` returns, after repeating it where its error may pass.
+def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: OSError | None = None) -> T:
+    """Calls `call`, repeats it after transient errors, and returns its result.
 
     Args:
         call: Makes one attempt.
         doing: What is attempted, for the message, such as "read".
-        place: The local path or URL that it is attempted with.
-        failed: The error of a first attempt that the caller made itself.
+        path: The local path or URL that is accessed.
+        failed: The error of a first attempt that the caller already made.
 
     Raises:
         FileNotFoundError: The file is not there.
-        StorageError: Every attempt failed with an OSError, or one with an OSError that does not pass.
-        StoreUnavailableError: The store gave nothing but errors for longer than the loader's policy allows.
+        StorageError: Every attempt failed with a transient OSError, or one with a permanent OSError.
+        StoreUnavailableError: The store returned only errors for longer than the loader's policy allows.
     """
     scope = _SCOPE.get()
     policy = scope.policy
-    what = f"{doing} {place}".rstrip()
-    store = store_of(place)
+    what = f"{doing} {path}".rstrip()
+    store = store_of(path)
     began = clock.now()
-    spent_at = store.failed_files.get(place)
-    is_spent = spent_at is not None and began - spent_at < policy.request_seconds
-    allowed = 1 if is_spent else policy.attempts
+    failed_at = store.failed_files.get(path)
+    has_failed = failed_at is not None and began - failed_at < policy.request_seconds
+    allowed = 1 if has_failed else policy.attempts
     tried = total = 0
     pause = FIRST_PAUSE_SECONDS
     store_was_down = False
@@ -234,36 +235,36 @@ def with_retries(call: Callable[[], T], doing: str, place: str = "", *, failed: 
         except OSError as error:
             failed = None
             if not is_transient(error):
-                raise _given_up(what, total, error) from error
+                raise _storage_error(what, total, error) from error
             now = clock.now()
             seconds_down = scope.seconds_down(store, now)
             if tried >= allowed or now + pause - began > policy.request_seconds:
                 if not scope.outlasts_stores:
-                    store.mark_failed(place, now)
-                    raise _given_up(what, total, error) from error
-                # A file that fails again and again needs no probe each time.
-                lately = began - RECENT_SECONDS if is_spent else began
-                if store.last_success > lately or store.responds(now):
+                    store.mark_failed(path, now)
+                    raise _storage_error(what, total, error) from error
+                # A file that keeps failing needs no probe each time.
+                recently = began - RECENT_SECONDS if has_failed else began
+                if store.last_success > recently or store.responds(now):
                     if not store_was_down:
-                        store.mark_failed(place, now)
-                        raise _given_up(what, total, error) from error
-                    # It answers again, and so may this file: the attempts so far say nothing about it.
+                        store.mark_failed(path, now)
+                        raise _storage_error(what, total, error) from error
+                    # The store answers again, so the attempts so far say nothing about this file.
                     store_was_down, began, tried, allowed = False, now, 0, policy.attempts
                     pause = FIRST_PAUSE_SECONDS
                 elif seconds_down >= policy.store_seconds:
-                    raise _store_is_down(store, what, seconds_down, error) from error
+                    raise _store_error(store, what, seconds_down, error) from error
                 else:
                     store_was_down = True
             scope.pause(pause, store, what, error)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         else:
             store.last_success = clock.now()
-            if is_spent:
-                store.failed_files.pop(place, None)
+            if has_failed:
+                store.failed_files.pop(path, None)
             return result
 
 
-def _given_up(what: str, attempts: int, error: Exception) -> StorageError:
+def _storage_error(what: str, attempts: int, error: Exception) -> StorageError:
     tried = f" ({attempts} attempts)" if attempts > 1 else ""
     return StorageError(
         f"Could not {what}{tried}: {_text(error)}. Check that the path is right, that it may be accessed, and that the "
@@ -271,7 +272,7 @@ def _given_up(what: str, attempts: int, error: Exception) -> StorageError:
     )
 
 
-def _store_is_down(store: Store, what: str, seconds: float, error: Exception) -> StoreUnavailableError:
+def _store_error(store: Store, what: str, seconds: float, error: Exception) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"Nothing could be read from {store.name} for {seconds:.0f} s; the last attempt, to {what}, failed with "
         f"{_text(error)}. The run ends here instead of dropping samples. Restore the last state when the storage works "
