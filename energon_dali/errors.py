@@ -19,7 +19,7 @@
     │   ├── FatalSampleError                   a hook failed too often in a row, or in a way that never heals
     │   └── WorkerError                        a worker process failed
     │       ├── WorkerDiedError                a worker process ended without being asked to
-    │       └── WatchdogTimeoutError           no batch came for longer than the watchdog allows
+    │       └── WatchdogTimeoutError           no batch arrived for longer than the watchdog allows
     └── SkipSample                             raised by a user's hook: drop this sample, silently
 
 Every message says what was given, what is allowed and what to do.
@@ -135,7 +135,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WatchdogTimeoutError(WorkerError):
-    """No batch came for longer than the watchdog allows."""
+    """No batch arrived for longer than the watchdog allows."""
 
 
 class SkipSample(Exception):  # noqa: N818 - the name that users of Energon know

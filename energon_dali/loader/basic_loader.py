@@ -1,4 +1,4 @@
-"""A loader without saved state: workers, the rank's part, prefetch, watchdog and statistics."""
+"""A loader without saved state: workers, the rank's pipeline, prefetching, watchdog and statistics."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import contextlib
 import importlib.util
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
+from typing_extensions import Unpack
+
 from energon_dali.cache import CachePool, pool_context
-from energon_dali.cache.file_cache_pool import check_cache_pool
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
+from energon_dali.datasets.stream import plain
 from energon_dali.error_handlers import LOGGER
 from energon_dali.errors import ConfigError
 from energon_dali.loader.deferred_close import close_when_collected, forget
-from energon_dali.loader.delivery import Delivery
-from energon_dali.loader.delivery_setup import DeliverySetup, open_delivery, wants_decode_process
-from energon_dali.loader.pinning import wants_pinning
-from energon_dali.loader.rank_part import has_workers
-from energon_dali.loader.statistics import LoaderStatistics, TrainerClock
-from energon_dali.loader.tree import cut_tree
+from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
+from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
+from energon_dali.loader.processes.signals import interrupts_deferred
+from energon_dali.loader.rank_pipeline import cut_tree, has_workers, rank_has_work
+from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.loader.watchdog import Watchdog
-from energon_dali.loader.workers.interrupts import interrupts_deferred
-from energon_dali.loader.workers.launch import check_start_method
-from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
 if TYPE_CHECKING:
@@ -42,50 +42,43 @@ T = TypeVar("T")
 class BasicDataLoader(Generic[T]):
     """Iterates a dataset, with worker processes if its WorkerConfig asks for some.
 
-    `iter(loader)` continues the live iteration until an epoch ends; the next `iter` begins the next epoch, also behind
-    one that took all elements of an epoch and did not ask for more. `next(loader)` takes the next element of the
-    running epoch. Workers live as long as the loader: until
-    `close()`, the end of a `with`, the end of the process, or until nobody holds it.
+    `iter(loader)` continues the live iteration until an epoch ends; the next `iter` starts the next epoch, also if the
+    one before took all elements of its epoch and did not ask for more. `next(loader)` takes the next element of the
+    running epoch. Workers live until `close()`, the end of a `with` block, the end of the process, or until nothing
+    refers to the loader.
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
         worker_config: Deprecated; must equal the dataset's.
         prefetch_factor: Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1.
             Each costs the memory of a block or batch.
-        cache_pool: What fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for
-            all processes together. It stays yours to close, after the loader. None fetches nothing ahead.
-        watchdog_timeout_seconds: Longest wait for a batch that is normal; None never complains.
-        watchdog_initial_timeout_seconds: The same for the first batch; None is the same.
+        cache_pool: Fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for all
+            processes together. Close it yourself, after the loader. None fetches nothing ahead.
+        watchdog_timeout_seconds: Longest normal wait for a batch; None never complains.
+        watchdog_initial_timeout_seconds: The same for the first batch; None uses watchdog_timeout_seconds.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
-        start_method: How workers start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
+        start_method: How processes start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
             cloudpickle), "fork" or "forkserver".
-        pin_memory: Whether CPU batches are put into page-locked memory; "auto" where CUDA is available.
-        retry_policy: How reading is repeated after errors that may pass, and when a store counts as down; None is
+        pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available.
+        retry_policy: How reading is repeated after transient errors, and when a store counts as down; None is
             RetryPolicy(). Saved states do not depend on it.
-        decode_process: Whether decoding and the hooks behind it run in a process of their own, which hands finished
-            batches over: for trainers whose Python is busy (docs/decode-process.md). "auto" where the rank decodes or
-            runs hooks, beside workers.
+        decode_process: Whether decoding and the hooks after it run in a process of their own, which sends finished
+            batches: for trainers whose Python is busy (docs/decode-process.md). "auto" if the rank decodes or runs
+            hooks, and there are workers.
 
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
 
     @explain_call
+    @show_loader_options
     def __init__(
         self,
         dataset: SavableDataset[T],
         *,
         worker_config: WorkerConfig | None = None,
-        prefetch_factor: int = 2,
-        cache_pool: CachePool | None = None,
-        watchdog_timeout_seconds: float | None = 60,
-        watchdog_initial_timeout_seconds: float | None = None,
-        fail_on_timeout: bool = False,
-        start_method: str = "spawn",
-        pin_memory: bool | str = "auto",
-        retry_policy: RetryPolicy | None = None,
-        decode_process: bool | str = False,
+        **options: Unpack[LoaderArguments],
     ) -> None:
         if not isinstance(dataset, SavableDataset):
             raise ConfigError(
@@ -99,34 +92,26 @@ class BasicDataLoader(Generic[T]):
                     f"The loader was given {worker_config}, but the dataset has {dataset.worker_config}. Leave "
                     "worker_config out to take the dataset's."
                 )
-        if not isinstance(prefetch_factor, int) or prefetch_factor < 1:
-            raise ConfigError(
-                f"prefetch_factor={prefetch_factor!r} leaves nothing to deliver: give a whole number of at least 1."
-            )
         self.dataset = dataset
         self.worker_config = dataset.worker_config
         self._tree: SavableDataset[T] = cut_tree(dataset)
-        self._prefetch = prefetch_factor
-        self._cache_pool = check_cache_pool(cache_pool)
-        self._cache_share = self._cache_pool
-        self._start_method = check_start_method(start_method)
-        self._retry_policy = _check_retry_policy(retry_policy)
-        self._decode_process = wants_decode_process(decode_process, self._tree)
-        forks = self._decode_process and self._start_method == "fork"
-        self._pins = wants_pinning(pin_memory, before_fork=forks)
+        self._options = LoaderOptions.from_arguments(options).resolved(
+            rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
+        )
+        self._shared_cache: CachePool | None = None
         self._metrics = Metrics()
         self._watchdog = Watchdog(
-            watchdog_timeout_seconds,
-            watchdog_initial_timeout_seconds,
-            fail_on_timeout=fail_on_timeout,
+            self._options.watchdog_timeout_seconds,
+            self._options.watchdog_initial_timeout_seconds,
+            fail_on_timeout=self._options.fail_on_timeout,
             metrics=self._metrics,
         )
-        self._failures_told = 0
-        self._clock = TrainerClock()
+        self._failures_logged = 0
+        self._clock = _TrainerClock()
         self._ranges = _Ranges()
-        self._delivery: Delivery | None = None
-        self._end: weakref.finalize[..., Any] | None = None
-        self._state: State | None = None
+        self._prefetcher: Prefetcher | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._snapshot: State | None = None
         self._begun = False
         self._epoch = self._given = 0
         self._pid = os.getpid()
@@ -136,7 +121,7 @@ class BasicDataLoader(Generic[T]):
 
     def __iter__(self) -> LoaderIterator[T]:
         refuse_resharding(self.worker_config)
-        # Not kept: a loader that held its iterators could not end its workers when the last user lets it go.
+        # Not kept: a loader that refers to its iterators could not end its workers when the last user drops it.
         return LoaderIterator(self)
 
     def __next__(self) -> T:
@@ -149,99 +134,97 @@ class BasicDataLoader(Generic[T]):
         return self.dataset.len_rank()
 
     def _next(self, epoch: int) -> T:
-        """Returns the next element of an epoch, by its number among those that this loader began."""
+        """Returns the next element of an epoch, given by its number among those that this loader started."""
         self._check_process()
         started = self._clock.start()
         before: State | None = None
         taken = False
         try:
-            # Threads of the user's that share a loader take turns; a signal handler inside a wait may ask as well.
+            # Threads that share a loader take turns; a signal handler inside a wait may ask for a batch as well.
             with self._turn, self._ranges.named("energon_dali.next"):
-                if epoch != self._epoch:  # another iterator has come to its end
+                if epoch != self._epoch:  # another iterator reached its end
                     raise StopIteration
-                delivery = self._delivery or self._open()
-                occupancy = delivery.occupancy
-                before = delivery.state()
+                prefetcher = self._prefetcher or self._open()
+                occupancy = prefetcher.occupancy
+                before = prefetcher.snapshot
                 try:
                     taken = True
-                    element = delivery.next()
+                    element = prefetcher.next()
                 except StopIteration:
                     self._epoch, self._given = self._epoch + 1, 0
-                    self._note_closed(delivery)
-                    self._sum_up_failures()
+                    self._note_closed(prefetcher)
+                    self._log_failures()
                     raise
-                self._note_closed(delivery)
+                self._note_closed(prefetcher)
                 self._given += 1
                 self._clock.stop(started, occupancy)
-            # Nothing may come between here and the trainer: Ctrl-C up to this line takes the element back.
+            # Nothing may follow before the trainer has the element: Ctrl-C up to this line takes it back.
             return element  # type: ignore[no-any-return]
         except StopIteration:
             raise
         except BaseException:
             self.close()
             if taken:
-                self._state = before
+                self._snapshot = before
             raise
 
-    def _note_closed(self, delivery: Delivery) -> None:
-        """Notes the position where a signal handler or another thread closed during the wait: what came counts."""
-        if self._delivery is not delivery:
-            self._state = delivery.state()
+    def _note_closed(self, prefetcher: Prefetcher) -> None:
+        """Notes the position if a signal handler or another thread closed during the wait: what arrived counts."""
+        if self._prefetcher is not prefetcher:
+            self._snapshot = prefetcher.snapshot
 
     def _check_process(self) -> None:
-        """Refuses to take batches in a forked copy: it would take those of the loader that it is a copy of."""
-        if self._delivery is not None and os.getpid() != self._pid:
+        """Refuses to take batches in a forked copy: it would take those of the original."""
+        if self._prefetcher is not None and os.getpid() != self._pid:
             raise ConfigError(
-                f"This loader runs in process {self._pid}, of which this process ({os.getpid()}) is a forked copy; its "
-                "workers serve that one alone. Build a loader here, or fork before the first batch is taken."
+                f"This loader runs in process {self._pid}, and this process ({os.getpid()}) is a forked copy of it; "
+                "the workers serve the original alone. Build a loader here, or fork before the first batch is taken."
             )
 
-    def _open(self) -> Delivery:
-        """Starts workers and threads, at the beginning or at the last delivered state."""
+    def _open(self) -> Prefetcher:
+        """Starts workers and threads, at the beginning or after the last delivered batch."""
         self._begun = True
         self._pid = os.getpid()
-        if self._cache_pool is not None and has_workers(self._tree):
-            # Hooks may run in the rank's process as well.
-            self._cache_share = self._cache_pool.shared_by(self.worker_config.num_workers + 1)
-        setup = DeliverySetup(
-            dataset=self._tree,
-            metrics=self._metrics,
-            watchdog=self._watchdog,
-            state=self._state,
-            prefetch_factor=self._prefetch,
-            start_method=self._start_method,
-            cache_pool=self._cache_share,
-            pins=self._pins,
-            retry_policy=self._retry_policy,
-            decode_process=self._decode_process,
-        )
-        with interrupts_deferred():  # what runs already and is not known here would never be ended
-            self._delivery = delivery = open_delivery(setup)
-            self._end = close_when_collected(self, delivery)
-        return delivery
+        cache_pool = self._options.cache_pool
+        if cache_pool is not None and has_workers(self._tree):
+            # One more: hooks may run in the rank's process as well.
+            self._shared_cache = cache_pool.shared_by(self.worker_config.num_workers + 1)
+        options = replace(self._options, cache_pool=self._shared_cache or self._options.cache_pool)
+        with interrupts_deferred():  # what runs already and is not stored here would never be ended
+            self._prefetcher = prefetcher = open_prefetcher(
+                self._tree, options, self._state, self._metrics, self._watchdog
+            )
+            self._finalizer = close_when_collected(self, prefetcher)
+        return prefetcher
+
+    @property
+    def _state(self) -> State | None:
+        """The state after the last delivered batch, in plain values; None before the first."""
+        snapshot = self._snapshot if self._prefetcher is None else self._prefetcher.snapshot
+        return None if snapshot is None else plain(snapshot)
 
     def close(self) -> None:
-        """Ends workers and threads; may be called again. A later iteration continues behind the last batch."""
-        delivery, self._delivery = self._delivery, None
-        if delivery is None:
+        """Ends workers and threads; may be called again. A later iteration continues after the last batch."""
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is None:
             return
-        end, self._end = self._end, None  # another thread may open the next meanwhile
-        self._state = delivery.state()
+        finalizer, self._finalizer = self._finalizer, None  # another thread may open the next one meanwhile
+        self._snapshot = prefetcher.snapshot
         self._watchdog.show_workers = None
-        if end is not None and end.detach() is not None:
-            forget(delivery)
-            delivery.close()
-        if self._cache_share is not None and self._cache_share is not self._cache_pool:
-            self._cache_share.close()
-        self._sum_up_failures()
+        if finalizer is not None and finalizer.detach() is not None:
+            forget(prefetcher)
+            prefetcher.close()
+        if self._shared_cache is not None:
+            self._shared_cache.close()
+        self._log_failures()
 
-    def _sum_up_failures(self) -> None:
-        """Logs how many samples failed in which way, where more did than were printed."""
+    def _log_failures(self) -> None:
+        """Logs how many samples failed in which way, if more failed than were printed."""
         kinds = self._metrics.failure_kinds()
         total = sum(kinds.values())
-        if total == self._failures_told or max(kinds.values()) == 1:
+        if total == self._failures_logged or max(kinds.values()) == 1:
             return
-        self._failures_told = total
+        self._failures_logged = total
         rows = [f"{count:,} x {kind}" for kind, count in sorted(kinds.items(), key=lambda row: -row[1])]
         LOGGER.error("%s samples were dropped so far because of failures:\n%s", f"{total:,}", "\n".join(rows))
 
@@ -258,14 +241,14 @@ class BasicDataLoader(Generic[T]):
         return self._tree.can_restore_sample()
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> T:
-        """Returns the element of a `__restore_key__`, made anew in this process.
+        """Returns the element of a `__restore_key__`, made again in this process.
 
         Raises:
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        retries = RetryScope(self._retry_policy, self._metrics.count, outlasts_stores=False)
-        with pool_context(self._cache_pool), retry_scope(retries):
+        retries = RetryScope(self._options.retry_policy, self._metrics.count, outlasts_stores=False)
+        with pool_context(self._options.cache_pool), retry_scope(retries):
             return self._tree.restore_sample(restore_key)
 
     def config(self) -> dict[str, Any]:
@@ -273,47 +256,31 @@ class BasicDataLoader(Generic[T]):
         return {
             "type": type(self).__name__,
             "num_workers": self.worker_config.num_workers,
-            "prefetch_factor": self._prefetch,
-            "decode_process": self._decode_process,
+            "prefetch_factor": self._options.prefetch_factor,
+            "decode_process": self._options.decode_process,
             "dataset": self.dataset.config(),
         }
 
     def stats(self) -> LoaderStatistics:
         """Returns what happened so far: how long the trainer waited, time per stage, routes, bytes and failures."""
-        return self._clock.statistics(self._metrics.snapshot())
+        return LoaderStatistics.collect(self._metrics.snapshot(), **self._clock.times())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Asked for by copy, deepcopy and pickle, which would else fail somewhere inside with a lock or a process.
+        # Called by copy, deepcopy and pickle, which would otherwise fail on a lock or a process somewhere inside.
         raise ConfigError(
             f"A {type(self).__name__} cannot be copied or pickled: it owns processes and a position. Copy its dataset "
-            "and build another loader; to continue at its position restore its state_dict() there."
+            "and build another loader; to continue at its position, restore its state_dict() there."
         )
 
     def __repr__(self) -> str:
         config = self.worker_config
         return (
             f"{type(self).__name__}({self.dataset!r}, rank={config.rank}, world_size={config.world_size}, "
-            f"num_workers={config.num_workers}, prefetch_factor={self._prefetch})"
+            f"num_workers={config.num_workers}, prefetch_factor={self._options.prefetch_factor})"
         )
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(num_workers={self.worker_config.num_workers})\n{self._tree}"
-
-
-def _check_retry_policy(policy: object) -> RetryPolicy:
-    """Returns the policy, the default one for None.
-
-    Raises:
-        ConfigError: It is not a RetryPolicy.
-    """
-    if policy is None:
-        return RetryPolicy()
-    if isinstance(policy, RetryPolicy):
-        return policy
-    raise ConfigError(
-        f"retry_policy={policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., request_seconds=..., "
-        "store_seconds=...), or None for its defaults."
-    )
 
 
 class LoaderIterator(Iterator[T], Generic[T]):
@@ -332,25 +299,25 @@ class LoaderIterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         if self.exhausted:
             raise StopIteration
-        # Trainers that know the length do not ask for the end: it is that of the iterator before, and not of this one.
-        end_is_untold = self._epoch is None and self._loader._given > 0
+        # Trainers that know the length do not ask for the end: a pending one belongs to the iterator before this one.
+        end_is_pending = self._epoch is None and self._loader._given > 0
         if self._epoch is None:
             self._epoch = self._loader._epoch
         while True:
             try:
                 return self._loader._next(self._epoch)
             except StopIteration:
-                self.exhausted = not end_is_untold
+                self.exhausted = not end_is_pending
                 if self.exhausted:
                     raise
-            self._epoch, end_is_untold = self._loader._epoch, False
+            self._epoch, end_is_pending = self._loader._epoch, False
 
     def __len__(self) -> int:
         return len(self._loader)
 
 
 class _Ranges:
-    """NVTX ranges where nvtx is installed, else nothing."""
+    """NVTX ranges if nvtx is installed, else nothing."""
 
     def __init__(self) -> None:
         self._annotate: Any = None
@@ -365,37 +332,56 @@ class _Ranges:
         return cast("contextlib.AbstractContextManager[Any]", self._annotate(name, domain="energon_dali"))
 
 
+class _TrainerClock:
+    """Measures how long the trainer waits, in constant memory."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._batches = 0
+        self._blocked = 0.0
+        self._first: float | None = None
+        self._fill_sum = 0.0
+        self._fills = 0
+
+    def start(self) -> float:
+        """Returns the time at which the trainer asked for a batch."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        return now
+
+    def stop(self, started: float, occupancy: float | None) -> None:
+        """Notes that the batch requested at `started` arrived, and how full the queue was then, 0 to 1."""
+        waited = time.perf_counter() - started
+        self._batches += 1
+        if self._first is None:
+            self._first = waited
+        else:
+            self._blocked += waited
+        if occupancy is not None:
+            self._fill_sum += occupancy
+            self._fills += 1
+
+    def times(self) -> dict[str, Any]:
+        """Returns the fields of LoaderStatistics that are measured here."""
+        return {
+            "batches": self._batches,
+            "elapsed_seconds": 0.0 if self._began is None else time.perf_counter() - self._began,
+            "blocked_seconds": self._blocked,
+            "first_batch_seconds": self._first,
+            "queue_occupancy": self._fill_sum / self._fills if self._fills else None,
+        }
+
+
 @explain_call
+@show_loader_options
 def get_loader(
-    dataset: SavableDataset[T],
-    *,
-    worker_config: WorkerConfig | None = None,
-    prefetch_factor: int = 2,
-    cache_pool: CachePool | None = None,
-    watchdog_timeout_seconds: float | None = 60,
-    watchdog_initial_timeout_seconds: float | None = None,
-    fail_on_timeout: bool = False,
-    start_method: str = "spawn",
-    pin_memory: bool | str = "auto",
-    retry_policy: RetryPolicy | None = None,
-    decode_process: bool | str = False,
+    dataset: SavableDataset[T], *, worker_config: WorkerConfig | None = None, **options: Unpack[LoaderArguments]
 ) -> BasicDataLoader[T]:
     """Returns a loader without state saving; its arguments are those of `BasicDataLoader`.
 
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
-    return BasicDataLoader(
-        dataset,
-        worker_config=worker_config,
-        prefetch_factor=prefetch_factor,
-        cache_pool=cache_pool,
-        watchdog_timeout_seconds=watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-        fail_on_timeout=fail_on_timeout,
-        start_method=start_method,
-        pin_memory=pin_memory,
-        retry_policy=retry_policy,
-        decode_process=decode_process,
-    )
+    return BasicDataLoader(dataset, worker_config=worker_config, **options)

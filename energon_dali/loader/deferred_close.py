@@ -1,8 +1,8 @@
-"""Closes what a forgotten loader left open: at once, or in a thread of its own where the garbage collector found it.
+"""Closes what a forgotten loader left open: at once, or in a thread of its own if the garbage collector found it.
 
-The garbage collector runs finalizers in the middle of whatever a thread is doing, locks held. Closing a delivery waits
-for its threads, and for locks that they hold or that this very thread holds. So a finalizer that the collector runs
-must not close it; it only starts a thread that does. A loader whose last reference is dropped is closed at once.
+The garbage collector runs finalizers in the middle of whatever a thread is doing, with its locks held. Closing a
+prefetcher waits for its threads, and for locks that they or this very thread hold. So a finalizer that the collector
+runs must not close it; it only starts a thread that does. A loader whose last reference is dropped is closed at once.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from energon_dali.loader.delivery import Delivery
+    from energon_dali.loader.prefetcher import Prefetcher
 
 _EXIT_SECONDS = 15.0
-"""How long the end of the process waits for closing that has begun."""
+"""How long the end of the process waits for closing that has started."""
 
-_open: dict[int, Delivery] = {}
-_closing: dict[int, Delivery] = {}
+_open: dict[int, Prefetcher] = {}
+_closing: dict[int, Prefetcher] = {}
 
 
-def close_when_collected(owner: object, delivery: Delivery) -> weakref.finalize[..., Any]:
-    """Returns the finalizer that closes a delivery when its owner is collected; `detach` it to close it oneself.
+def close_when_collected(owner: object, prefetcher: Prefetcher) -> weakref.finalize[..., Any]:
+    """Returns the finalizer that closes a prefetcher when its owner is collected; `detach` it to close it yourself.
 
-    What is open at the end of the process is closed there.
+    What is still open at the end of the process is closed then.
 
     Args:
         owner: The loader.
-        delivery: What brings its batches.
+        prefetcher: Brings its batches.
     """
-    _open[id(delivery)] = delivery
-    end = weakref.finalize(owner, _owner_is_gone, delivery)
-    end.atexit = False  # `_close_all` does that, and waits
-    return end
+    _open[id(prefetcher)] = prefetcher
+    finalizer = weakref.finalize(owner, _close_forgotten, prefetcher)
+    finalizer.atexit = False  # `_close_all` does that, and waits
+    return finalizer
 
 
-def forget(delivery: Delivery) -> None:
-    """Notes that a delivery is closed by its owner."""
-    _open.pop(id(delivery), None)
+def forget(prefetcher: Prefetcher) -> None:
+    """Notes that a prefetcher is closed by its owner."""
+    _open.pop(id(prefetcher), None)
 
 
-def _owner_is_gone(delivery: Delivery) -> None:
-    number = id(delivery)
-    _closing[number] = delivery
+def _close_forgotten(prefetcher: Prefetcher) -> None:
+    number = id(prefetcher)
+    _closing[number] = prefetcher
     _open.pop(number, None)
     if _collecting == threading.get_ident():
         try:
             # Takes no lock, as `threading.Thread.start` would.
             _thread.start_new_thread(_close_in_thread, (number,))
             return
-        except RuntimeError:  # no more threads: better here than never
+        except RuntimeError:  # no more threads: close here rather than never
             pass
     _close(number)
 
 
 _collecting: int | None = None
-"""The thread in which the garbage collector runs."""
+"""The thread in which the garbage collector is running."""
 
 
 def _note_collection(phase: str, info: object) -> None:
@@ -73,7 +73,7 @@ gc.callbacks.append(_note_collection)
 
 
 def _close_in_thread(number: int) -> None:
-    # A thread with a name: what closes may ask which thread it runs in.
+    # A Thread object: closing asks which thread it runs in.
     threading.Thread(target=_close, args=(number,), name="energon-dali-close", daemon=True).start()
 
 

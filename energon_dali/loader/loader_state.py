@@ -128,7 +128,7 @@ def unpack_config(state: State) -> dict[str, Any]:
     return config
 
 
-def rank_part(state: State, dataset: SavableDataset[Any]) -> State:
+def rank_state(state: State, dataset: SavableDataset[Any]) -> State:
     """Returns what the RankIterator of this rank restores from a rank's or a merged state.
 
     Raises:
@@ -332,7 +332,7 @@ def config_in_todays_form(config: Any) -> Any:
         return [config_in_todays_form(member) for member in config]
     if not isinstance(config, dict):
         return config
-    if config.get("type") in ("DecodeDataset", "HandOverDataset") and "inner" in config:
+    if config.get("type") in ("DecodeDataset", "WorkerBorder") and "inner" in config:
         return config_in_todays_form(config["inner"])
     if config.get("type") == "NativeSourceDataset" and "source" in config:
         return config_in_todays_form(config["source"])

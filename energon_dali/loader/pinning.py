@@ -1,4 +1,4 @@
-"""Page-locked memory for batches on the CPU, so that their copy to the GPU runs beside the training step."""
+"""Page-locked memory for batches on the CPU, so that their copy to the GPU overlaps the training step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from energon_dali.samples.transfer import map_tensors, pin_tensor
 
 
 def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
-    """Returns whether batches are to be pinned; "auto" means wherever CUDA is available.
+    """Returns whether batches are pinned; "auto" means if CUDA is available.
 
     Args:
         pin_memory: True, False or "auto".
-        before_fork: Whether a process that may use CUDA will be forked from this one: GPUs are then counted by NVML,
-            as CUDA does not work in a process that is forked after it was asked.
+        before_fork: Whether a process that may use CUDA will be forked from this one. GPUs are then counted by NVML:
+            after a question to CUDA, CUDA does not work in forked processes.
 
     Raises:
         ConfigError: It is neither a bool nor "auto".
@@ -33,7 +33,7 @@ def wants_pinning(pin_memory: bool | str, *, before_fork: bool = False) -> bool:
 
 
 def pin(value: Any) -> Any:
-    """Returns a batch with its CPU tensors in page-locked memory; everything else in it stays as it is.
+    """Returns a batch with its CPU tensors in page-locked memory; everything else is unchanged.
 
     Args:
         value: A batch: a tensor, something with a `pin_memory` method, a dataclass, dict, list or tuple of these.

@@ -6,18 +6,19 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import Unpack
+
 from energon_dali.calls import explain_call
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding
 from energon_dali.errors import StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
-from energon_dali.loader.loader_state import fitting_dataset, make_state, merge_states, rank_part
+from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
+from energon_dali.loader.loader_state import fitting_dataset, make_state, merge_states, rank_state
 
 if TYPE_CHECKING:
-    from energon_dali.cache import CachePool
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.shards import RetryPolicy
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -28,76 +29,47 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     Args:
         dataset: What `get_train_dataset` or `get_val_dataset` returned.
-        worker_config: This and the next eight are as for BasicDataLoader.
-        prefetch_factor: Likewise.
-        cache_pool: Likewise.
-        watchdog_timeout_seconds: Likewise.
-        watchdog_initial_timeout_seconds: Likewise.
-        fail_on_timeout: Likewise.
-        start_method: Likewise.
-        pin_memory: Likewise.
-        decode_process: Likewise.
-        checkpoint_every_sec: Accepted for compatibility with Energon; without effect, as every position is exact.
+        worker_config: Deprecated; must equal the dataset's.
+        checkpoint_every_sec: Accepted for compatibility with Energon, without effect: every position is exact.
         checkpoint_every_min_n_samples: Likewise.
         n_checkpoints: Likewise.
-        gc_collect_every_n_steps: Likewise: workers freeze what lives for ever, and Python collects the rest.
+        gc_collect_every_n_steps: Likewise: workers freeze what lives indefinitely, and Python collects the rest.
         gc_freeze_at_start: Likewise.
+        **options: The other arguments of BasicDataLoader.
 
     Raises:
-        ConfigError: An option cannot work.
+        ConfigError: An argument is invalid.
+        DeviceError: pin_memory=True without CUDA.
     """
 
     @explain_call
+    @show_loader_options
     def __init__(
         self,
         dataset: SavableDataset[T],
         *,
         worker_config: WorkerConfig | None = None,
-        prefetch_factor: int = 2,
-        cache_pool: CachePool | None = None,
-        watchdog_timeout_seconds: float | None = 60,
-        watchdog_initial_timeout_seconds: float | None = None,
-        fail_on_timeout: bool = False,
-        start_method: str = "spawn",
-        pin_memory: bool | str = "auto",
-        retry_policy: RetryPolicy | None = None,
-        decode_process: bool | str = False,
         checkpoint_every_sec: float = 60,
         checkpoint_every_min_n_samples: int | None = None,
         n_checkpoints: int | None = None,
         gc_collect_every_n_steps: int = 10,
         gc_freeze_at_start: bool = True,
+        **options: Unpack[LoaderArguments],
     ) -> None:
-        super().__init__(
-            dataset,
-            worker_config=worker_config,
-            prefetch_factor=prefetch_factor,
-            cache_pool=cache_pool,
-            watchdog_timeout_seconds=watchdog_timeout_seconds,
-            watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-            fail_on_timeout=fail_on_timeout,
-            start_method=start_method,
-            pin_memory=pin_memory,
-            retry_policy=retry_policy,
-            decode_process=decode_process,
-        )
+        super().__init__(dataset, worker_config=worker_config, **options)
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_resharding(self.worker_config)
         return SavableLoaderIterator(self)
 
-    # --- a rank's state --------------------------------------------------------------------------------------------
+    # --- the state of a rank ---------------------------------------------------------------------------------------
 
     def save_state_rank(self) -> State:
-        """Returns the state of this rank behind the last delivered batch: plain values that survive JSON."""
-        if self._delivery is not None:
-            return make_state(self._delivery.state(), self._tree)
-        if self._state is not None:
-            return make_state(self._state, self._tree)
-        return make_state(RankIterator(self._tree).state_dict(), self._tree)
+        """Returns the state of this rank after the last delivered batch: plain values that survive JSON."""
+        return make_state(self._state or RankIterator(self._tree).state_dict(), self._tree)
 
     def restore_state_rank(self, state: State | None) -> None:
-        """Continues at a state; to be called before the first batch is taken.
+        """Continues at a state. Call it before the first batch is taken.
 
         Args:
             state: What save_state_rank of the same rank, or save_state_global of any layout, returned. None changes
@@ -111,19 +83,19 @@ class SavableDataLoader(BasicDataLoader[T]):
             return
         if self._begun:
             raise StateError(
-                "A state can only be restored before the first batch is taken, and this loader has given some. Make a "
-                "new loader and restore into that."
+                "A state can only be restored before the first batch is taken, and this loader has delivered some. "
+                "Make a new loader and restore into that."
             )
         tree = fitting_dataset(state, self._tree)
-        self._state = rank_part(state, tree)
+        self._snapshot = rank_state(state, tree)
         self._tree = tree
 
     def state_dict(self) -> State:
-        """Returns the same as save_state_rank, under the name that torch's tools know."""
+        """Same as save_state_rank, under the name that torch's tools use."""
         return self.save_state_rank()
 
     def load_state_dict(self, state: State) -> None:
-        """Does the same as restore_state_rank, under the name that torch's tools know.
+        """Same as restore_state_rank, under the name that torch's tools use.
 
         Raises:
             StateError: Iteration has begun, or the state is of another dataset.
@@ -137,11 +109,11 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Returns the state of all ranks on one of them, None on the others. A collective call with several ranks.
 
         Args:
-            global_dst_rank: Global rank that gets it.
+            global_dst_rank: Global rank that receives it.
 
         Raises:
             StateError: There are several ranks, but torch.distributed is not initialised, or the data-parallel group of
-                this rank does not hold the destination or has not `world_size` ranks.
+                this rank lacks the destination or does not have `world_size` ranks.
         """
         own = self.save_state_rank()
         if self.worker_config.world_size == 1:
@@ -154,15 +126,15 @@ class SavableDataLoader(BasicDataLoader[T]):
         return None if gathered is None else merge_states(gathered)
 
     def restore_state_global(self, state: State | Sequence[State] | None, *, src_rank: int | None = None) -> None:
-        """Continues at a global state; to be called before the first batch is taken.
+        """Continues at a global state. Call it before the first batch is taken.
 
         Args:
             state: What save_state_global returned, or the list of all ranks' states.
-            src_rank: Global rank that has the state and gives it to the others; None: all ranks have it.
+            src_rank: Global rank that has the state and sends it to the others; None if all ranks have it.
 
         Raises:
             StateError: Iteration has begun, the state is of another dataset or incomplete, or torch.distributed is
-                needed and not initialised, or the data-parallel group of this rank does not hold the source or has not
+                needed and not initialised, or the data-parallel group of this rank lacks the source or does not have
                 `world_size` ranks.
             LayoutError: The state does not fit this layout of ranks and workers.
         """
@@ -196,15 +168,15 @@ class SavableDataLoader(BasicDataLoader[T]):
         self.restore_state_global(state)
 
     def _distributed(self, what: str, name: str, member: int) -> Any:
-        """Returns torch.distributed; `name` is the argument that has to be a member of this rank's group."""
+        """Returns torch.distributed; `name` is the argument that must be a member of this rank's group."""
         import torch.distributed as dist
 
         config = self.worker_config
         if not (dist.is_available() and dist.is_initialized()):
             raise StateError(
                 f"{what} over {config.world_size} ranks, and torch.distributed is not initialised. Call "
-                "torch.distributed.init_process_group first, or save each rank with save_state_rank and join them with "
-                "energon_dali.loader.loader_state.merge_states."
+                "torch.distributed.init_process_group first, or save each rank with save_state_rank and merge them "
+                "with energon_dali.loader.loader_state.merge_states."
             )
         group = config.data_parallel_group
         members = list(range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group))
@@ -217,13 +189,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         if member not in members:
             raise StateError(
                 f"{name}={member} is not among the ranks {members} of this rank's data-parallel group. Give a global "
-                "rank of the group; each group can have a rank of its own."
+                "rank of the group; each group can have its own."
             )
         return dist
 
 
 class SavableLoaderIterator(LoaderIterator[T]):
-    """The live iteration of a savable loader; has the loader's state methods, for tools that only see the iterator.
+    """The live iteration of a savable loader, with the loader's state methods for tools that only see the iterator.
 
     Args:
         loader: The loader.
@@ -234,7 +206,7 @@ class SavableLoaderIterator(LoaderIterator[T]):
         self._savable = loader
 
     def save_state_rank(self) -> State:
-        """Returns the state of this rank behind the last delivered batch."""
+        """Returns the state of this rank after the last delivered batch."""
         return self._savable.save_state_rank()
 
     def restore_state_rank(self, state: State | None) -> None:
@@ -259,46 +231,31 @@ class SavableLoaderIterator(LoaderIterator[T]):
 
 
 @explain_call
+@show_loader_options
 def get_savable_loader(
     dataset: SavableDataset[T],
     *,
     worker_config: WorkerConfig | None = None,
-    prefetch_factor: int = 2,
-    cache_pool: CachePool | None = None,
-    watchdog_timeout_seconds: float | None = 60,
-    watchdog_initial_timeout_seconds: float | None = None,
-    fail_on_timeout: bool = False,
-    start_method: str = "spawn",
-    pin_memory: bool | str = "auto",
-    retry_policy: RetryPolicy | None = None,
-    decode_process: bool | str = False,
     checkpoint_every_sec: float = 60,
     checkpoint_every_min_n_samples: int | None = None,
     n_checkpoints: int | None = None,
     gc_collect_every_n_steps: int = 10,
     gc_freeze_at_start: bool = True,
+    **options: Unpack[LoaderArguments],
 ) -> SavableDataLoader[T]:
     """Returns a loader whose state can be saved; its arguments are those of `SavableDataLoader`.
 
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument is invalid.
         DeviceError: pin_memory=True without CUDA.
     """
     return SavableDataLoader(
         dataset,
         worker_config=worker_config,
-        prefetch_factor=prefetch_factor,
-        cache_pool=cache_pool,
-        watchdog_timeout_seconds=watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-        fail_on_timeout=fail_on_timeout,
-        start_method=start_method,
-        pin_memory=pin_memory,
-        retry_policy=retry_policy,
-        decode_process=decode_process,
         checkpoint_every_sec=checkpoint_every_sec,
         checkpoint_every_min_n_samples=checkpoint_every_min_n_samples,
         n_checkpoints=n_checkpoints,
         gc_collect_every_n_steps=gc_collect_every_n_steps,
         gc_freeze_at_start=gc_freeze_at_start,
+        **options,
     )

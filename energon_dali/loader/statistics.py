@@ -1,9 +1,8 @@
-"""What a loader did: how long the trainer waited, what each stage took, by which route media came, and what failed."""
+"""What a loader did: how long the trainer waited, what each stage took, how media were decoded, and what failed."""
 
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +18,11 @@ class LoaderStatistics:
     elapsed_seconds: float
     """Time since the first batch was asked for."""
     blocked_seconds: float
-    """Time the trainer waited for batches behind the first."""
+    """Time the trainer waited for batches after the first."""
     first_batch_seconds: float | None
     """Time the trainer waited for the first batch."""
     queue_occupancy: float | None
-    """Mean share of the queue that was filled when a batch was taken, 0 to 1; None without a queue."""
+    """Mean share of the queue that was full when a batch was taken, 0 to 1; None without a queue."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Time at work per stage, summed over all processes."""
     routes: dict[str, int] = field(default_factory=dict)
@@ -38,15 +37,37 @@ class LoaderStatistics:
     counts: dict[str, int] = field(default_factory=dict)
     """All other counters."""
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """The last samples that were dropped, by dataset, shard and key."""
+    """The last dropped samples, with dataset, shard and key."""
     failure_kinds: dict[str, int] = field(default_factory=dict)
-    """How many samples failed, by stage, type of the error and line that raised it."""
+    """How many samples failed, by stage, error type and line that raised it."""
     gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
-    """GPU memory of this process as torch sees it: allocated, reserved and their peaks; empty without CUDA."""
+    """GPU memory of this process in bytes, as torch sees it: allocated, reserved, their peaks; empty without CUDA."""
+
+    @classmethod
+    def collect(cls, record: dict[str, Any], **trainer: Any) -> LoaderStatistics:
+        """Returns the statistics.
+
+        Args:
+            record: What the metricss of all processes counted, see `Metrics.snapshot`.
+            **trainer: The first five fields: what the trainer's clock measured.
+        """
+        counts = dict(record["counts"])
+        return cls(
+            **trainer,
+            stage_seconds=record["seconds"],
+            routes=_take_by_prefix(counts, "route."),
+            retries=_take_by_prefix(counts, "retries."),
+            block_bytes=counts.pop("blocks.bytes", 0),
+            blend=take_shares(counts),
+            counts=counts,
+            failures=record["failures"],
+            failure_kinds=record["kinds"],
+            gpu_memory_bytes=_gpu_memory(),
+        )
 
     @property
     def blocked_share(self) -> float:
-        """Share of the time behind the first batch that the trainer waited, 0 to 1."""
+        """Share of the time after the first batch that the trainer waited, 0 to 1."""
         running = self.elapsed_seconds - (self.first_batch_seconds or 0.0)
         return self.blocked_seconds / running if running > 0 else 0.0
 
@@ -97,65 +118,13 @@ class LoaderStatistics:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-class TrainerClock:
-    """Measures how long the trainer waits, in constant memory."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._batches = 0
-        self._blocked = 0.0
-        self._first: float | None = None
-        self._fill_sum = 0.0
-        self._fills = 0
-
-    def start(self) -> float:
-        """Returns the time at which the trainer asked for a batch."""
-        now = time.perf_counter()
-        if self._began is None:
-            self._began = now
-        return now
-
-    def stop(self, started: float, occupancy: float | None) -> None:
-        """Notes that the batch asked for at `started` came, and how full the queue was, 0 to 1."""
-        waited = time.perf_counter() - started
-        self._batches += 1
-        if self._first is None:
-            self._first = waited
-        else:
-            self._blocked += waited
-        if occupancy is not None:
-            self._fill_sum += occupancy
-            self._fills += 1
-
-    def statistics(self, record: dict[str, Any]) -> LoaderStatistics:
-        """Returns what was measured, with what the `Metrics` of all processes counted."""
-        counts = dict(record["counts"])
-        routes, retries = _take_by_prefix(counts, "route."), _take_by_prefix(counts, "retries.")
-        return LoaderStatistics(
-            batches=self._batches,
-            elapsed_seconds=0.0 if self._began is None else time.perf_counter() - self._began,
-            blocked_seconds=self._blocked,
-            first_batch_seconds=self._first,
-            queue_occupancy=self._fill_sum / self._fills if self._fills else None,
-            stage_seconds=record["seconds"],
-            routes=routes,
-            block_bytes=counts.pop("blocks.bytes", 0),
-            blend=take_shares(counts),
-            retries=retries,
-            counts=counts,
-            failures=record["failures"],
-            failure_kinds=record["kinds"],
-            gpu_memory_bytes=_gpu_memory(),
-        )
-
-
 def _take_by_prefix(counts: dict[str, int], prefix: str) -> dict[str, int]:
-    """Returns the counters whose names begin with a prefix, without it, and takes them out."""
+    """Removes the counters whose names start with a prefix, and returns them without it."""
     return {name[len(prefix) :]: counts.pop(name) for name in list(counts) if name.startswith(prefix)}
 
 
 def take_shares(counts: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Returns what blended datasets gave, by name, and takes it out of the counters.
+    """Removes the counters of blended datasets, and returns what each of them gave, by name.
 
     Args:
         counts: `blend.samples.NAME` and `blend.units.NAME` among other counters.
@@ -176,7 +145,7 @@ def _share_text(row: dict[str, float]) -> str:
 
 
 def _gpu_memory() -> dict[str, int]:
-    """Returns GPU memory of this process; never initialises CUDA."""
+    """Returns the GPU memory of this process in bytes; never initialises CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}

@@ -1,4 +1,4 @@
-"""Notices that no batch comes, shows where every thread and worker stands, and says so or ends the run."""
+"""Notices that no batch arrives, shows the stacks of all threads and workers, and warns or ends the run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from collections import Counter
 from collections.abc import Callable
 
 from energon_dali.datasets.metrics import Metrics, describe_dropped
-from energon_dali.errors import ConfigError, WatchdogTimeoutError
+from energon_dali.errors import WatchdogTimeoutError
 
 logger = logging.getLogger("energon_dali.loader")
 
 
 class Watchdog:
-    """Judges how long one wait for a batch may take. Whoever waits asks it; it has no thread.
+    """Judges how long a wait for a batch may take. The waiting thread asks it; it has no thread of its own.
 
     Args:
-        timeout_seconds: Longest wait that is normal; None never complains.
+        timeout_seconds: Longest normal wait; None never complains.
         initial_timeout_seconds: The same for the first batch; None is `timeout_seconds`.
         fail_on_timeout: Raise instead of warning.
         show_workers: Makes worker processes print their stacks.
-        metrics: Knows how many samples were dropped, for the message.
-
-    Raises:
-        ConfigError: A timeout is not positive.
+        metrics: Counts the dropped samples, for the message.
     """
 
     def __init__(
@@ -41,14 +38,6 @@ class Watchdog:
         show_workers: Callable[[], None] | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        for name, seconds in (
-            ("watchdog_timeout_seconds", timeout_seconds),
-            ("watchdog_initial_timeout_seconds", initial_timeout_seconds),
-        ):
-            if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
-                raise ConfigError(
-                    f"{name}={seconds!r} is no length of time: give a positive number of seconds, or None."
-                )
         self._timeout = timeout_seconds
         self._initial = initial_timeout_seconds if initial_timeout_seconds is not None else timeout_seconds
         self._fail = fail_on_timeout
@@ -60,60 +49,60 @@ class Watchdog:
 
     @property
     def limit_seconds(self) -> float | None:
-        """Longest wait that is normal now; None where any is."""
+        """Longest normal wait now; None if there is no limit."""
         return self._initial if self._first else self._timeout
 
-    def fed(self) -> None:
-        """Notes that a batch came."""
+    def reset(self) -> None:
+        """Notes that a batch arrived."""
         self._first = self._complained = False
         self._dropped = self._metrics.dropped()
 
     def check(self, waited_seconds: float) -> None:
-        """Complains, once per wait, if a wait is too long.
+        """Complains if a wait is too long, once per wait.
 
         Raises:
-            WatchdogTimeoutError: It is, and the watchdog was told to fail.
+            WatchdogTimeoutError: It is too long, and `fail_on_timeout` is set.
         """
         error = self.judge(waited_seconds)
         if error is not None:
             raise error
 
     def judge(self, waited_seconds: float) -> WatchdogTimeoutError | None:
-        """Complains like `check`, but returns the error."""
+        """Does the same as `check`, but returns the error."""
         limit = self.limit_seconds
         if limit is None or waited_seconds < limit or self._complained:
             return None
         self._complained = True
         dropped = describe_dropped(self._metrics.dropped() - self._dropped)
-        told = f"No batch came for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
+        text = f"No batch arrived for {waited_seconds:.1f} s; the watchdog allows {limit:g} s. "
         if dropped:
-            told += f"Of the samples since the last batch, {dropped}: if all are, correct the hook or filter. "
-        told += (
+            text += f"Of the samples since the last batch, {dropped}: if all are, correct the hook or filter. "
+        text += (
             "If a long wait is normal here, raise watchdog_timeout_seconds (or watchdog_initial_timeout_seconds for "
             "the first batch)."
         )
-        # A log handler of the user's that fails must not keep the error below from whoever waits.
+        # A log handler of the user's that fails must not keep the error below from the waiting thread.
         with contextlib.suppress(Exception):
             logger.warning(
                 "%s The stacks of all threads of this process follow; workers print theirs to standard error.\n%s",
-                told,
+                text,
                 stacks(),
             )
         with contextlib.suppress(Exception):
             if self.show_workers is not None:
                 self.show_workers()
-        return WatchdogTimeoutError(f"{told} The log shows the stacks of all threads.") if self._fail else None
+        return WatchdogTimeoutError(f"{text} The log shows the stacks of all threads.") if self._fail else None
 
 
 class WaitExpired(BaseException):
     """Interrupts a thread whose wait took too long.
 
-    Not an Exception: a hook or a reader would take that for a bad sample, and go on.
+    Not an Exception: hooks and readers would take that for a bad sample and continue.
     """
 
 
 class WaitMonitor:
-    """A thread that watches over waits in another one, for where everything runs in the trainer's thread.
+    """A thread that watches the waits of another one, if everything runs in the trainer's thread.
 
     Args:
         watchdog: Judges the waits.
@@ -128,22 +117,22 @@ class WaitMonitor:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._interrupted = False
-        # Re-entrant: a signal handler in the middle of a wait may ask for a batch as well.
+        # Re-entrant: a signal handler during a wait may ask for a batch as well.
         self._lock = threading.RLock()
 
     def begin(self) -> None:
-        """Notes that the calling thread begins to wait."""
+        """Notes that the calling thread starts to wait."""
         if self._watchdog.limit_seconds is None:
             return
         self._since = time.monotonic(), threading.get_ident()
         if self._thread is None:
-            # Kept once it runs: Ctrl-C may come before, and what never started cannot be joined.
+            # Stored once it runs: Ctrl-C may arrive before, and a thread that never started cannot be joined.
             thread = threading.Thread(target=self._watch, args=(self._stop,), name="energon-dali-watchdog", daemon=True)
             thread.start()
             self._thread = thread
 
     def end(self) -> None:
-        """Notes that the wait is over: from now on nothing interrupts the thread any more."""
+        """Notes that the wait is over: from now on nothing interrupts the thread."""
         with self._lock:
             since, self._since = self._since, None
             if self._interrupted and since is not None:
@@ -160,30 +149,30 @@ class WaitMonitor:
         self._stop = threading.Event()
 
     def _watch(self, stop: threading.Event) -> None:
-        told: tuple[float, int] | None = None
+        judged: tuple[float, int] | None = None
         while not stop.wait(min(1.0, (self._watchdog.limit_seconds or 4.0) / 4)):
             since, limit = self._since, self._watchdog.limit_seconds
-            if since is None or since is told or limit is None:
+            if since is None or since is judged or limit is None:
                 continue
             waited = time.monotonic() - since[0]
-            # This thread may have stood still since it looked: a wait that is over was not that long.
+            # This thread may have been suspended since it looked: a wait that is over was not that long.
             if waited < limit or self._since is not since:
                 continue
-            told = since
+            judged = since
             error = self._watchdog.judge(waited)
             while error is not None:
                 with self._lock:
                     if self._since is not since:
                         break
                     self.error, self._interrupted = error, True
-                    # The only way into another thread: it is raised there at the next line of Python.
+                    # The only way to interrupt another thread: it raises at its next line of Python.
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(since[1]), ctypes.py_object(WaitExpired))
-                if stop.wait(1.0):  # once more where a bare `except:` of a hook took it
+                if stop.wait(1.0):  # again, in case a bare `except:` of a hook caught it
                     return
 
 
 def stacks() -> str:
-    """Returns where all threads of this process stand."""
+    """Returns the stacks of all threads of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"

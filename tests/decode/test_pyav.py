@@ -17,7 +17,7 @@ from energon_dali.decode import Decoded, DecodeFailure
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import ConfigError, DecodeError
-from energon_dali.loader.workers.transport import pack
+from energon_dali.loader.processes.serialization import deserialize, serialize
 from energon_dali.samples import Clips
 from energon_dali.task_encoder import generic_batch
 from tests.av.corpus import audio_file, broken_files, video_file
@@ -105,9 +105,11 @@ def test_a_handle_decodes_to_the_same_after_its_way_to_another_process() -> None
     spec = VideoClips(2, 3, clip_duration_seconds=0.5, size=(48, 32))
     handle, file = stage_clips("mp4", memoryview(data), spec, seed=3)
     file.close()
-    parcel = pack([handle, handle.spec])
-    assert [buffer.nbytes for buffer in parcel.buffers] == [len(data)]  # not copied into the pickle
-    travelled, travelled_spec = pickle.loads(b"".join(map(bytes, parcel.pieces)), buffers=parcel.buffers)
+    block = serialize([handle, handle.spec])
+    assert [size for _, size in block.extents[:-1]] == [len(data)]  # not copied into the pickle
+    memory = memoryview(bytearray(block.size))
+    block.write(memory)
+    travelled, travelled_spec = deserialize(memory, block.extents)
     assert type(travelled) is ClipsHandle
     assert travelled.spec is travelled_spec
     assert (travelled.codec, travelled.pixel_format, travelled.bit_depth) == ("h264", "yuv420p", 8)

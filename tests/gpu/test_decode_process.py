@@ -89,7 +89,7 @@ def test_tensors_that_are_held_stay_over_100_batches_and_after_the_end() -> None
         if at % 20 == 0:
             check(batch, at)
     del batch, iterator
-    pid = batches._delivery.process.pid
+    pid = batches._prefetcher.process.pid
     batches.close()
     del batches  # whoever has the tensors has nothing else of the loader
     torch.cuda.synchronize()
@@ -120,6 +120,6 @@ def test_a_killed_decode_process_is_an_error() -> None:
     batches = loader(pin_memory=False)
     iterator = iter(batches)
     next(iterator)
-    os.kill(batches._delivery.process.pid, signal.SIGKILL)
+    os.kill(batches._prefetcher.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="killed by SIGKILL"):
         list(islice(iterator, 20))

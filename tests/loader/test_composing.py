@@ -38,7 +38,7 @@ from energon_dali.datasets.wrappers.gc import GcDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.loader.loader_state import merge_states
-from energon_dali.loader.tree import cut_tree, rank_has_work
+from energon_dali.loader.rank_pipeline import cut_tree, rank_has_work
 from tests.loader.dataset_folder import captioning_dataset
 from tests.loader.numbers_dataset import NumbersDataset, RankWorkDataset, tree
 from tests.quiet import quiet

@@ -21,8 +21,8 @@ from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError, LayoutError, StateError, WatchdogTimeoutError, WorkerDiedError, WorkerError
 from energon_dali.loader import watchdog
 from energon_dali.loader.basic_loader import BasicDataLoader, get_loader
-from energon_dali.loader.delivery import ThreadedDelivery
 from energon_dali.loader.loader_state import merge_states
+from energon_dali.loader.prefetcher import ThreadPrefetcher
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
 from energon_dali.loader.watchdog import WaitMonitor, Watchdog
 from energon_dali.worker_config import WorkerConfig
@@ -148,15 +148,15 @@ def test_closing_inside_of_a_wait_repeats_no_batch(monkeypatch: pytest.MonkeyPat
         todo.append(batches)
         assert list(batches) == expected(0)
     assert not todo
-    take = ThreadedDelivery._take
+    take = ThreadPrefetcher._take
 
-    def interrupted(delivery: ThreadedDelivery) -> Any:
-        taken = take(delivery)
+    def interrupted(prefetcher: ThreadPrefetcher) -> Any:
+        taken = take(prefetcher)
         if todo and taken[1] is not None and taken[1][0][:3] == (3, 0, 1):
             todo.pop().close()
         return taken
 
-    monkeypatch.setattr(ThreadedDelivery, "_take", interrupted)
+    monkeypatch.setattr(ThreadPrefetcher, "_take", interrupted)
     with loader(place(2), rank_work=True) as batches:
         todo.append(batches)
         assert [batch[:3] for batch in batches] == expected(0)
@@ -165,12 +165,12 @@ def test_closing_inside_of_a_wait_repeats_no_batch(monkeypatch: pytest.MonkeyPat
 
 def test_a_wait_for_a_thread_that_was_closed_ends() -> None:
     dog = Watchdog(60, None, fail_on_timeout=True)
-    delivery = ThreadedDelivery(RankIterator(tree(place())), None, dog, None, depth=1)
-    assert wait_until(lambda: delivery.occupancy == 1, 60)
-    delivery.close()
-    assert delivery.next() == expected(0)[0]
+    prefetcher = ThreadPrefetcher(RankIterator(tree(place())), None, dog, None, depth=1)
+    assert wait_until(lambda: prefetcher.occupancy == 1, 60)
+    prefetcher.close()
+    assert prefetcher.next() == expected(0)[0]
     with pytest.raises(WorkerError, match="The loader was closed"):
-        delivery.next()
+        prefetcher.next()
 
 
 def test_a_global_state_restores_onto_every_layout_that_fits() -> None:
@@ -307,7 +307,7 @@ def test_a_dead_worker_and_an_exception_end_the_iteration_and_leave_nothing(rank
             got.extend(batches)
         assert [batch[:3] for batch in got] == [(0, 0, 0)]  # the other elements of a block are lost with it
         assert set(threading.enumerate()) <= before
-        assert batches._delivery is None
+        assert batches._prefetcher is None
         with pytest.raises(error):  # the next try stops at the same place
             list(batches)
 
@@ -318,9 +318,9 @@ def test_a_forgotten_loader_ends_everything() -> None:
         batches = loader(place(workers), rank_work=rank_work)
         for _ in batches:
             break
-        delivery = batches._delivery
-        pids = delivery._pool.pids if workers else []
-        del batches, delivery
+        prefetcher = batches._prefetcher
+        pids = prefetcher._processes.pids if workers else []
+        del batches, prefetcher
         assert set(threading.enumerate()) <= before
         for pid in pids:
             with pytest.raises(ProcessLookupError):
@@ -368,7 +368,7 @@ def test_the_watchdog_warns_once_with_the_stacks(
         os.close(release.reading)
         os.close(release.writing)
     assert len(caplog.records) == 1
-    assert "No batch came for" in caplog.text
+    assert "No batch arrived for" in caplog.text
     assert "Thread MainThread" in caplog.text
 
 
@@ -404,7 +404,7 @@ def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -
     )
     iterator = iter(batches)
     next(iterator)
-    with pytest.raises(WatchdogTimeoutError, match="No batch came"):
+    with pytest.raises(WatchdogTimeoutError, match="No batch arrived"):
         next(iterator)
     batches.close()
 
@@ -420,7 +420,7 @@ def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_no_complaint
 
     def much_later() -> float:
         monitor.end()
-        dog.fed()
+        dog.reset()
         return 100.0
 
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=much_later))

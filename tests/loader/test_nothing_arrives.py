@@ -107,7 +107,7 @@ def test_the_watchdog_ends_a_loop_in_which_every_sample_is_dropped(lines: str, w
     stage = stages.get(way, "were skipped by nothing")
     with (
         get_loader(dataset, watchdog_timeout_seconds=0.3, fail_on_timeout=True) as batches,
-        pytest.raises(WatchdogTimeoutError, match=f"No batch came for .*[0-9] {stage}"),
+        pytest.raises(WatchdogTimeoutError, match=f"No batch arrived for .*[0-9] {stage}"),
     ):
         next(iter(batches))
 
@@ -123,7 +123,7 @@ def test_a_log_that_fails_does_not_keep_the_watchdog_from_ending_a_wait(lines: s
     try:
         with (
             get_loader(dataset, watchdog_timeout_seconds=0.2, fail_on_timeout=True) as batches,
-            pytest.raises(WatchdogTimeoutError, match="No batch came for"),
+            pytest.raises(WatchdogTimeoutError, match="No batch arrived for"),
         ):
             next(iter(batches))
     finally:

@@ -22,8 +22,9 @@ import torch
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
-from energon_dali.loader.workers.channel import INLINE_BYTES, Channel
-from energon_dali.loader.workers.launch import _Forked
+from energon_dali.loader.loader_options import LoaderOptions
+from energon_dali.loader.processes.channel import INLINE_BYTES, Channel
+from energon_dali.loader.processes.launch import _Forked
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
 from tests.full_disk import largest_file
@@ -47,9 +48,8 @@ def make_pool(
     **options: Any,
 ) -> WorkerPool:
     dataset = NumbersDataset(lengths, config(workers, len(lengths)), **options)
-    return WorkerPool(
-        [WorkerBorder(dataset, block_size=block_size)], Metrics(), prefetch_factor=prefetch, start_method=method
-    )
+    loader_options: Any = {"prefetch_factor": prefetch, "start_method": method}
+    return WorkerPool([WorkerBorder(dataset, block_size=block_size)], Metrics(), LoaderOptions(**loader_options))
 
 
 def open_files(pid: int | str = "self") -> set[str]:
@@ -256,7 +256,7 @@ def test_a_dead_worker_is_an_error_that_says_how_it_died(method: str, kind: str,
     assert [len(pool.next_block(0).elements) for _ in range(2)] == [4, 4]
     with (
         RunningTime() as passed,
-        pytest.raises(WorkerDiedError, match=f"Worker 0 of rank 0 .process \\d+. ended unasked: {text}"),
+        pytest.raises(WorkerDiedError, match=f"Worker 0 of rank 0 .process \\d+. ended unexpectedly: {text}"),
     ):
         pool.next_block(0)
     assert passed.seconds < 5

@@ -220,7 +220,7 @@ say(len(got), got[-2:])
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_the_trainer_is_killed(marker: str, end: signal.Signals) -> None:
-    body = ENDLESS + "next(iter(loader))\nsay(*loader._delivery._pool.pids)\nfor _ in loader: pass"
+    body = ENDLESS + "next(iter(loader))\nsay(*loader._prefetcher._processes.pids)\nfor _ in loader: pass"
     process = start(marker, script(marker, body, True, "spawn" if end == signal.SIGKILL else "fork"))
     assert process.stdout is not None
     assert len(process.stdout.readline().split()) == 2
@@ -235,7 +235,7 @@ def test_the_trainer_is_killed_while_workers_are_busy(marker: str, method: str) 
     body = f"""
 loader = build(lengths=(9, 9), method="{method}", mishap=Mishap(1, 0, "hang"))
 next(iter(loader))
-pids = loader._delivery._pool.pids
+pids = loader._prefetcher._processes.pids
 if os.fork() == 0:  # a child of the trainer that holds copies of its descriptors for a while
     time.sleep(1000)
     os._exit(0)
@@ -260,7 +260,7 @@ def test_a_worker_is_killed(marker: str) -> None:
 import signal
 next(iter(loader))
 from tests.running_time import RunningTime
-os.kill(loader._delivery._pool.pids[1], signal.SIGKILL)
+os.kill(loader._prefetcher._processes.pids[1], signal.SIGKILL)
 with RunningTime() as passed:
     try:
         for batch in loader:

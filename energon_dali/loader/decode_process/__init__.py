@@ -1,1 +1,1 @@
-"""The rank's part in a process of its own beside the trainer, which receives finished batches."""
+"""The rank's pipeline in a process of its own, next to the trainer, which receives finished batches."""

@@ -1,8 +1,8 @@
 """GPU memory that another process can open: a few calls of the CUDA driver that torch does not offer.
 
-Memory of torch's allocator is not used for this: with expandable segments, and always with DALI's, it is virtual memory
-without an IPC handle; and torch's own way to share a tensor makes the receiver wait for its whole stream whenever it
-drops one, and leaves a named file in /dev/shm when the sender is killed.
+Memory of torch's allocator does not serve here. With expandable segments, and always with DALI's allocator, it is
+virtual memory without an IPC handle. And torch's own way to share a tensor makes the receiver wait for its whole CUDA
+stream whenever it drops one, and leaves a named file in /dev/shm when the sender is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 GRANULE = 2 << 20
-"""Bytes: an allocation of a multiple of this shares its block with no other, so that its handle opens it alone."""
+"""Bytes: an allocation of a multiple of this shares its memory block with no other, so its handle opens it alone."""
 
 _LAZY_PEER_ACCESS = 1
 
@@ -43,15 +43,15 @@ def _call(device: int, what: str, name: str, *arguments: Any) -> None:
     import torch
 
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device).query()  # binds the device's context, which the driver's calls take, here
+        torch.cuda.current_stream(device).query()  # makes the device's context current, which the driver's calls use
         code = getattr(_driver(), name)(*arguments)
     if code:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
         reason = (text.value or b"unknown error").decode()
         raise DeviceFailedError(
-            f"{what} on GPU {device} failed: {reason} ({name}, {code}). The decode process hands batches over in "
-            "memory of its own on the GPU: make room for them (a smaller batch_size or prefetch_factor), or use "
+            f"{what} on GPU {device} failed: {reason} ({name}, {code}). The decode process sends batches in memory "
+            "of its own on the GPU: make room for them (a smaller batch_size or prefetch_factor), or use "
             "decode_process=False."
         )
 
@@ -60,7 +60,7 @@ def allocate(device: int, size: int) -> int:
     """Returns the address of new GPU memory.
 
     Args:
-        device: Number of the GPU.
+        device: Index of the GPU.
         size: Bytes, a multiple of GRANULE.
 
     Raises:
@@ -72,7 +72,7 @@ def allocate(device: int, size: int) -> int:
 
 
 def free(device: int, address: int) -> None:
-    """Frees what `allocate` gave; every process that opened it has to have closed it.
+    """Frees what `allocate` returned; every process that opened it must have closed it.
 
     Raises:
         DeviceFailedError: The driver refuses.
@@ -81,7 +81,7 @@ def free(device: int, address: int) -> None:
 
 
 def export(device: int, address: int) -> bytes:
-    """Returns the handle by which another process opens what `allocate` gave.
+    """Returns the handle by which another process opens what `allocate` returned.
 
     Raises:
         DeviceFailedError: The driver refuses.
@@ -92,7 +92,7 @@ def export(device: int, address: int) -> bytes:
 
 
 def open_memory(device: int, handle: bytes) -> int:
-    """Returns the address in this process of another's GPU memory.
+    """Returns the address, in this process, of another process's GPU memory.
 
     Raises:
         DeviceFailedError: The driver refuses.
@@ -119,12 +119,12 @@ def close_memory(device: int, address: int) -> None:
 
 
 class DeviceBytes:
-    """Bytes on a GPU, for torch to look at.
+    """Bytes on a GPU as an array that torch can view.
 
     Args:
-        address: Where they begin.
-        size: How many there are, at least 1.
-        owner: Lives as long as a tensor looks at them.
+        address: Of the first byte.
+        size: In bytes, at least 1.
+        owner: Kept alive by every tensor over them.
     """
 
     def __init__(self, address: int, size: int, owner: object = None) -> None:
@@ -138,7 +138,7 @@ class DeviceBytes:
         }
 
     def as_tensor(self, device: int) -> torch.Tensor:
-        """Returns a view of them: uint8, of one dimension."""
+        """Returns a view of them: uint8, one-dimensional."""
         import torch
 
         return torch.as_tensor(self, device=torch.device("cuda", device))

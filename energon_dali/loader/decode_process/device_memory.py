@@ -1,9 +1,9 @@
-"""Arenas of GPU memory that cross to the trainer by CUDA IPC: opened once, used again when nobody sees them any more.
+"""Arenas of GPU memory that the trainer opens by CUDA IPC: opened once, reused when nobody sees them any more.
 
-The decode process copies the GPU tensors of a batch into an arena (within GPU memory, on its current stream) and
-records the arena's event `ready`, which the trainer's stream waits for. When the trainer has dropped every view, the
-event `released` is recorded behind what its streams were told until then, and the decode process's stream waits for
-that before it writes there again. The host waits for nothing.
+The decode process copies the GPU tensors of a batch into an arena (within GPU memory, on its current CUDA stream) and
+records the arena's event `ready`, which the trainer's CUDA stream waits for. When the trainer has dropped every view,
+the event `released` is recorded after the work submitted to its CUDA streams until then, and the decode process's
+CUDA stream waits for it before it writes there again. The host waits for nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from energon_dali.loader.decode_process.cuda_ipc import DeviceBytes
 if TYPE_CHECKING:
     import torch
 
-    from energon_dali.loader.decode_process.tensor_table import Segment
+    from energon_dali.loader.processes.tensor_table import Segment
 
 logger = logging.getLogger("energon_dali.loader")
 
@@ -32,20 +32,20 @@ _ALIGNMENT = 512
 
 @dataclass(slots=True, eq=False)
 class DevicePiece:
-    """The part of a batch that lies on one GPU."""
+    """The part of a batch that is on one GPU."""
 
     arena: int
     """Number of its arena."""
     device: int
-    """Number of the GPU."""
+    """Index of the GPU."""
     extents: list[tuple[int, int, int]]
-    """(number of the segment, offset, size) in bytes."""
+    """(number of the segment, offset in bytes, size in bytes)."""
     handles: tuple[bytes, bytes, bytes] | None
-    """Of a new arena: its memory, its event `ready`, its event `released`."""
+    """Of a new arena: IPC handles of its memory, its event `ready`, and its event `released`. None for a known one."""
 
 
 class _DeviceArena:
-    """An arena on the side of the decode process."""
+    """An arena in the decode process."""
 
     def __init__(self, number: int, device: int, capacity: int) -> None:
         import torch
@@ -70,7 +70,7 @@ class DeviceArenaStore:
     """The arenas of the decode process.
 
     Args:
-        spare: Free arenas that are kept per GPU, at least 1.
+        spare: Free arenas to keep per GPU, at least 1.
     """
 
     def __init__(self, spare: int) -> None:
@@ -82,7 +82,7 @@ class DeviceArenaStore:
         self._dropped: list[int] = []
 
     def store(self, segments: list[Segment]) -> list[DevicePiece]:
-        """Copies segments into arenas, one per GPU, on its current stream; returns at once.
+        """Copies segments into arenas, one per GPU, on its current CUDA stream; returns at once.
 
         Raises:
             DeviceFailedError: There is no room for another arena.
@@ -107,7 +107,7 @@ class DeviceArenaStore:
                 for (_, offset, size), (_, segment) in zip(extents, group, strict=True):
                     source = DeviceBytes(segment.address, size).as_tensor(device)
                     DeviceBytes(arena.address + offset, size).as_tensor(device).copy_(source, non_blocking=True)
-                    _hold(segment.tensors, stream)
+                    _record_stream(segment.tensors, stream)
                 arena.ready.record(stream)
             pieces.append(DevicePiece(arena.number, device, extents, arena.handles if arena.is_new else None))
             arena.is_new = False
@@ -120,7 +120,7 @@ class DeviceArenaStore:
             arena = min(fitting, key=lambda candidate: candidate.capacity)
             self._free.remove(arena)
         else:
-            if own:  # all are too small: the smallest makes room
+            if own:  # all are too small: drop the smallest
                 self._drop(min(own, key=lambda candidate: candidate.capacity))
             capacity = -(-(size + size // 4) // cuda_ipc.GRANULE) * cuda_ipc.GRANULE
             arena = _DeviceArena(next(self._numbers), device, capacity)
@@ -128,7 +128,7 @@ class DeviceArenaStore:
         return arena
 
     def give_back(self, number: int) -> None:
-        """Makes an arena free that nobody sees any more."""
+        """Marks an arena as free, because nobody sees it any more."""
         arena = self._used.pop(number)
         self._free.append(arena)
         own = [other for other in self._free if other.device == arena.device]
@@ -141,11 +141,11 @@ class DeviceArenaStore:
         self._dropped.append(arena.number)
 
     def take_dropped(self) -> list[int]:
-        """Returns the arenas that were let go since the last call; they are freed when the trainer has closed them."""
+        """Returns the arenas dropped since the last call; they are freed when the trainer has closed them."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def closed(self, number: int) -> None:
+    def free(self, number: int) -> None:
         """Frees an arena that the trainer has closed.
 
         Raises:
@@ -158,8 +158,8 @@ class DeviceArenaStore:
         return bool(self._free or self._used or self._leaving)
 
 
-def _hold(tensors: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
-    """Keeps torch from using the memory of tensors again before the work on a stream is done."""
+def _record_stream(tensors: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
+    """Keeps torch from reusing the memory of tensors before the work on a CUDA stream is done."""
     import torch
 
     if torch.cuda.get_allocator_backend() == "native":
@@ -168,7 +168,7 @@ def _hold(tensors: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
 
 
 class _OpenArena:
-    """An arena on the trainer's side."""
+    """An arena in the trainer's process."""
 
     def __init__(self, device: int, handles: tuple[bytes, bytes, bytes]) -> None:
         import torch
@@ -181,7 +181,7 @@ class _OpenArena:
 
 
 class _Root:
-    """What all views of an arena hold."""
+    """All views of an arena refer to one of these."""
 
     __slots__ = ("__weakref__",)
 
@@ -194,7 +194,7 @@ class DeviceViews:
         self._releasing: dict[int, Any] = {}
         self._open: dict[int, _OpenArena] = {}
         self._watched: dict[int, weakref.ref[_Root]] = {}
-        self._unseen: deque[int] = deque()
+        self._released: deque[int] = deque()
         self._closed: list[int] = []
         self.on_nothing_seen: Callable[[], None] | None = None
         """Called when the last view of the last arena is gone."""
@@ -205,7 +205,7 @@ class DeviceViews:
         return bool(self._watched)
 
     def view(self, pieces: list[DevicePiece]) -> list[torch.Tensor]:
-        """Returns the segments of a batch on GPUs, by number, as uint8 tensors that the current stream may use.
+        """Returns a batch's segments on GPUs, by number, as uint8 tensors that the current CUDA stream may use.
 
         Raises:
             DeviceFailedError: The driver cannot open an arena.
@@ -225,13 +225,13 @@ class DeviceViews:
 
     def _watch(self, number: int) -> _Root:
         root = _Root()
-        unseen, watched = self._unseen, self._watched
+        released, watched = self._released, self._watched
         views = weakref.ref(self)
 
-        # Called wherever the last tensor is dropped, in any thread: it takes no lock.
+        # Called where the last tensor is dropped, in any thread: it takes no lock.
         def lost(_: object) -> None:
             watched.pop(number, None)
-            unseen.append(number)
+            released.append(number)
             owner = views()
             if owner is not None and owner.on_nothing_seen is not None and not watched:
                 owner.on_nothing_seen()
@@ -239,17 +239,18 @@ class DeviceViews:
         watched[number] = weakref.ref(root, lost)
         return root
 
-    def take_unseen(self) -> list[int]:
-        """Returns the arenas whose views have all gone since the last call, behind the work that used them.
+    def take_released(self) -> list[int]:
+        """Returns the arenas whose views have all gone since the last call.
 
-        That is what was begun, before now, on any stream that `note_streams` saw.
+        Each one's event `released` is recorded after the work submitted so far to any CUDA stream that `note_streams`
+        saw.
         """
         import torch
 
-        unseen = []
-        while self._unseen:
-            unseen.append(self._unseen.popleft())
-        for number in unseen:
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        for number in released:
             arena = self._open[number]
             with torch.cuda.device(arena.device):
                 if arena.device not in self._releasing:
@@ -259,10 +260,10 @@ class DeviceViews:
                 for used in tuple(self._streams.get(arena.device, ())):
                     stream.wait_stream(used)
                 arena.released.record(stream)
-        return unseen
+        return released
 
     def note_streams(self) -> None:
-        """Notes the streams that are current in the calling thread, the trainer's, on the GPUs of batches."""
+        """Notes the CUDA streams that are current in the calling thread, the trainer's, on the GPUs of batches."""
         import torch
 
         for device in {arena.device for arena in tuple(self._open.values())}:
@@ -272,7 +273,7 @@ class DeviceViews:
                 streams.append(stream)
 
     def drop(self, numbers: list[int]) -> None:
-        """Closes arenas that the decode process let go: nobody has seen them since they were given back.
+        """Closes arenas that the decode process dropped; nobody has seen them since they were released.
 
         Raises:
             DeviceFailedError: The driver refuses.
@@ -281,16 +282,16 @@ class DeviceViews:
 
         for number in numbers:
             arena = self._open.pop(number)
-            torch.cuda.synchronize(arena.device)  # what was begun with it comes before
+            torch.cuda.synchronize(arena.device)  # work that uses it ends first
             cuda_ipc.close_memory(arena.device, arena.address)
             self._closed.append(number)
 
     def close(self) -> None:
-        """Closes all arenas, which nobody sees any more; what cannot be closed is logged."""
+        """Closes all arenas, which nobody sees any more; failures are logged."""
         for number in tuple(self._open):
             try:
                 self.drop([number])
-            except (RuntimeError, DeviceFailedError) as error:  # CUDA is broken: its memory goes with this process
+            except (RuntimeError, DeviceFailedError) as error:  # CUDA is broken: the memory goes with this process
                 logger.warning("GPU memory of the decode process was not closed: %s", error)
         self._releasing.clear()
         self._streams.clear()

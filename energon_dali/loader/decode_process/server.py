@@ -1,123 +1,97 @@
-"""The decode process: runs the rank's part, hooks included, and sends finished batches as the trainer takes them."""
+"""The decode process: runs the rank's pipeline, hooks included, and sends batches as the trainer takes them."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import pickle
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_dali.loader.decode_process.batch import pack_batch
-from energon_dali.loader.decode_process.messages import CODEC, BatchSent, EpochEnded, Farewell, Wanted
-from energon_dali.loader.workers.failure import failed_stream
-from energon_dali.loader.workers.lifeline import calm_down, die_with, seed_generators
-from energon_dali.loader.workers.messages import StillAtWork
-from energon_dali.loader.workers.report import DropReport
+from energon_dali.errors import WorkerError
+from energon_dali.loader.processes.messages import Credits, EpochEnded, FinalStats, decode, encode
+from energon_dali.loader.processes.serialization import serialize
+from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
+from energon_dali.loader.processes.signals import forward_stack_requests
 
 if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
-    from energon_dali.loader.decode_process.messages import DecodeTask
-    from energon_dali.loader.rank_part import RankPart
-    from energon_dali.loader.workers.channel import Channel
+    from energon_dali.loader.loader_options import LoaderOptions
+    from energon_dali.loader.processes.channel import Channel
+    from energon_dali.loader.rank_pipeline import RankPipeline
     from energon_dali.loader.workers.pool import WorkerPool
 
-SMALL_BATCH_BYTES = 16 * 1024
-"""Batches below this travel inside the message."""
-
-REBUILD = -1
-"""Number of the stream in the message that the dataset could not be rebuilt."""
+STREAM = 0
+"""The number under which batches are sent."""
 
 
-def run_decode_process(channel: Channel, lifeline: int, trainer_pid: int, task: DecodeTask | None = None) -> int:
-    """Runs a decode process until the trainer hangs up; returns the exit status.
+@dataclass(slots=True, eq=False)
+class DecodeTask(ProcessTask):
+    """What a decode process runs."""
 
-    Args:
-        channel: Connection to the trainer. Its first message is a DecodeTask by cloudpickle, unless `task` is given.
-        lifeline: Read end of a pipe whose write end only the trainer's process holds.
-        trainer_pid: Process id of this process's parent, whose end is the trainer's end.
-        task: What to run, where it came by fork.
-    """
-    die_with(lifeline, trainer_pid)
-    pools: list[WorkerPool] = []
+    dataset: SavableDataset[Any]
+    """The tree, with its worker borders."""
+    state: State | None
+    """Where to start; None is the beginning."""
+    options: LoaderOptions
+    """The loader's."""
+    device: int | None
+    """The trainer's GPU; None if it does not use one yet."""
 
-    def show_workers() -> None:
-        for pool in pools:
-            pool.show_stacks()
+    def prepare(self) -> None:
+        """Takes the trainer's GPU, seeds the global generators, and limits torch to one thread, as in workers.
 
-    calm_down(on_stacks=show_workers)
-    with contextlib.suppress(EOFError, ConnectionError):  # the trainer hung up: that is how this process ends
-        task = task or _receive_task(channel)
-        if task is not None:
-            _prepare(task)
-            DecodeServer(channel, task, pools).serve()
-    return 0
+        Torch's threads wait for each other actively. Next to DALI's, which keep all cores busy, small operations took
+        ten times as long (measured on two cores).
+        """
+        import torch
 
+        from energon_dali.decode.dali.runtime.device import follow_local_rank
 
-def _receive_task(channel: Channel) -> DecodeTask | None:
-    """Returns the task, or None after telling the trainer why it cannot be unpickled here."""
-    first = channel.receive()
-    assert first is not None
-    try:
-        task: DecodeTask = pickle.loads(first[0])
-    except Exception as error:
-        channel.send(CODEC.encode(failed_stream(REBUILD, 0, error, None)))
-        return None
-    return task
+        torch.set_num_threads(1)
+        if self.device is None:
+            follow_local_rank()  # the trainer has not chosen its GPU yet
+        else:
+            torch.cuda.set_device(self.device)
+        config = self.dataset.worker_config
+        seed_generators(config.seed_offset, config.rank, config.num_workers)  # the number after the last worker's
 
+    def serve(self, channel: Channel) -> None:
+        """Serves batches until the trainer hangs up.
 
-def _prepare(task: DecodeTask) -> None:
-    """Gives this process the trainer's GPU, seeds of its own, and torch one thread, as in workers.
-
-    Several threads of torch's wait for each other actively; beside DALI's, which have work for all cores, small
-    operations took ten times as long (measured on two cores).
-    """
-    import torch
-
-    from energon_dali.decode.dali.runtime.device import follow_local_rank
-
-    torch.set_num_threads(1)
-    if task.device is None:
-        follow_local_rank()  # the trainer has not taken its GPU yet
-    else:
-        torch.cuda.set_device(task.device)
-    config = task.dataset.worker_config
-    seed_generators(config.seed_offset, config.rank, config.num_workers)  # the number behind the last worker's
-    gc.freeze()  # the dataset lives as long as the process: no collection needs to walk it
+        Raises:
+            EOFError: The trainer hung up.
+            ConnectionError: The trainer hung up while a batch was being sent.
+        """
+        DecodeServer(channel, self).serve()
 
 
-class DecodeServer:
+class DecodeServer(BlockServer):
     """Makes batches where the trainer has room for them.
 
     Args:
         channel: Connection to the trainer.
         task: What to run.
-        pools: The pool of the workers is put here.
     """
 
-    def __init__(self, channel: Channel, task: DecodeTask, pools: list[WorkerPool]) -> None:
-        from energon_dali.datasets.metrics import Metrics
+    block_counter = "decode_process.batches"
+    byte_counter = "decode_process.bytes"
+
+    def __init__(self, channel: Channel, task: DecodeTask) -> None:
         from energon_dali.loader.decode_process.device_memory import DeviceArenaStore
         from energon_dali.loader.state_transfer import StateSender
-        from energon_dali.loader.workers.arena import ArenaStore
 
-        self._channel = channel
+        # One arena per credit, one in the trainer's hands, and one for the batch that is being made.
+        spare_arenas = task.options.prefetch_factor + 2
+        super().__init__(channel, spare_arenas)
         self._task = task
-        self._pools = pools
-        self._metrics = Metrics()
-        self._rank: RankPart | None = None
-        # One batch per credit, one in the trainer's hands, and one that is being made.
-        self._arenas = ArenaStore(task.prefetch + 2)
-        self._device_arenas = DeviceArenaStore(task.prefetch + 2)
+        self._device_arenas = DeviceArenaStore(spare_arenas)
+        self._pipeline: RankPipeline | None = None
         self._states = StateSender()
         self._room = 0
         self._ended = False
         self._failed = False
-        self._report = DropReport(channel, self._metrics, lambda record: CODEC.encode(StillAtWork(record)))
 
     def serve(self) -> None:
-        """Runs until the trainer hangs up; after it said that it wants to stop only for the sake of its GPU memory.
+        """Runs until the trainer hangs up. After it asked to stop, only to keep its GPU memory valid.
 
         Raises:
             EOFError: The trainer hung up.
@@ -125,113 +99,73 @@ class DecodeServer:
         """
         try:
             self._open()
-            while self._heard(wait=not self._room or self._ended):
+            while self._receive_credits(wait=not self._room or self._ended):
                 if self._room and not self._ended:
                     self._produce()
-            self._channel.send(CODEC.encode(Farewell(self._metrics.drain())))
+            self._channel.send(encode(FinalStats(self.metrics.drain())))
         finally:
-            if self._rank is not None:
-                self._rank.close()
-            if self._task.cache_pool is not None:
-                self._task.cache_pool.close()
-        while True:  # the trainer may still look at this process's memory on a GPU
+            if self._pipeline is not None:
+                self._pipeline.close()
+            if self._task.options.cache_pool is not None:
+                self._task.options.cache_pool.close()
+        while True:  # the trainer may still see this process's memory on a GPU
             self._channel.receive()
 
     def _open(self) -> None:
-        """Builds the rank's part, or tells the trainer why that cannot be."""
-        from energon_dali.loader.rank_part import RankPart
+        """Builds the rank's pipeline, or sends the reason why that failed."""
+        from energon_dali.loader.rank_pipeline import RankPipeline
+
+        def prepare_pool(pool: WorkerPool) -> None:
+            forward_stack_requests(pool.show_stacks)
+            pool.on_wait = lambda waited_seconds: self._report.send_if_due()
 
         task = self._task
-        # Python does not let the processes of a fork server have processes of that kind.
-        method = "spawn" if task.start_method == "forkserver" else task.start_method
+        options = task.options.for_decode_process()
         try:
-            self._rank = RankPart(
-                task.dataset,
-                self._metrics,
-                state=task.state,
-                prefetch_factor=task.prefetch,
-                start_method=method,
-                cache_pool=task.cache_pool,
-                retry_policy=task.retry_policy,
-                on_pool=self._pools.append,
-            )
+            self._pipeline = RankPipeline(task.dataset, self.metrics, options, task.state, on_pool=prepare_pool)
         except Exception as error:
             self._fail(error)
-            return
-        if self._rank.pool is not None:
-            self._rank.pool.on_wait = lambda waited_seconds: self._report.tell()
 
-    def _heard(self, *, wait: bool) -> bool:
-        """Takes note of all that the trainer said; returns False if it wants to stop."""
+    def _receive_credits(self, *, wait: bool) -> bool:
+        """Handles all messages of the trainer that have arrived; returns False if it wants to stop."""
         while (received := self._channel.receive(wait=wait)) is not None:
             wait = False
-            message, _ = CODEC.decode(received[0])
-            assert isinstance(message, Wanted)
-            self._room += message.batches
+            message, _ = decode(received[0])
+            assert isinstance(message, Credits)
+            self._room += message.blocks.get(STREAM, 0)
             if message.next_epoch and not self._failed:
                 self._ended = False
-            for arena in message.unseen_arenas:
-                self._arenas.give_back(arena)
-            for arena in message.unseen_device_arenas:
+            self._take_credits(message)
+            for arena in message.released_device_arenas:
                 self._device_arenas.give_back(arena)
             for arena in message.closed_device_arenas:
-                self._device_arenas.closed(arena)
+                self._device_arenas.free(arena)
             if message.stop:
                 return False
         return True
 
     def _produce(self) -> None:
-        """Makes a batch and sends it, or what came in its place."""
-        assert self._rank is not None
-        rank = self._rank.iterator
-        self._report.begin()
+        """Makes a batch and sends it, or the end of the epoch, or an error."""
+        assert self._pipeline is not None
+        rank = self._pipeline.iterator
+        self._report.begin_block()
         try:
-            data, descriptors = self._encoded(next(rank), rank.snapshot)
+            batch = next(rank)
+            block = serialize((batch, self._states.send(rank.snapshot())), keep_aliasing=True)
+            device_pieces = self._device_arenas.store(block.device_segments)
         except StopIteration:
             self._ended = True
-            data, descriptors = CODEC.encode(EpochEnded(rank.state_dict(), self._metrics.drain())), ()
-        except BaseException as error:  # also of a batch that cannot be pickled, and of a hook that calls sys.exit
+            self._channel.send(encode(EpochEnded(rank.state_dict(), self.metrics.drain())))
+            return
+        except BaseException as error:  # also a batch that cannot be pickled, and a hook that calls sys.exit
             self._fail(error)
             return
-        else:
-            self._room -= 1
-        self._channel.send(data, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-    def _encoded(self, batch: Any, state: Callable[[], State]) -> tuple[bytes, tuple[int, ...]]:
-        """Returns the message with a batch, and the descriptors that go with it, to be closed behind it."""
-        packed = pack_batch(batch)
-        pieces = self._device_arenas.store(packed.device_segments)
-        self._metrics.count("decode_process.batches")
-        self._metrics.count("decode_process.bytes", packed.size)
-        values = (packed.contents, self._states.send(state()), self._metrics.drain())
-        tails = [pickle.dumps(value, protocol=5) for value in values]
-        begins = [packed.size]
-        for tail in tails:
-            begins.append(begins[-1] + len(tail))
-        end = begins[-1]
-        contents, state_extent, record = ((begin, len(tail)) for begin, tail in zip(begins, tails, strict=False))
-
-        def write(target: memoryview) -> None:
-            packed.write(target)
-            target[packed.size : end] = b"".join(tails)
-
-        dropped = self._device_arenas.take_dropped()
-        if end < SMALL_BATCH_BYTES:
-            payload = bytearray(end)
-            write(memoryview(payload))
-            sent = BatchSent(-1, 0, self._arenas.take_dropped(), contents, state_extent, record, pieces, dropped)
-            return CODEC.encode(sent, payload), ()
-        arena = self._arenas.take(end)
-        write(arena.memory.data)
-        descriptor = arena.release_descriptor()
-        capacity = 0 if descriptor is None else arena.capacity
-        sent = BatchSent(
-            arena.number, capacity, self._arenas.take_dropped(), contents, state_extent, record, pieces, dropped
-        )
-        return CODEC.encode(sent), () if descriptor is None else (descriptor,)
+        self._room -= 1
+        try:
+            self._send_block(STREAM, 0, block, device_pieces, self._device_arenas.take_dropped())
+        except WorkerError as error:  # there is no memory for it
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self._ended = self._failed = True
-        self._channel.send(CODEC.encode(failed_stream(0, 0, error, self._metrics.drain())))
+        self._send_failure(STREAM, 0, error)

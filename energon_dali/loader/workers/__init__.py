@@ -1,1 +1,1 @@
-"""Worker processes: starting them, talking with them, and what crosses between them and the rank."""
+"""Worker processes: what runs in them, and the pool that takes their blocks."""

@@ -1,90 +1,69 @@
-"""The worker process: runs the part below the worker border of some streams and sends blocks as the rank takes them."""
+"""The worker process: runs the part of the tree below the worker border, and sends blocks as the rank takes them."""
 
 from __future__ import annotations
 
-import gc
-import pickle
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from energon_dali.errors import WorkerError
+from energon_dali.loader.processes.messages import Credits, Message, StartStream, decode
+from energon_dali.loader.processes.serialization import serialize
+from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
 from energon_dali.loader.state_transfer import StateSender
-from energon_dali.loader.workers import messages
-from energon_dali.loader.workers.arena import ArenaStore
-from energon_dali.loader.workers.channel import Channel
-from energon_dali.loader.workers.failure import failed_stream
-from energon_dali.loader.workers.lifeline import calm_down, die_with, seed_generators
-from energon_dali.loader.workers.messages import BlockSent, Progress, StartStream, WorkerTask
-from energon_dali.loader.workers.report import DropReport
-from energon_dali.loader.workers.transport import Parcel, pack
 
 if TYPE_CHECKING:
-    from energon_dali.datasets.metrics import Metrics
-    from energon_dali.datasets.worker_border import BlockIterator
-
-SMALL_BLOCK_BYTES = 16 * 1024
-"""Blocks below this travel inside the message."""
+    from energon_dali.datasets.worker_border import BlockIterator, WorkerBorder
+    from energon_dali.loader.loader_options import LoaderOptions
+    from energon_dali.loader.processes.channel import Channel
 
 
-def run_worker(channel: Channel, lifeline: int, rank_pid: int, task: WorkerTask | None = None) -> int:
-    """Runs a worker until the rank hangs up; returns the exit status.
+@dataclass(slots=True, eq=False)
+class WorkerTask(ProcessTask):
+    """What a worker runs."""
 
-    Args:
-        channel: Connection to the rank. Its first message is a WorkerTask by cloudpickle, unless `task` is given.
-        lifeline: Read end of a pipe whose write end only the rank's process holds.
-        rank_pid: Process id of this process's parent, whose end is the rank's end.
-        task: What to run, where it came by fork.
-    """
-    die_with(lifeline, rank_pid)
-    calm_down()
-    try:
-        task = task or _receive_task(channel)
-        if task is None:
-            return 0
-        _seed(task)
-        gc.freeze()  # the dataset lives as long as the process: no collection needs to walk it
-        _serve(channel, task)
-    except (EOFError, ConnectionError):
-        return 0  # the rank hung up: that is how a worker ends
-    return 0
+    borders: list[WorkerBorder]
+    """The worker borders by number, each with everything below it."""
+    rank: int
+    """Rank it works for."""
+    worker: int
+    """Its number inside the rank."""
+    seed_offset: int
+    """The job's."""
+    spare_arenas: int
+    """Free arenas that it keeps."""
+    options: LoaderOptions
+    """The loader's."""
 
+    def prepare(self) -> None:
+        """Seeds the global generators, and leaves the cores to the other workers if torch is loaded already."""
+        seed_generators(self.seed_offset, self.rank, self.worker)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(1)
 
-def _serve(channel: Channel, task: WorkerTask) -> None:
-    """Serves until the rank hangs up, and takes the files of the cache away."""
-    from energon_dali.cache import pool_context
-    from energon_dali.shards.storage.retry import RetryScope, retry_scope
+    def serve(self, channel: Channel) -> None:
+        """Serves blocks until the rank hangs up, and removes the cache's files.
 
-    server = WorkerServer(channel, task)
-    try:
-        with pool_context(task.cache_pool), retry_scope(RetryScope(task.retry_policy, server.metrics.count)):
-            server.serve()
-    finally:
-        if task.cache_pool is not None:
-            task.cache_pool.close()
+        Raises:
+            EOFError: The rank hung up.
+            ConnectionError: The rank hung up while a block was being sent.
+        """
+        from energon_dali.cache import pool_context
+        from energon_dali.shards.storage.retry import RetryScope, retry_scope
 
-
-def _receive_task(channel: Channel) -> WorkerTask | None:
-    """Returns the task, or None after telling the rank why it cannot be unpickled here."""
-    first = channel.receive()
-    assert first is not None
-    try:
-        task: WorkerTask = pickle.loads(first[0])
-    except Exception as error:
-        channel.send(messages.encode(failed_stream(-1, -1, error, None)))
-        return None
-    return task
-
-
-def _seed(task: WorkerTask) -> None:
-    """Seeds the global generators, and leaves the cores to the other workers where torch is loaded already."""
-    seed_generators(task.seed_offset, task.rank, task.worker)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
+        server = WorkerServer(channel, self)
+        cache_pool = self.options.cache_pool
+        try:
+            with pool_context(cache_pool), retry_scope(RetryScope(self.options.retry_policy, server.metrics.count)):
+                server.serve()
+        finally:
+            if cache_pool is not None:
+                cache_pool.close()
 
 
 class _Stream:
-    """One stream as its worker knows it."""
+    """A stream in its worker."""
 
     __slots__ = ("credits", "ended", "generation", "iterator", "produced", "states")
 
@@ -97,24 +76,22 @@ class _Stream:
         self.ended = False
 
 
-class WorkerServer:
-    """Serves the streams of a worker: produces a block where the rank has room for one, the most needed first.
+class WorkerServer(BlockServer):
+    """Serves the streams of a worker: makes a block if the rank has room for one, the most urgent first.
 
     Args:
         channel: Connection to the rank.
         task: What to run.
     """
 
-    def __init__(self, channel: Channel, task: WorkerTask) -> None:
-        from energon_dali.datasets.metrics import Metrics
+    block_counter = "blocks"
+    byte_counter = "blocks.bytes"
 
-        self._channel = channel
+    def __init__(self, channel: Channel, task: WorkerTask) -> None:
+        super().__init__(channel, task.spare_arenas)
         self._task = task
         self._num_streams = task.borders[0].worker_config.layout.num_streams
-        self.metrics: Metrics = Metrics()
-        self._arenas = ArenaStore(task.spare_arenas)
         self._streams: dict[int, _Stream] = {}
-        self._report = DropReport(channel, self.metrics, lambda record: messages.encode(messages.StillAtWork(record)))
 
     def serve(self) -> None:
         """Runs until the rank hangs up.
@@ -124,14 +101,14 @@ class WorkerServer:
             ConnectionError: The rank hung up while a block was being sent.
         """
         while True:
-            stream = self._most_needed()
+            stream = self._most_urgent()
             received = self._channel.receive(wait=stream is None)
             if received is not None:
-                self._handle(messages.decode(received[0])[0])
+                self._handle(decode(received[0])[0])
             elif stream is not None:
                 self._produce(stream)
 
-    def _most_needed(self) -> int | None:
+    def _most_urgent(self) -> int | None:
         """Returns the stream with room whose next block the rank needs first: elements are delivered round robin."""
         best: tuple[int, int] | None = None
         for number, stream in self._streams.items():
@@ -139,18 +116,17 @@ class WorkerServer:
                 best = (stream.produced, number)
         return None if best is None else best[1]
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: Message) -> None:
         if isinstance(message, StartStream):
             self._start(message)
-        elif isinstance(message, Progress):
-            for number, credits in message.credits.items():
+        elif isinstance(message, Credits):
+            for number, credits in message.blocks.items():
                 if number in self._streams:
                     self._streams[number].credits += credits
             for number in message.next_epoch:
                 if number in self._streams:
                     self._streams[number].ended = False
-            for arena in message.unseen_arenas:
-                self._arenas.give_back(arena)
+            self._take_credits(message)
 
     def _start(self, message: StartStream) -> None:
         from energon_dali.datasets.stream import StreamContext
@@ -162,7 +138,7 @@ class WorkerServer:
             iterator = self._task.borders[number].open_blocks(context)
             iterator.load_state_dict(message.state)
         except Exception as error:
-            self._fail(message.stream, message.generation, error)
+            self._send_failure(message.stream, message.generation, error)
             return
         self._streams[message.stream] = _Stream(iterator, message.generation, message.credits)
 
@@ -173,55 +149,20 @@ class WorkerServer:
 
     def _produce(self, number: int) -> None:
         stream = self._streams[number]
-        self._report.begin()
+        self._report.begin_block()
         try:
             block = stream.iterator.next_block()
             stream.credits -= 1
             stream.produced += 1
             stream.ended = block.end_state is not None
-            # Also here: an element that cannot be pickled ends its stream with the reason.
-            parcel = pack((block.elements, stream.states.send((block.states, block.end_state)), block.keys))
+            # Inside the try: an element that cannot be pickled ends its stream with the reason.
+            serialized = serialize((block.elements, stream.states.send((block.states, block.end_state)), block.keys))
         except Exception as error:
             self._streams.pop(number)
-            self._fail(number, stream.generation, error)
+            self._send_failure(number, stream.generation, error)
             return
         try:
-            self._send(number, stream.generation, parcel)
+            self._send_block(number, stream.generation, serialized)
         except WorkerError as error:  # there is no memory for it
             self._streams.pop(number)
-            self._fail(number, stream.generation, error)
-
-    def _send(self, number: int, generation: int, parcel: Parcel) -> None:
-        """Sends a block to the rank.
-
-        Raises:
-            WorkerError: There is no memory that it could be sent in.
-            ConnectionError: The rank hung up.
-        """
-        extents = parcel.extents
-        size = sum(extents[-1])
-        self.metrics.count("blocks")
-        self.metrics.count("blocks.bytes", size)
-        if size < SMALL_BLOCK_BYTES:
-            payload = bytearray(size)
-            parcel.write(memoryview(payload), extents)
-            sent = BlockSent(number, generation, -1, 0, self._arenas.take_dropped(), extents, self.metrics.drain())
-            self._channel.send(messages.encode(sent, payload))
-            return
-        arena = self._arenas.take(size)
-        parcel.write(arena.memory.data, extents)
-        new = () if arena.descriptor is None else (arena.descriptor,)
-        sent = BlockSent(
-            number,
-            generation,
-            arena.number,
-            arena.capacity if new else 0,
-            self._arenas.take_dropped(),
-            extents,
-            self.metrics.drain(),
-        )
-        self._channel.send(messages.encode(sent), new)
-        arena.forget_descriptor()
-
-    def _fail(self, number: int, generation: int, error: Exception) -> None:
-        self._channel.send(messages.encode(failed_stream(number, generation, error, self.metrics.drain())))
+            self._send_failure(number, stream.generation, error)

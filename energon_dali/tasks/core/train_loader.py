@@ -91,9 +91,7 @@ class TrainLoader(FollowedSteps, SavableDataLoader[T]):
 
     def delivered_position(self) -> State:
         """Returns the position of this rank after the last batch that was handed out."""
-        if self._delivery is not None:
-            return self._delivery.state()
-        return self._state if self._state is not None else RankIterator(self._tree).state_dict()
+        return self._state or RankIterator(self._tree).state_dict()
 
 
 class TrainLoaderIterator(SavableLoaderIterator[T]):

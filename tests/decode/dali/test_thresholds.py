@@ -14,7 +14,7 @@ from energon_dali.decode.dali import decoder, thresholds
 from energon_dali.decode.dali.eligibility import DaliHandle, DecodedHandle
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.dali.thresholds import CLIPS, IMAGES, Threshold
-from energon_dali.loader.workers.transport import pack, unpack
+from energon_dali.loader.processes.serialization import deserialize, serialize
 from tests.decode.sample_images import encode, photograph, sample_images
 
 LARGE_BMP = encode(photograph(size=(300, 200)), "BMP")
@@ -62,10 +62,10 @@ def test_what_pil_decodes_for_a_gpu_is_decoded_in_the_worker_and_moved_by_the_ra
     names = ("gif", "png-rgb", "png-16bit-gray")
     handles = [worker.stage("png", sample_images()[name]) for name in names]
     assert all(type(handle) is DecodedHandle and handle.data == b"" for handle in handles)
-    parcel = pack(handles)
-    block = memoryview(bytearray(sum(parcel.extents[-1])))
-    parcel.write(block, parcel.extents)
-    arrived = [*unpack(block, parcel.extents), pickle.loads(pickle.dumps(handles[0]))]
+    block = serialize(handles)
+    memory = memoryview(bytearray(block.size))
+    block.write(memory)
+    arrived = [*deserialize(memory, block.extents), pickle.loads(pickle.dumps(handles[0]))]
     monkeypatch.setattr(device, "sees_gpu", lambda: False)  # the rank finds none after all
     monkeypatch.setattr(decoder, "sees_gpu", lambda: False)
     rank = DaliDecoder(image_decode="torchrgb8")

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from energon_dali.cache import FileStoreCachePool
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.errors import ConfigError, WatchdogTimeoutError, WorkerDiedError, WorkerError
-from energon_dali.loader import delivery_setup
+from energon_dali.loader import prefetcher
 from energon_dali.loader.basic_loader import get_loader
 from energon_dali.loader.decode_process.process import check_fork
+from energon_dali.loader.processes import launch
 from energon_dali.loader.savable_loader import get_savable_loader
-from energon_dali.loader.workers import handle
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import LENGTHS, Mishap, tree
 from tests.running_time import wait_until
@@ -176,7 +177,7 @@ def test_batches_that_are_held_are_never_overwritten_and_outlive_the_process() -
 
 def open_files_at_rest(batches: Any) -> int:
     """Returns how many files are open while the thread that receives batches has none to receive."""
-    assert wait_until(lambda: batches._delivery.occupancy == 1.0, 60)
+    assert wait_until(lambda: batches._prefetcher.occupancy == 1.0, 60)
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -190,7 +191,7 @@ def test_memory_returns_when_the_last_view_is_dropped() -> None:
     iterator = iter(batches)
     for _ in range(60):
         next(iterator)
-    pid = batches._delivery.process.pid
+    pid = batches._prefetcher.process.pid
     assert 1 <= arenas_of(pid) <= 5
     files = open_files_at_rest(batches)
     held = [next(iterator)["one"] for _ in range(50)]
@@ -226,7 +227,7 @@ def test_an_exception_arrives_as_what_it_is_with_its_traceback() -> None:
         assert "In the decode process:" in text
         assert "numbers_dataset.py" in text
         assert f"In {where}" in text
-        assert batches._delivery is None
+        assert batches._prefetcher is None
         with pytest.raises(ValueError, match="did not like it"):  # the next try stops at the same place
             list(batches)
     batches = loader(place(0, 1), lengths=[3], mishap=Mishap(0, 1, "raise-odd"), block_size=1)
@@ -324,7 +325,7 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
         assert next(iterator)[:3] == (0, 0, 1)
         freeing.join()
     assert len(caplog.records) == 1
-    assert "No batch came for" in caplog.text
+    assert "No batch arrived for" in caplog.text
     assert "in slow_second" in stacks.read_text()  # the worker
     assert "decode_process/server.py" in stacks.read_text()  # the decode process, which told it to
     failing = loader(
@@ -335,7 +336,7 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
         fail_on_timeout=True,
         **options,
     )
-    with pytest.raises(WatchdogTimeoutError, match="No batch came"):
+    with pytest.raises(WatchdogTimeoutError, match="No batch arrived"):
         list(failing)
 
 
@@ -369,9 +370,9 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery_setup, "pin", lambda batch: (*batch, threading.current_thread().name))
+    monkeypatch.setattr(prefetcher, "pin", lambda batch: (*batch, threading.current_thread().name))
     batches = loader(place(2))
-    batches._pins = True
+    batches._options = replace(batches._options, pin_memory=True)
     with batches:
         for epoch in range(2):
             assert list(batches) == [(*place, "energon-dali-rank") for place in expected(epoch)]
@@ -384,7 +385,7 @@ def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pyt
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_hooks_find_the_cache_and_its_files_go(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "_GRACE_SECONDS", 60.0)  # a killed process takes no files along: let none be too slow
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)  # a killed process takes no files along: let none be too slow
     pool = FileStoreCachePool(parent_cache_dir=tmp_path)
     with loader(place(workers), make=cached, rank_work=True, cache_pool=pool) as batches:
         assert {batch[3] for batch in islice(batches, 6)} == {"kept by FileStoreCachePool"}

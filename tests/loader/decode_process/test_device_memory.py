@@ -15,7 +15,7 @@ import torch
 
 from energon_dali.loader.decode_process import cuda_ipc, device_memory, process
 from energon_dali.loader.decode_process.device_memory import DeviceArenaStore, DeviceViews
-from energon_dali.loader.decode_process.tensor_table import Segment
+from energon_dali.loader.processes.tensor_table import Segment
 
 
 class StandIn:
@@ -103,7 +103,7 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
         return views.view(pickle.loads(pickle.dumps(store.store(list(segments)))))
 
     def give_back() -> list[int]:
-        unseen = views.take_unseen()
+        unseen = views.take_released()
         for number in unseen:
             store.give_back(number)
         return unseen
@@ -138,7 +138,7 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     assert len(driver.opened) == 1
     assert len(driver.memory) == 2  # not freed before it was closed
     for number in views.take_closed():
-        store.closed(number)
+        store.free(number)
     assert len(driver.memory) == 1
     large = cross(segment(5, 3 << 20))  # the other is too small, and leaves
     assert large[0].sum() == 5 * (3 << 20)
@@ -152,7 +152,13 @@ def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
     """CUDA wants memory closed where it was opened before it is freed where it was made."""
     driver = StandIn(monkeypatch)
     open_at_the_end: list[int] = []
-    monkeypatch.setattr(process, "end_process", lambda process, channel: open_at_the_end.append(len(driver.opened)))
+
+    def ended(descriptors: list[int]) -> None:
+        open_at_the_end.append(len(driver.opened))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    monkeypatch.setattr(process, "end_members", lambda members, descriptors, owner: ended(descriptors))
     for turn in range(3):
         store, views, owner = DeviceArenaStore(1), DeviceViews(), _Holder()
         batches = [views.view(pickle.loads(pickle.dumps(store.store([segment(1, 700)])))) for _ in range(2)]
@@ -160,8 +166,8 @@ def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
         if not seen:
             batches.clear()
             gc.collect()
-        theirs, lifeline = os.pipe()
-        end = weakref.finalize(owner, process._end, _Holder(), _Holder(), views, [lifeline], os.getpid())  # type: ignore[arg-type]
+        theirs, parent_pipe = os.pipe()
+        end = weakref.finalize(owner, process._end_when_unseen, views, [], [parent_pipe], os.getpid())
         end()
         assert len(open_at_the_end) == (turn if seen else turn + 1)
         batches.clear()
@@ -173,10 +179,7 @@ def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
 
 
 class _Holder:
-    """Stands for a DecodeProcess, its Channel, and its WorkerProcess."""
-
-    def close(self) -> None:
-        pass
+    """Stands for a DecodeProcess."""
 
 
 class _LeavingViews(DeviceViews):
@@ -196,21 +199,27 @@ def test_a_process_ends_once_when_the_last_view_of_its_memory_is_gone(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
-    monkeypatch.setattr(process, "end_process", lambda process, channel: ended.append(how))
+
+    def end_members(members: list[Any], descriptors: list[int], owner: int) -> None:
+        ended.append(how)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    monkeypatch.setattr(process, "end_members", end_members)
     views, owner = _LeavingViews() if how == "at the same time" else DeviceViews(), _Holder()
     roots = [views._watch(0), views._watch(1)]
     if isinstance(views, _LeavingViews):
         views.roots = roots
-    theirs, lifeline = os.pipe()
+    theirs, parent_pipe = os.pipe()
     os.set_blocking(theirs, False)
-    end = weakref.finalize(owner, process._end, _Holder(), _Holder(), views, [lifeline], os.getpid())  # type: ignore[arg-type]
+    end = weakref.finalize(owner, process._end_when_unseen, views, [], [parent_pipe], os.getpid())
     if how == "forgotten":  # whoever held the loader holds its tensors alone
         del owner, views
     else:
         end()
     if how != "at the same time":
         assert ended == []
-        with pytest.raises(BlockingIOError):  # the lifeline is open
+        with pytest.raises(BlockingIOError):  # the parent pipe is open
             os.read(theirs, 1)
         roots.pop()
         gc.collect()
@@ -220,4 +229,4 @@ def test_a_process_ends_once_when_the_last_view_of_its_memory_is_gone(
     assert ended == [how]
     assert os.read(theirs, 1) == b""
     os.close(theirs)
-    assert not process._seen_after_end
+    assert not process._views_to_outlive

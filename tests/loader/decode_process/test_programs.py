@@ -87,7 +87,7 @@ def test_the_decode_process_is_killed(marker: str) -> None:
         + """
 import signal
 next(iter(loader))
-os.kill(loader._delivery.process.pid, signal.SIGKILL)
+os.kill(loader._prefetcher.process.pid, signal.SIGKILL)
 try:
     for batch in loader:
         pass
@@ -113,9 +113,9 @@ def test_a_program_that_ends_in_the_middle(marker: str) -> None:
 AWKWARD = """
 import gc, multiprocessing, warnings
 from energon_dali.loader.decode_process import process
-from energon_dali.loader.workers import handle
+from energon_dali.loader.processes import launch
 
-process._FAREWELL_SECONDS = handle._GRACE_SECONDS = 60.0  # a killed worker prints nothing more: let none be too slow
+process._FINAL_STATS_SECONDS = launch._GRACE_SECONDS = 60.0  # a killed worker prints nothing more: let none be too slow
 
 def make(stream, epoch, place):
     helper = HELPERS.get("pool") or HELPERS.setdefault("pool", multiprocessing.get_context("fork").Pool(1))
@@ -128,7 +128,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork with threads, 
 print("trainer begins")
 loader = build(lengths=(10**9, 10**9), method="fork", make=make, block_size=1)
 next(iter(loader))
-polled = loader._delivery.process._wake
+polled = loader._prefetcher.process._wake
 for how in ("take", "close", "collect"):
     child = os.fork()
     if child == 0:

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.runtime.device import Device, resolve_device
 from energon_dali.decode.dali.video.eligibility import is_eligible_video
 from energon_dali.decode.pyav import stage_clips
 from energon_dali.errors import DeviceError
-from energon_dali.loader.rank_stream import RankStream
+from energon_dali.loader.cuda_handoff import CudaHandoff
 from tests.av.corpus import video_file
 from tests.fake_cuda import FakeCuda
 
@@ -58,13 +58,13 @@ def test_a_thread_of_ours_follows_local_rank_when_the_trainer_has_no_gpu_yet(mon
     monkeypatch.setenv("LOCAL_RANK", "2")
     found: list[Any] = []
 
-    def work(rank: RankStream) -> None:
+    def work(rank: CudaHandoff) -> None:
         rank.enter()
         torch.cuda.init()  # a hook, or the trainer's own thread
         found.extend((resolve_device("gpu"), torch.cuda.current_device()))
 
     monkeypatch.setattr(torch.cuda, "init", lambda: setattr(cuda, "initialized", True))
-    thread = threading.Thread(target=work, args=(RankStream(torch.cuda),))
+    thread = threading.Thread(target=work, args=(CudaHandoff(torch.cuda),))
     assert cuda.contexts == set()
     thread.start()
     thread.join(60)

@@ -1,4 +1,4 @@
-"""Messages and file descriptors between two processes, with borders kept and no name left in the file system."""
+"""A connection between two processes: whole messages and file descriptors, and no name in the file system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from energon_dali.errors import WorkerError
-from energon_dali.loader.workers.arena import taking_memory
+from energon_dali.loader.processes.shared_memory import taking_memory
 
 INLINE_BYTES = 32 * 1024
 """Messages up to this size travel in the socket; larger ones in anonymous memory whose descriptor travels."""
@@ -41,11 +41,11 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
-        """Sends a message; with `wait=False` only if that is possible at once.
+        """Sends a message; with `wait=False` only if there is room now.
 
         Args:
             message: The bytes.
-            fds: Descriptors that the other end gets copies of; the caller keeps and closes its own.
+            fds: Descriptors to send copies of; the caller keeps and closes its own.
             wait: Whether to wait for room.
 
         Returns:
@@ -53,7 +53,7 @@ class Channel:
 
         Raises:
             OSError: The other end is gone.
-            WorkerError: There is no memory for it.
+            WorkerError: The system refused memory for it.
         """
         if len(message) > INLINE_BYTES:
             memory = _in_memory(message)
@@ -73,11 +73,11 @@ class Channel:
         return True
 
     def receive(self, *, wait: bool = True) -> tuple[bytes, list[int]] | None:
-        """Returns the next message and its descriptors, for the caller to close; None if none is there and not `wait`.
+        """Returns the next message and its descriptors, which the caller closes; None if there is none and not `wait`.
 
         Raises:
-            EOFError: The other end is gone and everything it sent was received.
-            WorkerError: This process has as many files open as it may, so that descriptors of the message are lost.
+            EOFError: The other end is gone, and everything it sent was received.
+            WorkerError: This process is at its limit of open files, so descriptors of the message are lost.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
@@ -113,7 +113,7 @@ class Channel:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other end was faster
+            return  # the other end hung up first
 
     def close(self) -> None:
         """Closes this end."""

@@ -1,4 +1,4 @@
-"""Anonymous memory that two processes share: one arena per block in flight, used again when nobody sees it any more."""
+"""Anonymous memory that two processes share: one arena per block in flight, reused when nobody sees it any more."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 from energon_dali.errors import WorkerError
 
 _PAGE = mmap.PAGESIZE
-# PyDLL keeps the interpreter lock: giving it away for a system call of microseconds would cost the thread that
-# unmaps up to one switch interval (5 ms) next to a busy trainer.
+# PyDLL keeps the interpreter lock: releasing it for a system call of microseconds would cost the thread that unmaps up
+# to one switch interval (5 ms) next to a busy trainer.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -28,10 +28,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def map_memory(descriptor: int, size: int) -> Any:
-    """Maps a descriptor, readable, writable and shared; it is unmapped when the last view of the result is gone.
+    """Maps a descriptor, readable, writable and shared. It is unmapped when the last view of the result is gone.
 
-    The descriptor may be closed afterwards. (`mmap.mmap` would keep a copy of it open as long as the mapping lives, so
-    that a user who keeps a thousand batches would run out of descriptors.)
+    The descriptor may be closed afterwards. (`mmap.mmap` keeps a copy of it open while the mapping exists, so a user
+    who keeps a thousand batches would run out of descriptors.)
 
     Args:
         descriptor: A memory file of at least `size` bytes.
@@ -54,13 +54,13 @@ def map_memory(descriptor: int, size: int) -> Any:
 
 @contextmanager
 def taking_memory(size: int) -> Iterator[None]:
-    """Says why memory that processes share could not be had, and what to do.
+    """Turns an error about shared memory into one that says why and what to do.
 
     Args:
-        size: How much, in bytes.
+        size: Bytes that are requested.
 
     Raises:
-        WorkerError: The system refused it.
+        WorkerError: The system refused them.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def taking_memory(size: int) -> Iterator[None]:
 
 
 class Arena:
-    """A piece of shared memory on the worker's side."""
+    """A piece of shared memory, in the process that writes it."""
 
     __slots__ = ("capacity", "descriptor", "memory", "number")
 
@@ -98,23 +98,18 @@ class Arena:
                 os.close(self.descriptor)
                 raise
 
-    def release_descriptor(self) -> int | None:
-        """Returns the descriptor, for the caller to send and close; None if that was done before."""
-        descriptor, self.descriptor = self.descriptor, None
-        return descriptor
-
-    def forget_descriptor(self) -> None:
-        """Closes the descriptor once the other side has it; the mapping stays."""
+    def close_descriptor(self) -> None:
+        """Closes the descriptor after it was sent; the mapping stays."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
 
 class ArenaStore:
-    """The arenas of a worker: as many as there are blocks that somebody still sees, and a few to spare.
+    """The arenas of the process that writes: one per block that somebody still sees, and a few free ones.
 
     Args:
-        spare: Free arenas that are kept, at least 1.
+        spare: Free arenas to keep, at least 1.
     """
 
     def __init__(self, spare: int) -> None:
@@ -131,9 +126,9 @@ class ArenaStore:
             arena = min(fitting, key=lambda candidate: candidate.capacity)
             self._free.remove(arena)
         else:
-            if self._free:  # all are too small: the smallest makes room
+            if self._free:  # all are too small: drop the smallest
                 self._drop(min(self._free, key=lambda candidate: candidate.capacity))
-            # A quarter to spare, so that blocks that vary a little in size find their arena again.
+            # A quarter more than needed, so that blocks of slightly different sizes fit the same arena.
             capacity = -(-(size + size // 4) // _PAGE) * _PAGE
             arena = Arena(self._next_number, capacity)
             self._next_number += 1
@@ -141,7 +136,7 @@ class ArenaStore:
         return arena
 
     def give_back(self, number: int) -> None:
-        """Makes an arena free that nobody sees any more."""
+        """Marks an arena as free, because nobody sees it any more."""
         self._free.append(self._used.pop(number))
         if len(self._free) > self._spare:
             self._drop(min(self._free, key=lambda candidate: candidate.capacity))
@@ -151,7 +146,7 @@ class ArenaStore:
         self._dropped.append(arena.number)
 
     def take_dropped(self) -> list[int]:
-        """Returns the numbers of the arenas that were let go since the last call, for the other side to do the same."""
+        """Returns the numbers of the arenas dropped since the last call; the reader has to drop them too."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -160,12 +155,12 @@ class ArenaStore:
 
 
 class ArenaViews:
-    """The arenas of one worker as the rank sees them, and which of them nobody sees any more."""
+    """The arenas of one writer in the process that reads them, and which of them nobody sees any more."""
 
     def __init__(self) -> None:
         self._memory: dict[int, Any] = {}
         self._watched: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
-        self._unseen: deque[int] = deque()
+        self._released: deque[int] = deque()
 
     def add(self, number: int, descriptor: int, capacity: int) -> None:
         """Maps a new arena and closes the descriptor."""
@@ -175,35 +170,31 @@ class ArenaViews:
             os.close(descriptor)
 
     def drop(self, numbers: list[int]) -> None:
-        """Lets arenas go; their memory is unmapped when the last view of it is gone."""
+        """Drops arenas; their memory is unmapped when the last view of it is gone."""
         for number in numbers:
             self._memory.pop(number, None)
 
     def view(self, number: int) -> memoryview:
-        """Returns the memory of an arena, writable. When every view of it is gone, `take_unseen` tells its number."""
+        """Returns the memory of an arena, writable. `take_released` returns its number when all views are gone."""
         root = np.frombuffer(self._memory[number], dtype=np.uint8)
-        unseen, watched = self._unseen, self._watched
+        released, watched = self._released, self._watched
 
-        # Called wherever the garbage collector runs, in any thread: it only appends, and takes no lock.
+        # Called wherever the garbage collector runs, in any thread: it takes no lock.
         def lost(_: object, number: int = number) -> None:
             watched.pop(number, None)
-            unseen.append(number)
+            released.append(number)
 
         watched[number] = weakref.ref(root, lost)
         return root.data
 
-    def peek(self, number: int) -> memoryview:
-        """Returns the memory of an arena for a moment, without watching who sees it."""
-        return np.frombuffer(self._memory[number], dtype=np.uint8).data
-
-    def take_unseen(self) -> list[int]:
+    def take_released(self) -> list[int]:
         """Returns the arenas whose views have all gone since the last call."""
-        unseen = []
-        while self._unseen:
-            unseen.append(self._unseen.popleft())
-        return unseen
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        return released
 
-    def forget(self) -> None:
-        """Lets all arenas go; views that are still held stay valid."""
+    def drop_all(self) -> None:
+        """Drops all arenas; views that are still held stay valid."""
         self._watched.clear()
         self._memory.clear()

@@ -13,9 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_dali.loader.decode_process.batch import Contents, _Rebuilder, pack_batch, unpack_batch
-from energon_dali.loader.decode_process.tensor_table import TensorTable
-from energon_dali.loader.workers.transport import SMALL_BUFFER_BYTES
+from energon_dali.loader.processes.serialization import SMALL_BUFFER_BYTES, deserialize, serialize
+from energon_dali.loader.processes.tensor_table import TensorLayout, TensorRebuilder, TensorTable
 
 DTYPES = (
     torch.uint8,
@@ -34,11 +33,11 @@ DTYPES = (
 
 def cross(batch: Any) -> Any:
     """Returns a batch as the trainer gets it; what it was made of is gone then."""
-    packed = pack_batch(batch)
-    contents = pickle.loads(pickle.dumps(packed.contents))
-    memory = bytearray(b"\xa5" * packed.size)
-    packed.write(memoryview(memory))
-    return unpack_batch(memoryview(memory), contents, [])
+    block = serialize(batch, keep_aliasing=True)
+    extents, tensors = pickle.loads(pickle.dumps((block.extents, block.tensors)))
+    memory = bytearray(b"\xa5" * block.size)
+    block.write(memoryview(memory))
+    return deserialize(memoryview(memory), extents, tensors)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -118,10 +117,10 @@ def test_permuted_pictures_keep_their_strides_and_rows_of_a_batch_stay_apart() -
 
 
 def test_a_small_tensor_does_not_keep_the_memory_of_a_large_one() -> None:
-    packed = pack_batch({"image": torch.ones(100_000), "label": torch.tensor([4, 5])})
-    memory = bytearray(packed.size)
-    packed.write(memoryview(memory))
-    got = unpack_batch(memoryview(memory), packed.contents, [])
+    block = serialize({"image": torch.ones(100_000), "label": torch.tensor([4, 5])}, keep_aliasing=True)
+    memory = bytearray(block.size)
+    block.write(memoryview(memory))
+    got = deserialize(memoryview(memory), block.extents, block.tensors)
     memory[:] = bytes(len(memory))
     assert got["image"].sum() == 0  # a view
     assert got["label"].tolist() == [4, 5]  # a copy
@@ -174,10 +173,10 @@ def test_a_tensor_without_elements_stays_on_its_device(monkeypatch: pytest.Monke
     boxes.resolve_conj.return_value = boxes.resolve_neg.return_value = boxes.detach.return_value = boxes
     boxes.layout, boxes.is_quantized, boxes.is_nested, boxes.requires_grad = torch.strided, False, False, False
     assert (table.add(boxes), table.add(none)) == (0, 1)
-    places, segments = table.lay_out()
+    views, segments = table.find_segments()
     assert segments == []
-    contents = Contents(pickle.loads(pickle.dumps(places)), [], (0, 0), [], (0, 0))
-    rebuild = _Rebuilder(memoryview(b""), memoryview(b""), contents, [])
+    layout = TensorLayout(pickle.loads(pickle.dumps(views)), [], (0, 0))
+    rebuild = TensorRebuilder(memoryview(b""), layout, [])
     asked: list[Any] = []
 
     def empty_strided(size: Any, stride: Any, *, device: Any = "cpu", **_: Any) -> torch.Tensor:
@@ -192,13 +191,13 @@ def test_a_tensor_without_elements_stays_on_its_device(monkeypatch: pytest.Monke
 
 def test_each_byte_of_a_large_tensor_is_sent_once() -> None:
     base = torch.ones(10 * SMALL_BUFFER_BYTES, dtype=torch.uint8)
-    packed = pack_batch([base, base.view(10, -1), base[5:].view(torch.bool), base.expand(4, -1)])
-    assert base.numel() <= packed.size < base.numel() + 4096
+    block = serialize([base, base.view(10, -1), base[5:].view(torch.bool), base.expand(4, -1)], keep_aliasing=True)
+    assert base.numel() <= block.size < base.numel() + 4096
 
 
 def test_what_cannot_be_pickled_says_so() -> None:
     with pytest.raises(TypeError, match="generator"):
-        pack_batch({"image": torch.ones(10_000), "odd": (number for number in range(3))})
+        serialize({"image": torch.ones(10_000), "odd": (number for number in range(3))}, keep_aliasing=True)
 
 
 def test_attributes_of_a_tensor_travel_with_it() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from energon_dali.loader.rank_stream import RankStream, find_cuda_tensors, strided_parts
+from energon_dali.loader.cuda_handoff import CudaHandoff, find_cuda_tensors, strided_parts
 from tests.fake_cuda import FakeCuda, GpuTensor, Stream
 
 
-def run_rank(rank: RankStream, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
+def run_rank(rank: CudaHandoff, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
     """Returns (the seal, the device) of a thread that makes an element: "made" on every current stream."""
     done: list[Any] = []
 
@@ -22,7 +22,7 @@ def run_rank(rank: RankStream, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
         rank.enter()
         for stream in cuda.streams:
             stream.work.append("made")
-        done.extend((rank.seal(element), cuda.current_device()))
+        done.extend((rank.record(element), cuda.current_device()))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -37,11 +37,11 @@ def test_the_rank_works_on_the_trainers_device_and_its_batch_is_ready_there(back
     trainer = Stream(1, ["weights"])
     cuda.set_stream(trainer)
     batch = {"image": GpuTensor.on(1)}
-    rank = RankStream(cuda)
+    rank = CudaHandoff(cuda)
     seal, device = run_rank(rank, cuda, batch)
     assert device == 1
     assert trainer.work == (["weights"] if backend == "native" else ["weights", "made"])  # no step waits for a batch
-    rank.hand_over(batch, seal)
+    rank.receive(batch, seal)
     assert trainer.work[-2:] == ["weights", "made"]
     assert batch["image"].recorded == ([trainer] if backend == "native" else [])
 
@@ -51,21 +51,21 @@ def test_a_trainer_that_changes_its_stream_and_a_second_gpu() -> None:
     first, second = Stream(0), Stream(0)
     cuda.set_stream(first)
     batch = [GpuTensor.on(0), GpuTensor.on(1)]
-    rank = RankStream(cuda)
+    rank = CudaHandoff(cuda)
     seal, _ = run_rank(rank, cuda, batch)
     assert [device for device, _ in seal] == [0, 1]
     cuda.set_stream(second)
-    rank.hand_over(batch, seal)
+    rank.receive(batch, seal)
     assert second.work[-1] == "made"
     assert batch[0].recorded == [first, second]
     assert batch[1].recorded == [cuda.current_stream(1)]
 
 
 def test_without_cuda_nothing_is_asked_of_it() -> None:
-    rank = RankStream(FakeCuda(initialized=False))
+    rank = CudaHandoff(FakeCuda(initialized=False))
     rank.enter()
-    assert rank.seal({"x": torch.zeros(1)}) == ()
-    rank.hand_over(None, ())
+    assert rank.record({"x": torch.zeros(1)}) == ()
+    rank.receive(None, ())
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
@@ -93,7 +93,7 @@ def test_the_memory_of_sparse_and_jagged_tensors_is_kept() -> None:
         assert strided_parts(tensor) == list(tensor.parts.values())  # type: ignore[arg-type]
     cuda = FakeCuda()
     stream = Stream(0)
-    RankStream(cuda)._record(tensors[0], stream)
+    CudaHandoff(cuda)._record_stream(tensors[0], stream)
     assert [part.recorded for part in tensors[0].parts.values()] == [[stream], [stream]]
     assert strided_parts(torch.eye(3).to_sparse()) == []  # parts on the CPU have no stream
 

@@ -1,0 +1,146 @@
+"""The options of a loader: checked once, and carried as one value to everything that the loader starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from energon_dali.cache.file_cache_pool import check_cache_pool
+from energon_dali.errors import ConfigError
+from energon_dali.loader.processes.launch import StartMethod, check_start_method
+from energon_dali.shards import RetryPolicy
+
+if TYPE_CHECKING:
+    from energon_dali.cache import CachePool
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """What the user asked of a loader.
+
+    Raises:
+        ConfigError: An option cannot work.
+    """
+
+    prefetch_factor: int = 2
+    """Blocks per stream that workers make ahead, and batches that wait for the trainer; at least 1. Each costs the
+    memory of a block or batch."""
+    cache_pool: CachePool | None = None
+    """Fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for all processes
+    together. The user closes it, after the loader. None fetches nothing ahead."""
+    watchdog_timeout_seconds: float | None = 60
+    """Longest normal wait for a batch; None never complains."""
+    watchdog_initial_timeout_seconds: float | None = None
+    """The same for the first batch; None uses `watchdog_timeout_seconds`."""
+    fail_on_timeout: bool = False
+    """Raise WatchdogTimeoutError where the watchdog would warn."""
+    start_method: StartMethod = "spawn"
+    """How processes start."""
+    pin_memory: bool | str = "auto"
+    """Whether CPU batches are put into page-locked memory; "auto" if CUDA is available."""
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    """How reading is repeated after transient errors, and when a store counts as down."""
+    decode_process: bool | str = False
+    """Whether the rank's pipeline runs in a process of its own; "auto" if the rank decodes or runs hooks, and there are
+    workers."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefetch_factor, int) or self.prefetch_factor < 1:
+            raise ConfigError(
+                f"prefetch_factor={self.prefetch_factor!r} is invalid: give a whole number of at least 1."
+            )
+        check_cache_pool(self.cache_pool)
+        for name in ("watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"):
+            check_timeout(name, getattr(self, name))
+        check_start_method(self.start_method)
+        for name in ("pin_memory", "decode_process"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and value != "auto":
+                raise ConfigError(f'{name}={value!r} is unknown: give True, False or "auto".')
+        if not isinstance(self.retry_policy, RetryPolicy):
+            raise ConfigError(
+                f"retry_policy={self.retry_policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., "
+                "request_seconds=..., store_seconds=...), or None for its defaults."
+            )
+
+    @classmethod
+    def from_arguments(cls, arguments: LoaderArguments) -> LoaderOptions:
+        """Returns the options that a user gave; retry_policy=None is RetryPolicy().
+
+        Raises:
+            ConfigError: An argument is invalid.
+        """
+        given: dict[str, Any] = dict(arguments)
+        if given.get("retry_policy", True) is None:
+            del given["retry_policy"]
+        return cls(**given)
+
+    def resolved(self, *, rank_has_work: bool, num_workers: int) -> LoaderOptions:
+        """Returns a copy in which `decode_process` and `pin_memory` are True or False.
+
+        Args:
+            rank_has_work: Whether the rank decodes or runs hooks.
+            num_workers: Worker processes of the rank.
+
+        Raises:
+            DeviceError: pin_memory=True without CUDA.
+        """
+        from energon_dali.loader.pinning import wants_pinning
+
+        decode_process = self.decode_process is True or (
+            self.decode_process == "auto" and num_workers > 0 and rank_has_work
+        )
+        forks = decode_process and self.start_method == "fork"
+        return replace(
+            self, decode_process=decode_process, pin_memory=wants_pinning(self.pin_memory, before_fork=forks)
+        )
+
+    def for_decode_process(self) -> LoaderOptions:
+        """Returns the options inside a decode process: Python refuses children of a fork server's children."""
+        return replace(self, start_method="spawn") if self.start_method == "forkserver" else self
+
+
+def check_timeout(name: str, seconds: object) -> None:
+    """Raises ConfigError unless a timeout is a positive number of seconds, or None.
+
+    Args:
+        name: Of the option.
+        seconds: Its value.
+    """
+    if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+        raise ConfigError(f"{name}={seconds!r} is not a duration: give a positive number of seconds, or None.")
+
+
+class LoaderArguments(TypedDict, total=False):
+    """The options of a loader as keyword arguments; see LoaderOptions for what they mean."""
+
+    prefetch_factor: int
+    cache_pool: CachePool | None
+    watchdog_timeout_seconds: float | None
+    watchdog_initial_timeout_seconds: float | None
+    fail_on_timeout: bool
+    start_method: str
+    pin_memory: bool | str
+    retry_policy: RetryPolicy | None
+    decode_process: bool | str
+
+
+def show_loader_options(function: FunctionT) -> FunctionT:
+    """Returns a function whose signature shows the fields of LoaderOptions in place of `**options`."""
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if option.name == "retry_policy" else option.default,
+            annotation=LoaderArguments.__annotations__[option.name],
+        )
+        for option in fields(LoaderOptions)
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return function

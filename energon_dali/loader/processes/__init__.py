@@ -1,0 +1,1 @@
+"""What crosses a process border, and how: starting processes, their signals, messages, serialization, shared memory."""

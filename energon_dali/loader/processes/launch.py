@@ -1,0 +1,287 @@
+"""Starts child processes from anywhere: a script without a main guard, a notebook, a prompt, `python -c`, pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.spawn
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[attr-defined]
+from typing import Literal, get_args
+
+from energon_dali.errors import ConfigError
+from energon_dali.loader.processes.channel import Channel
+from energon_dali.loader.processes.server import ProcessTask, run_task
+from energon_dali.loader.processes.signals import interrupts_deferred, leave_sigterm_to_parent
+
+StartMethod = Literal["spawn", "fork", "forkserver"]
+"""How child processes start.
+
+"spawn": a fresh interpreter; safe with threads, CUDA and everything else. What the dataset holds must be picklable by
+cloudpickle (classes, functions and lambdas of `__main__` are).
+"fork": a copy of this process; quick, and nothing needs to be picklable, but unsafe if this process has threads that
+hold locks (OpenMP, CUDA, tokenizers).
+"forkserver": Python's own; needs the main guard (`if __name__ == "__main__":`) in scripts.
+"""
+
+_POLL_SECONDS = 0.005
+_GRACE_SECONDS = 0.5
+"""How long a process may take to end by itself after its parent hung up."""
+
+_HINTS = {
+    "SIGKILL": " (often the kernel's out-of-memory killer: see dmesg, and lower num_workers, prefetch_factor or "
+    "batch_size)",
+    "SIGSEGV": " (a crash inside a native library)",
+    "SIGBUS": " (memory or a mapped file went away)",
+}
+
+
+class ChildProcess(ABC):
+    """A process that this one started."""
+
+    pid: int
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Returns the exit code if the process has ended, negative for a signal; else None. Never waits."""
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal if the process still runs."""
+        if self.poll() is None:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return  # it ended in between
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Waits for the process to end; returns whether it has ended."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.poll() is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """Releases what is kept for a process that has ended; `poll` still works."""
+        self.poll()
+
+    def open_sentinel(self) -> int | None:
+        """Returns a descriptor that becomes readable when the process ends; None if the kernel has none."""
+        try:
+            return os.pidfd_open(self.pid)
+        except (OSError, AttributeError):
+            return None
+
+
+class _Spawned(ChildProcess):
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+
+class _Forked(ChildProcess):
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._code = 0  # something else waited for it
+            else:
+                if pid:
+                    self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
+class _FromForkServer(ChildProcess):
+    def __init__(self, process: BaseProcess) -> None:
+        assert process.pid is not None
+        self._process = process
+        self._code: int | None = None
+        self.pid = process.pid
+
+    def poll(self) -> int | None:
+        return self._code if self._code is not None else self._process.exitcode
+
+    def close(self) -> None:
+        self._code = self._process.exitcode
+        if self._code is not None:
+            self._process.close()
+
+
+def check_start_method(method: str) -> StartMethod:
+    """Returns the method.
+
+    Raises:
+        ConfigError: There is no such method.
+    """
+    for known in get_args(StartMethod):
+        if method == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(f"start_method={method!r} is unknown: give one of {', '.join(map(repr, get_args(StartMethod)))}.")
+
+
+def launch(
+    method: StartMethod, channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[int]
+) -> ChildProcess:
+    """Starts a child process.
+
+    Args:
+        method: How. A forked process inherits the task; others expect it, pickled, as their first message.
+        channel: The new process's end of its connection; the caller closes its copy afterwards.
+        parent_pipe: Read end of the parent pipe, see `signals.exit_with_parent`.
+        task: What the process runs.
+        foreign: Descriptors of this process that a forked one must close: ends of other connections.
+    """
+    # Neither a Ctrl-C while the child's interpreter starts, nor the watchdog's SIGUSR1, nor a SIGTERM that the trainer
+    # handles may kill the child. It starts with these blocked, and unblocks them when it is ready. A fork server would
+    # pass a block of SIGTERM on to processes that others start by it, and multiprocessing ends all of them by SIGTERM.
+    blocked = {signal.SIGINT, signal.SIGUSR1} | ({signal.SIGTERM} if method != "forkserver" else set())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        if method == "spawn":
+            return _spawn(channel, parent_pipe)
+        if method == "fork":
+            return _fork(channel, parent_pipe, task, foreign)
+        return _ask_fork_server(channel, parent_pipe)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _spawn(channel: Channel, parent_pipe: int) -> ChildProcess:
+    # At a prompt and with `python -c`, sys.path starts with "" for the current folder, which may change later. Entries
+    # that are not strings, such as a Path, are skipped: imports ignore them, and their repr is not a literal.
+    path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+    code = (
+        f"import sys; sys.path[:] = {path!r}; from energon_dali.loader.processes.launch import spawned_main; "
+        f"spawned_main({channel.fileno()}, {parent_pipe}, {os.getpid()})"
+    )
+    command = [multiprocessing.spawn.get_executable() or sys.executable, *_args_from_interpreter_flags(), "-c", code]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(), parent_pipe))
+    return _Spawned(process)
+
+
+def _fork(channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[int]) -> ChildProcess:
+    parent_pid = os.getpid()
+    _flush_output()  # otherwise the copy prints what is buffered here again
+    with warnings.catch_warnings():
+        # Python 3.12 warns about threads; StartMethod documents that risk for "fork".
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return _Forked(pid)
+    code = 1
+    try:
+        leave_sigterm_to_parent()
+        for descriptor in foreign:
+            os.close(descriptor)
+        _run(channel, parent_pipe, parent_pid, task)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush_output()
+        os._exit(code)  # what the parent registered with atexit must not run here
+
+
+def _flush_output() -> None:
+    for file in (sys.stdout, sys.stderr):
+        # None if the descriptor is closed; or a pipe that nobody reads any more.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            file.flush()
+
+
+def _ask_fork_server(channel: Channel, parent_pipe: int) -> ChildProcess:
+    context = multiprocessing.get_context("forkserver")
+    # Sockets and connections travel to the server; plain descriptors do not.
+    sock = socket.socket(fileno=os.dup(channel.fileno()))
+    pipe = Connection(os.dup(parent_pipe), writable=False)
+    process = context.Process(target=_fork_server_main, args=(sock, pipe), daemon=True)
+    try:
+        process.start()
+    finally:
+        sock.close()
+        pipe.close()
+    return _FromForkServer(process)
+
+
+def spawned_main(channel: int, parent_pipe: int, parent_pid: int) -> None:
+    """Main function of a spawned interpreter."""
+    failed = True
+    leave_sigterm_to_parent()
+    connection = Channel(socket.socket(fileno=channel))
+    try:
+        _run(connection, parent_pipe, parent_pid)
+        failed = False
+    finally:
+        _flush_output()
+        if not failed:
+            os._exit(0)  # threads of libraries must not keep the process alive
+
+
+def _fork_server_main(sock: socket.socket, pipe: Connection) -> None:
+    # The parent of this process is the server, which outlives ours: only the parent pipe tells when ours ends.
+    _run(Channel(sock), pipe.fileno(), os.getppid())
+
+
+def _run(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessTask | None = None) -> None:
+    try:
+        run_task(channel, parent_pipe, parent_pid, task)
+    finally:
+        # Processes that hooks started (a Pool, a ProcessPoolExecutor) end when Python exits, which os._exit skips.
+        # A forked process also knows those of the process that it is a copy of.
+        for child in multiprocessing.active_children():
+            if child._parent_pid == os.getpid():  # type: ignore[attr-defined]
+                child.terminate()
+
+
+def end_processes(processes: list[tuple[ChildProcess, Channel]]) -> None:
+    """Hangs up, waits a moment for all processes to end, and kills those that do not.
+
+    Args:
+        processes: Each with the connection to it.
+    """
+    with interrupts_deferred():
+        for _, channel in processes:
+            channel.hang_up()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for process, _ in processes:
+            if not process.join(max(0.0, deadline - time.monotonic())):
+                process.kill()
+        for process, _ in processes:
+            process.join(5.0)
+            process.close()
+
+
+def describe_exit(code: int | None) -> str:
+    """Returns how a process ended, in words, by its exit code; None for one that runs."""
+    if code is None:
+        return "its connection broke while it was still running"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}{_HINTS.get(name, '')}"

@@ -1,0 +1,215 @@
+"""The child's side of a process border: receives its task, serves blocks on request, and reports failures."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import random
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from energon_dali.loader.processes.messages import (
+    WHOLE_PROCESS,
+    BlockSent,
+    Credits,
+    StillWorking,
+    encode,
+    failed_stream,
+)
+from energon_dali.loader.processes.shared_memory import ArenaStore
+from energon_dali.loader.processes.signals import exit_with_parent, setup_signals
+from energon_dali.plan import mix
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.loader.decode_process.device_memory import DevicePiece
+    from energon_dali.loader.processes.channel import Channel
+    from energon_dali.loader.processes.serialization import SerializedBlock
+
+SMALL_BLOCK_BYTES = 16 * 1024
+"""Smaller blocks travel inside the message."""
+
+_REPORT_SECONDS = 1.0
+"""How often a process reports dropped samples while it finishes no block."""
+
+
+class ProcessTask(ABC):
+    """What a child process runs. It is pickled with `pickle_task`, or inherited by a forked process."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Prepares this process: seeds, threads, the device."""
+
+    @abstractmethod
+    def serve(self, channel: Channel) -> None:
+        """Serves until the receiver hangs up.
+
+        Raises:
+            EOFError: The receiver hung up.
+            ConnectionError: The receiver hung up while a block was being sent.
+        """
+
+
+def run_task(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessTask | None = None) -> None:
+    """Main function of a child process. Returns when the parent hangs up.
+
+    Args:
+        channel: Connection to the parent. Its first message is the pickled task, unless `task` is given.
+        parent_pipe: Read end of a pipe whose write end only the parent holds.
+        parent_pid: Process id of the parent.
+        task: The task of a forked process.
+    """
+    exit_with_parent(parent_pipe, parent_pid)
+    setup_signals()
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent hung up: that is how a child ends
+        task = task or _receive_task(channel)
+        if task is not None:
+            task.prepare()
+            gc.freeze()  # the dataset lives as long as the process: no collection needs to walk it
+            task.serve(channel)
+
+
+def _receive_task(channel: Channel) -> ProcessTask | None:
+    """Returns the task. If it cannot be unpickled here, sends the reason and returns None."""
+    first = channel.receive()
+    assert first is not None
+    try:
+        task: ProcessTask = pickle.loads(first[0])
+    except Exception as error:
+        channel.send(encode(failed_stream(WHOLE_PROCESS, 0, error, None)))
+        return None
+    return task
+
+
+def seed_generators(seed_offset: int, rank: int, number: int) -> None:
+    """Seeds the global random generators for hooks that use them; this package does not.
+
+    Args:
+        seed_offset: The job's.
+        rank: The rank.
+        number: Number of the process inside the rank.
+    """
+    seed = mix(seed_offset, rank, number) % 2**32
+    random.seed(seed)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed(seed)
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also query CUDA
+
+
+class BlockServer(ABC):
+    """Serves blocks to another process, each when there is a credit for it.
+
+    Args:
+        channel: Connection to the receiver.
+        spare_arenas: Free arenas to keep.
+    """
+
+    block_counter: str
+    """Name under which blocks are counted."""
+    byte_counter: str
+    """Name under which their bytes are counted."""
+
+    def __init__(self, channel: Channel, spare_arenas: int) -> None:
+        from energon_dali.datasets.metrics import Metrics
+
+        self._channel = channel
+        self.metrics = Metrics()
+        self._arenas = ArenaStore(spare_arenas)
+        self._report = DropReport(channel, self.metrics)
+
+    @abstractmethod
+    def serve(self) -> None:
+        """See ProcessTask.serve."""
+
+    def _take_credits(self, credits: Credits) -> None:
+        """Takes back the arenas that nobody sees any more."""
+        for arena in credits.released_arenas:
+            self._arenas.give_back(arena)
+
+    def _send_block(
+        self,
+        stream: int,
+        generation: int,
+        block: SerializedBlock,
+        device_pieces: list[DevicePiece] | None = None,
+        dropped_device_arenas: list[int] | None = None,
+    ) -> None:
+        """Sends a block.
+
+        Raises:
+            WorkerError: The system refused memory for it.
+            ConnectionError: The receiver hung up.
+        """
+        size = block.size
+        self.metrics.count(self.block_counter)
+        self.metrics.count(self.byte_counter, size)
+        payload, arena = bytearray(), None
+        if size < SMALL_BLOCK_BYTES:
+            payload = bytearray(size)
+            block.write(memoryview(payload))
+        else:
+            arena = self._arenas.take(size)
+            block.write(arena.memory.data)
+        descriptor = None if arena is None else arena.descriptor
+        message = BlockSent(
+            stream,
+            generation,
+            -1 if arena is None else arena.number,
+            0 if arena is None or descriptor is None else arena.capacity,
+            self._arenas.take_dropped(),
+            block.extents,
+            block.tensors,
+            self.metrics.drain(),
+            device_pieces,
+            dropped_device_arenas,
+        )
+        self._channel.send(encode(message, payload), () if descriptor is None else (descriptor,))
+        if arena is not None:
+            arena.close_descriptor()
+
+    def _send_failure(self, stream: int, generation: int, error: BaseException) -> None:
+        """Sends the exception that ended a stream.
+
+        Raises:
+            ConnectionError: The receiver hung up.
+        """
+        self._channel.send(encode(failed_stream(stream, generation, error, self.metrics.drain())))
+
+
+class DropReport:
+    """Tells the waiting process what became of samples while none of them makes it into a block.
+
+    Sends at most once per second, and never waits for room.
+
+    Args:
+        channel: Connection to the waiting process.
+        metrics: Its `on_dropped` calls `send_if_due` from now on.
+    """
+
+    def __init__(self, channel: Channel, metrics: Metrics) -> None:
+        self._channel = channel
+        self._metrics = metrics
+        self._last = time.monotonic()
+        metrics.on_dropped = self.send_if_due
+
+    def begin_block(self) -> None:
+        """Notes that the work on a block begins."""
+        self._last = time.monotonic()
+
+    def send_if_due(self) -> None:
+        """Sends the counts, if the last report is a second old."""
+        now = time.monotonic()
+        if now - self._last < _REPORT_SECONDS:
+            return
+        self._last = now
+        stats = self._metrics.drain()
+        sent = False
+        with contextlib.suppress(OSError):  # the receiver is gone: sending the next block finds out
+            sent = self._channel.send(encode(StillWorking(stats)), wait=False)
+        if not sent:
+            self._metrics.merge(stats, again=True)

@@ -1,0 +1,114 @@
+"""What a rank runs of a tree of datasets, and what its workers run: where the tree is cut, and both parts at work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.rank_iterator import RankIterator
+from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
+from energon_dali.loader.workers.pool import WorkerPool
+from energon_dali.shards.storage.retry import RetryScope
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.metrics import Metrics
+    from energon_dali.datasets.stream import State
+    from energon_dali.loader.loader_options import LoaderOptions
+
+
+class RankPipeline:
+    """The iterator of a rank and its workers, which have been started.
+
+    Args:
+        dataset: The tree, cut by `cut_tree`.
+        metrics: Takes counts and times.
+        options: The loader's.
+        state: Where to start; None is the beginning.
+        on_pool: Called with the workers' pool before they start.
+
+    Raises:
+        WorkerError: What the workers need cannot be pickled.
+        StateError: The state is of another dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: SavableDataset[Any],
+        metrics: Metrics,
+        options: LoaderOptions,
+        state: State | None,
+        *,
+        on_pool: Callable[[WorkerPool], None] | None = None,
+    ) -> None:
+        self.pool: WorkerPool | None = None
+        if has_workers(dataset):
+            self.pool = WorkerPool(find_worker_borders(dataset), metrics, options)
+            if on_pool is not None:
+                on_pool(self.pool)
+        try:
+            retries = RetryScope(options.retry_policy, metrics.count)
+            self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, options.cache_pool, retries)
+            if self.pool is not None:
+                self.pool.launch()
+            if state is not None:
+                self.iterator.load_state_dict(state)
+        except BaseException:
+            if self.pool is not None:
+                self.pool.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the workers and closes the iterator."""
+        if self.pool is not None:
+            self.pool.close()
+        self.iterator.close()
+
+
+def cut_tree(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns a tree whose parts that need not run in the rank run in workers, each below a numbered worker border.
+
+    What uses the device runs in the rank (`runs_in_rank`), with everything above it, and so do the ends of the rank's
+    epochs. The largest parts without any of that run in workers. A blend is drawn in the workers if the decoders of all
+    its datasets work there; otherwise it is drawn in the rank, from several worker borders.
+
+    Args:
+        dataset: The outermost dataset; it is not changed.
+    """
+    return _cut(dataset, itertools.count(), outermost=True)
+
+
+def _cut(dataset: SavableDataset[Any], numbers: Iterator[int], *, outermost: bool = False) -> SavableDataset[Any]:
+    if isinstance(dataset, WorkerBorder):
+        return dataset.numbered(_strip(dataset.dataset), next(numbers))
+    ends_epochs = outermost and dataset.rank_limit() is not None
+    if not ends_epochs and not _needs_rank(dataset):
+        return WorkerBorder(_strip(dataset), block_size=1, number=next(numbers))
+    return dataset.with_children(*(_cut(child, numbers) for child in dataset.children))
+
+
+def _needs_rank(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether a dataset, or one above the borders inside it, has to run in the rank."""
+    if isinstance(dataset, WorkerBorder):
+        return dataset.runs_in_rank
+    return dataset.runs_in_rank or any(_needs_rank(child) for child in dataset.children)
+
+
+def _strip(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns a tree without worker borders, for a worker."""
+    if isinstance(dataset, WorkerBorder):
+        return _strip(dataset.dataset)
+    return dataset.with_children(*(_strip(child) for child in dataset.children))
+
+
+def has_workers(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether worker processes run a part of a tree."""
+    return dataset.worker_config.num_workers > 0 and bool(find_worker_borders(dataset))
+
+
+def rank_has_work(dataset: SavableDataset[Any]) -> bool:
+    """Returns whether the rank decodes or runs hooks, or only passes on what workers deliver."""
+    if isinstance(dataset, WorkerBorder):
+        return dataset.decoder is not None
+    return dataset.rank_limit() is None or rank_has_work(dataset.children[0])
