@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError, DatasetError, StateError, StorageError
-from energon_dali.tasks.composition.compose import CONF, check_groups, explain_refusal
+from energon_dali.tasks.composition.compose import CONF, check_groups, explain_refusal, own_configs
 from energon_dali.tasks.extra import check_extra
 from energon_dali.tasks.train import run
 
@@ -47,7 +47,8 @@ def command() -> None:
     warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
     warnings.filterwarnings("ignore", ".*isinstance\\(treespec, LeafSpec\\)")
     try:
-        hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(_run)()
+        with own_configs(parsed.config_dir):
+            hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(_run)()
     except SystemExit as exit_:
         if exit_.code == 1 and not _STARTED and not _shows_everything():
             explained = explain_refusal(overrides, parsed.config_dir)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback
 
 from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.tasks.checkpoint import described_run, read_checkpoint
+
+if TYPE_CHECKING:
+    from lightning import Trainer
 
 _COMPARED = ("task", "dataset", "backbone", "tokenizer", "decoder", "optimizer", "scheduler", "seed")
 """What of two configs matters where one continues the other."""
@@ -76,6 +81,35 @@ def explained(path: str | Path | None, saved: Mapping[str, Any], now: Mapping[st
             f"ckpt_path={path} is of a run with another model or optimizer and does not fit. {different} "
             "Give what the run that wrote it was given, or begin anew without ckpt_path."
         ) from error
+
+
+class BatchSeen(Callback):
+    """Notes whether a trainer trained on any batch."""
+
+    any_batch = False
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Notes that it did."""
+        self.any_batch = True
+
+
+def explain_end(trainer: Trainer, path: str | Path) -> str:
+    """Returns which limit of a trainer is reached where it continued from a checkpoint and trained nothing.
+
+    Args:
+        trainer: After its `fit`.
+        path: The checkpoint.
+    """
+    steps, epochs = trainer.global_step, trainer.fit_loop.epoch_progress.current.processed
+    begun = f"ckpt_path={path} is at step {steps}, after {epochs} epoch(s), and nothing was trained: "
+    if trainer.limit_train_batches == 0:
+        return f"{begun}trainer.limit_train_batches is 0. Leave it out."
+    if 0 <= trainer.max_steps <= steps:
+        return f"{begun}trainer.max_steps={trainer.max_steps} is reached. Set trainer.max_steps above {steps}."
+    if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epochs:
+        or_steps = ", or to -1 to stop by trainer.max_steps alone" if trainer.max_steps > steps else ""
+        return f"{begun}trainer.max_epochs={trainer.max_epochs} is reached. Set trainer.max_epochs above {epochs}{or_steps}."
+    return f"{begun}a limit of the trainer is reached. Raise trainer.max_time or what else ended the run before."
 
 
 def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -46,14 +46,15 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
         instantiator: Makes the parts; None is HydraInstantiator().
 
     Raises:
-        ConfigError: A part is missing or cannot be made, or the checkpoint is none, or not of such a task.
+        ConfigError: A part is missing or cannot be made; or the checkpoint is not one, is not of such a task, or leaves
+            nothing to train.
         DatasetError: The dataset is not prepared, or its files are damaged.
         StateError: The checkpoint is of another dataset.
     """
     cfg = _completed(cfg)
     instantiator = instantiator or HydraInstantiator()
     # These take seconds, which a message for a wrong command should not wait for.
-    from energon_dali.tasks.continuation import explained, read_to_continue
+    from energon_dali.tasks.continuation import BatchSeen, explain_end, explained, read_to_continue
 
     saved = {} if cfg.ckpt_path is None else read_to_continue(cfg.ckpt_path)
     import lightning
@@ -63,6 +64,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     if HydraConfig.initialized():
         logging.getLogger("lightning").handlers.clear()  # Hydra's handlers write its messages already
     lightning.seed_everything(cfg.seed, verbose=False)
+    trainer = instantiator.trainer(cfg.trainer)  # first: a wrong value should not wait until the data is prepared
     tokenizer = instantiator.tokenizer(cfg.get("tokenizer"))
     data_module = instantiator.data_module(cfg.dataset, tokenizer=tokenizer, decoder=cfg.get("decoder"))
     data_module.prepare_data()
@@ -79,9 +81,12 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     # A backbone that began with the weights of a folder says how to make it without: a checkpoint has them itself.
     alone = getattr(task.backbone, "checkpoint_arguments", dict[str, Any])()
     task.describe_run({"config": config, "data": model_data_kwargs, "backbone": alone})
-    trainer = instantiator.trainer(cfg.trainer)
+    trained = BatchSeen()
+    trainer.callbacks.append(trained)  # type: ignore[attr-defined]
     with explained(cfg.ckpt_path, saved.get("config", {}), config):
         trainer.fit(task, datamodule=data_module, ckpt_path=cfg.ckpt_path)
+    if cfg.ckpt_path is not None and not trained.any_batch:
+        raise ConfigError(explain_end(trainer, cfg.ckpt_path))
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     if cfg.get("test_after_fit"):
         (tested,) = trainer.test(task, datamodule=data_module, verbose=False) or [{}]
@@ -116,7 +121,9 @@ def _completed(cfg: DictConfig) -> DictConfig:
             )
     _check_names(cfg)
     if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 1 << 32:
-        raise ConfigError(f"seed={cfg.seed} cannot be: give a whole number from 0 to {(1 << 32) - 1}.")
+        raise ConfigError(f"seed={cfg.seed} is invalid: give a whole number from 0 to {(1 << 32) - 1}.")
+    if not isinstance(cfg.get("test_after_fit", False), bool):
+        raise ConfigError(f"test_after_fit={cfg.test_after_fit} is invalid: give true or false.")
     with open_dict(cfg):
         if cfg.get("output_dir") is None:
             cfg.output_dir = HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else "outputs"

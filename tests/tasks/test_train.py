@@ -331,8 +331,8 @@ def test_what_the_command_line_leaves_out_is_named(tmp_path: Path) -> None:
         (["+optimizer.momentun=1"], r"optimizer\.momentun is no argument of AdamW\."),
         (["dataset.cfg.batches=???"], r"dataset\.cfg\.batches has no value.*Add dataset\.cfg\.batches=\.\.\. to"),
         (["ckpt_path=none.ckpt"], r"ckpt_path=none\.ckpt does not exist\. Give a checkpoint"),
-        (["seed=abc"], r"seed=abc cannot be: give a whole number from 0"),
-        (["seed=-1"], r"seed=-1 cannot be"),
+        (["seed=abc"], r"seed=abc is invalid: give a whole number from 0"),
+        (["seed=-1"], r"seed=-1 is invalid"),
         (["output_dir=/dev/null/x"], r"output_dir=/dev/null/x cannot be made: .*Not a directory"),
         (["~optimizer"], r"The run has no optimizer\. Add optimizer=NAME to the command; there are: adam, adamw"),
         (["task._target_=tests.tasks.tiny.TinyTusk"], r"task cannot be made: (.|\n)*TinyTusk"),
@@ -428,3 +428,33 @@ def test_the_trainer_s_config_has_a_place_for_what_lightning_s_takes() -> None:
         "sync_batchnorm",
     ):
         assert cfg[name] in (arguments[name].default, None), name
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        (
+            (),
+            (),
+            r"is at step 4, after 1 epoch\(s\), .* trainer\.max_epochs=1 is reached\. Set trainer\.max_epochs above 1\.",
+        ),
+        (
+            ("trainer.max_steps=4",),
+            ("trainer.max_steps=8",),
+            r"max_epochs above 1, or to -1 to stop by trainer\.max_steps alone\.",
+        ),
+        (
+            ("trainer.max_steps=2",),
+            ("trainer.max_steps=2", "trainer.max_epochs=-1"),
+            r"Set trainer\.max_steps above 2\.",
+        ),
+        ((), ("trainer.max_epochs=2", "trainer.limit_train_batches=0"), r"limit_train_batches is 0\. Leave it out"),
+    ],
+    ids=["epochs", "epochs before steps", "steps", "no batches"],
+)
+def test_a_run_that_continues_and_would_train_nothing_says_which_limit_is_reached(
+    tmp_path: Path, first: tuple[str, ...], then: tuple[str, ...], says: str
+) -> None:
+    train(tmp_path / "first", *first)
+    with pytest.raises(ConfigError, match=says):
+        train(tmp_path / "then", f"ckpt_path={tmp_path / 'first' / 'checkpoints' / 'last.ckpt'}", *then)

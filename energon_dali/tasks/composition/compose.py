@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parent.parent / "conf"
 """Folder of the package's configs."""
 
+_OWN_FOLDERS: list[str | Path | None] = []
+"""What `own_configs` was given, the innermost last."""
 _KEY = re.compile(r"\+{0,2}[\w./@:-]+")
 _GROUP = re.compile(r"\w+(?:/\w+)*")
 _OLD_BACKBONE = re.compile(r"In '(task/[^']+)': Could not override 'backbone[^']*'")
@@ -32,8 +35,9 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         run(compose(["+task=vision/igpt", "+dataset=vision/igpt/cifar", "dataset.cfg.data_dir=/data"]))
 
     Args:
-        overrides: What stands behind the command, one string each.
-        config_dir: Folder of configs of your own, as the command's --config-dir.
+        overrides: The arguments of the command, one string each.
+        config_dir: Folder of configs of your own, as the command's --config-dir; they win over the package's configs
+            of the same name.
 
     Raises:
         ConfigError: Hydra refuses an override; its message, and the name that was probably meant. Or a group is null.
@@ -51,15 +55,17 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
 def check_groups(overrides: Sequence[str], config_dir: str | Path | None = None) -> None:
     """Raises an error that says what to do where a group is to be null, of which Hydra gives a traceback alone.
 
-    Likewise where nothing stands behind the sign, which Hydra takes for an empty text.
+    Likewise where nothing follows the sign, which Hydra takes for an empty text.
 
     Raises:
-        ConfigError: A group is to be null, or a value was left out.
+        ConfigError: A group is to be null, or a name or a value was left out.
     """
     for override in overrides:
+        if override.startswith("="):
+            raise ConfigError(f"{override} has no name before the sign. Write NAME{override}.")
         if override.endswith("=") and _KEY.fullmatch(override[:-1]):
             raise ConfigError(
-                f"{override} has no value behind the sign. Write {override}VALUE, {override}null for none, or leave it "
+                f"{override} has no value after the sign. Write {override}VALUE, {override}null for none, or leave it "
                 f"out; an empty text is \"{override}''\"."
             )
         group, _, name = override.lstrip("+").partition("=")
@@ -94,7 +100,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
-        return describe_nearest(name, options_of(group, config_dir), f"{group}=")
+        options = options_of(group, config_dir)
+        longer = " or ".join(f"{group}={option}" for option in options if name in option)
+        return f"Did you mean {longer}?" if longer else describe_nearest(name, options, f"{group}=")
     refused = _REFUSED_KEY.match(str(error))
     if refused is None:
         return _explain_old_backbone(error)
@@ -153,12 +161,41 @@ def options_of(group: str, config_dir: str | Path | None = None) -> list[str]:
     return sorted(found)
 
 
+@contextmanager
+def own_configs(folder: str | Path | None) -> Iterator[None]:
+    """While it lasts, Hydra takes a config from this folder before the package's of the same name.
+
+    Hydra's own --config-dir comes after the package's configs, so that a file of the same name would have no effect.
+
+    Args:
+        folder: Folder of configs of the user's own; None has no effect.
+    """
+    _register_own_configs()
+    _OWN_FOLDERS.append(folder)
+    try:
+        yield
+    finally:
+        _OWN_FOLDERS.pop()
+
+
+@cache
+def _register_own_configs() -> None:
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class OwnConfigs(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: Any) -> None:
+            if _OWN_FOLDERS and _OWN_FOLDERS[-1] is not None:
+                search_path.prepend("energon_dali.own", f"file://{Path(_OWN_FOLDERS[-1]).resolve()}")
+
+    Plugins.instance().register(OwnConfigs)
+
+
 def _compose(overrides: Sequence[str], config_dir: str | Path | None) -> DictConfig:
     import hydra
 
-    search = [] if config_dir is None else [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
-    with _quiet(), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", [*search, *overrides])
+    with _quiet(), own_configs(config_dir), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", list(overrides))
 
 
 @contextmanager

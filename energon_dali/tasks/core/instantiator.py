@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -259,8 +260,20 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
             cause = cause.__cause__
         if cause is not None:
             raise cause from error
-        raise ConfigError(f"{place} cannot be made: {error}") from error
+        raise ConfigError(f"{place} cannot be made: {_reason(error)}") from error
     return made.func, dict(made.keywords)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what went wrong, where Hydra says only what it was doing."""
+    lines = [str(error).partition("\n")[0].replace(", set env var HYDRA_FULL_ERROR=1 to see chained exception.", ".")]
+    causes = []
+    while error.__cause__ is not None:
+        error = error.__cause__
+        causes.append(error)
+    if causes:
+        lines.append(f"{type(error).__name__}: {error}")
+    return " ".join(lines)
 
 
 def plain_config(cfg: Any) -> dict[str, Any]:
@@ -336,24 +349,31 @@ def _as_annotated(place: str, target: Callable[..., Any], name: str, value: Any)
         default = inspect.Parameter.empty
         with contextlib.suppress(TypeError, ValueError, KeyError):
             default = inspect.signature(target).parameters[name].default
-        _check_number(place, annotation, default, value)
+        _check_value(place, annotation, default, value)
         return value
     kind = _dataclass_in(annotation)
     return value if kind is None else _make_dataclass(place, kind, value)
 
 
+_UNIONS = (typing.Union, types.UnionType)
 _NUMBERS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def _check_number(place: str, annotation: Any, default: Any, value: Any) -> None:
-    """Raises an error where a parameter takes numbers alone and the value is not one.
+def _check_value(place: str, annotation: Any, default: Any, value: Any) -> None:
+    """Raises an error where a parameter takes numbers or mappings alone and the value is something else.
 
     Raises:
-        ConfigError: It is text, a list or a fraction, or there is no value where one is needed.
+        ConfigError: The value is of another kind, or null where one is needed.
     """
-    kinds = set(typing.get_args(annotation) or (annotation,))
-    optional = type(None) in kinds or default is None
-    kinds -= {type(None)}
+    import torch
+
+    members = typing.get_args(annotation) if typing.get_origin(annotation) in _UNIONS else (annotation,)
+    optional = type(None) in members or default is None
+    kinds = {kind for kind in members if kind not in (type(None), torch.Tensor)}
+    if kinds and all(dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict for kind in kinds):
+        if isinstance(value, (bool, int, float, str, list)):
+            raise ConfigError(f"{place}={value} is invalid: it has keys, which are set as {place}.KEY=VALUE.")
+        return
     if not kinds or not kinds <= _NUMBERS.keys():
         return
     accepted = {**dict.fromkeys(kinds, True), int: int in kinds or float in kinds}
@@ -377,10 +397,11 @@ def _make_dataclass(place: str, kind: type, values: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"{place}.{name} is not a field of {kind.__name__}. {describe_nearest(str(name), fields)}"
             )
-        annotation = _evaluated(fields[name].type, kind)
+        owner = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
+        annotation = _evaluated(fields[name].type, owner)  # the module that names it may not be that of `kind`
         inner = _dataclass_in(annotation) if isinstance(value, Mapping) else None
         if inner is None:
-            _check_number(f"{place}.{name}", annotation, fields[name].default, value)
+            _check_value(f"{place}.{name}", annotation, fields[name].default, value)
         arguments[name] = value if inner is None else _make_dataclass(f"{place}.{name}", inner, value)
     try:
         return kind(**arguments)

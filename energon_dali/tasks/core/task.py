@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -66,6 +67,20 @@ def plain_value(value: Any) -> tuple[bool, Any]:
     return False, None
 
 
+def _with_logs(step: Callable[..., Any], prefix: Prefix) -> Callable[..., Any]:
+    """Returns a step that logs what the given one returns under "log"."""
+
+    @functools.wraps(step)
+    def logged(self: TaskTransformer, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(self, batch, *args, **kwargs)
+        if not isinstance(result, Mapping) or not isinstance(result.get("log"), Mapping):
+            return result
+        self._log_all({f"{prefix}/{name}": value for name, value in result["log"].items()}, prefix, batch)
+        return {name: value for name, value in result.items() if name != "log"}
+
+    return logged
+
+
 class TaskTransformer(LightningModule):
     """A task: a backbone and the loss that trains it. A task of your own overrides `common_step`.
 
@@ -103,6 +118,14 @@ class TaskTransformer(LightningModule):
         self.scheduler_cfg = None if scheduler is None else plain_config(scheduler)
         self.instantiator: Instantiator = instantiator or HydraInstantiator()
         self.model_data_kwargs = model_data_kwargs
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets the steps of a subclass return {"loss", "log"}."""
+        super().__init_subclass__(**kwargs)
+        prefixes: dict[str, Prefix] = {"training_step": "train", "validation_step": "val", "test_step": "test"}
+        for name, prefix in prefixes.items():
+            if name in vars(cls):
+                setattr(cls, name, _with_logs(vars(cls)[name], prefix))
 
     @property
     def model(self) -> torch.nn.Module:
