@@ -100,7 +100,7 @@ def explain_end(trainer: Trainer, path: str | Path) -> str:
         trainer: After its `fit`.
         path: The checkpoint.
     """
-    steps, epochs = trainer.global_step, trainer.fit_loop.epoch_progress.current.processed
+    steps, epochs = trainer.global_step, trainer.current_epoch
     begun = f"ckpt_path={path} is at step {steps}, after {epochs} epoch(s), and nothing was trained: "
     if trainer.limit_train_batches == 0:
         return f"{begun}trainer.limit_train_batches is 0. Leave it out."

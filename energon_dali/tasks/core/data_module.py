@@ -186,7 +186,7 @@ class TransformerDataModule(LightningDataModule):
 
     def _limit_of_epoch(self, num_batches: int) -> int | None:
         """Returns the batches of each rank after which the trainer ends an epoch."""
-        limit = getattr(self.trainer, "limit_train_batches", None)
+        limit: int | float | None = getattr(self.trainer, "limit_train_batches", None)
         return int(limit * num_batches) if isinstance(limit, float) else limit
 
     def _open_map_eval(self, dataset: Dataset[Any]) -> DataLoader[Any]:
