@@ -1,17 +1,18 @@
 """Trains a task of energon_dali on Ray: the train command's parts, on workers that Ray starts.
 
     python examples/ray_train.py --workers 2 --storage runs --name igpt \
-        +task=vision/igpt +dataset=vision/igpt/cifar dataset.cfg.data_dir=data/cifar trainer.max_epochs=4
+        +task=vision/igpt +dataset=vision/igpt/cifar trainer.max_epochs=4
 
 The same command again, with more epochs, continues from the last checkpoint, and so does Ray when a worker fails. Each
-epoch ends with a checkpoint, which contains where all ranks were in the data. Several machines need a --storage that
-all of them reach.
+epoch ends with a checkpoint, which contains where all ranks were in the data. A configuration that cannot work ends the
+run at once. Several machines need a --storage that all of them reach.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import ray
 import ray.train
 from omegaconf import OmegaConf
 
+from energon_dali.errors import ConfigError, LayoutError, StateError
 from energon_dali.tasks import HydraInstantiator, compose, run
 
 if TYPE_CHECKING:
@@ -38,16 +40,29 @@ class RayInstantiator(HydraInstantiator):
         return prepare_trainer(trainer)
 
 
-def train_on_worker(config: dict[str, Any]) -> None:
-    """Is the whole run of one worker."""
-    cfg = OmegaConf.create(config)
+def train_on_worker(told: dict[str, Any]) -> None:
+    """The whole run of one worker.
+
+    What is wrong with the configuration is wrong on every worker and at every attempt: it is written to a file for the
+    driver in place of an error, after which Ray would start all workers again.
+
+    Args:
+        told: `config`, the composed config; `folder`, which relative paths in it start from; and `error_file`.
+    """
+    if Path(told["folder"]).is_dir():
+        os.chdir(told["folder"])
+    cfg = OmegaConf.create(told["config"])
     checkpoint = ray.train.get_checkpoint()
-    if checkpoint is None:
-        run(cfg, RayInstantiator())
-        return
-    with checkpoint.as_directory() as folder:
-        cfg.ckpt_path = str(Path(folder) / "checkpoint.ckpt")
-        run(cfg, RayInstantiator())
+    try:
+        if checkpoint is None:
+            run(cfg, RayInstantiator())
+            return
+        with checkpoint.as_directory() as folder:
+            cfg.ckpt_path = str(Path(folder) / "checkpoint.ckpt")
+            run(cfg, RayInstantiator())
+    except (ConfigError, LayoutError, StateError) as error:
+        if ray.train.get_context().get_world_rank() == 0:
+            Path(told["error_file"]).write_text(str(error))
 
 
 def train_on_ray(cfg: Any, *, workers: int, storage: Path, name: str, use_gpu: bool = False) -> ray.train.Result:
@@ -59,18 +74,31 @@ def train_on_ray(cfg: Any, *, workers: int, storage: Path, name: str, use_gpu: b
         storage: Folder of checkpoints, which all workers reach.
         name: The run's own folder in it.
         use_gpu: Whether each rank has a GPU.
+
+    Raises:
+        ConfigError: The configuration cannot work.
     """
     from ray.train.torch import TorchTrainer
 
+    error_file = storage.absolute() / f"{name}-error.txt"
+    error_file.parent.mkdir(parents=True, exist_ok=True)
+    error_file.unlink(missing_ok=True)
     trainer = TorchTrainer(
         train_on_worker,
-        train_loop_config=OmegaConf.to_container(cfg),
+        train_loop_config={
+            "config": OmegaConf.to_container(cfg),
+            "folder": os.getcwd(),
+            "error_file": str(error_file),
+        },
         scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=use_gpu),
         run_config=ray.train.RunConfig(
             name=name, storage_path=str(storage.absolute()), failure_config=ray.train.FailureConfig(max_failures=2)
         ),
     )
-    return trainer.fit()
+    result = trainer.fit()
+    if error_file.exists():
+        raise ConfigError(error_file.read_text())
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> ray.train.Result:
@@ -91,4 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> ray.train.Result:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ConfigError as error:
+        sys.exit(f"Error: {error}")

@@ -108,7 +108,8 @@ def explain_end(trainer: Trainer, path: str | Path) -> str:
         return f"{begun}trainer.max_steps={trainer.max_steps} is reached. Set trainer.max_steps above {steps}."
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epochs:
         or_steps = ", or to -1 to stop by trainer.max_steps alone" if trainer.max_steps > steps else ""
-        return f"{begun}trainer.max_epochs={trainer.max_epochs} is reached. Set trainer.max_epochs above {epochs}{or_steps}."
+        reached = f"trainer.max_epochs={trainer.max_epochs} is reached"
+        return f"{begun}{reached}. Set trainer.max_epochs above {epochs}{or_steps}."
     return f"{begun}a limit of the trainer is reached. Raise trainer.max_time or what else ended the run before."
 
 

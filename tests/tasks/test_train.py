@@ -436,7 +436,7 @@ def test_the_trainer_s_config_has_a_place_for_what_lightning_s_takes() -> None:
         (
             (),
             (),
-            r"is at step 4, after 1 epoch\(s\), .* trainer\.max_epochs=1 is reached\. Set trainer\.max_epochs above 1\.",
+            r"after 1 epoch\(s\), .* trainer\.max_epochs=1 is reached\. Set trainer\.max_epochs above 1\.",
         ),
         (
             ("trainer.max_steps=4",),

@@ -1,4 +1,4 @@
-"""The guide of custom tasks, followed to the letter: its files are in this folder, and train, classify, resume, draw."""
+"""The guide of custom tasks, followed to the letter: the files in this folder train, classify, resume and draw."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def train(output: str, *overrides: str) -> TrainResult:
 
 
 def test_the_command_of_the_guide_trains(tmp_path: Path) -> None:
+    short = ("trainer.max_steps=1", "hydra.run.dir=run")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "--config-dir", str(CONF), *GUIDE, "trainer.gpus=1", *QUIET]
-        + ["trainer.max_steps=1", "hydra.run.dir=run"],
+        [sys.executable, str(ROOT / "train.py"), "--config-dir", str(CONF), *GUIDE, "trainer.gpus=1", *QUIET, *short],
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
@@ -56,7 +56,8 @@ def test_it_learns_classes_and_logs_what_it_returns() -> None:
     result = train("run", "+task.classify=true", "trainer.max_epochs=15", "optimizer.lr=0.01", "test_after_fit=true")
     names = {"generative", "accuracy"}
     assert {f"{prefix}/{name}" for prefix in ("train", "val", "test") for name in names} <= set(result.metrics)
-    rows = list(csv.DictReader(Path("run/metrics.csv").open()))
+    with Path("run/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
     losses = [float(row["train/generative"]) for row in rows if row["train/generative"]]
     assert losses[-1] < 0.8 * losses[0]
     assert result.metrics["val/accuracy"] > 0.5  # of four classes

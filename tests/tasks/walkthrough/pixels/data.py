@@ -1,3 +1,4 @@
+# ruff: noqa: UP006, UP007, UP035, UP045, B008 (as users of the guide write it)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Optional, Union

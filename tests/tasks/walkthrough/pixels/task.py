@@ -1,3 +1,4 @@
+# ruff: noqa: UP045 (as users of the guide write it)
 from typing import Any, Optional
 
 import torch
