@@ -6,8 +6,7 @@ from typing import Any
 
 from energon_dali.build.options import AnyEncoder, DatasetOptions
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.batch_count import BatchCountDataset
-from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.grouping.batch import BatchCountDataset, BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset

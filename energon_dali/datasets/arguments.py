@@ -1,4 +1,4 @@
-"""Checks of what a program gives a dataset: numbers of elements, and functions."""
+"""Checks the arguments of datasets: counts, numbers and functions."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ def check_count(name: str, value: Any, advice: str, *, least: int = 1) -> int:
     """Returns a whole number as an int.
 
     Args:
-        name: Of the argument, for the message.
-        value: What was given; numbers of other libraries are fine.
+        name: Name of the argument, for the message.
+        value: Its value; numbers of other libraries are accepted.
         advice: What to give instead, as the end of a sentence.
-        least: The smallest that is allowed.
+        least: The smallest value that is allowed.
 
     Raises:
-        ConfigError: It is no whole number, or too small.
+        ConfigError: It is not a whole number, or too small.
     """
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
     if number < least:
-        raise ConfigError(f"{name}={value!r} cannot be: it must be a whole number of at least {least}; {advice}.")
+        raise ConfigError(f"{name}={value!r} is invalid: it must be a whole number of at least {least}; {advice}.")
     return number
 
 
 def check_number(name: str, value: Any) -> float:
-    """Returns a number as a float, in whatever range it is.
+    """Returns a number as a float, of any range.
 
     Args:
-        name: Of the argument, for the message.
-        value: What was given; numbers of other libraries are fine, text is not, even if it spells one.
+        name: Name of the argument, for the message.
+        value: Its value; numbers of other libraries are accepted, text is not.
 
     Raises:
         ConfigError: It is not a number.
@@ -49,21 +49,21 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) -> None:
-    """Refuses what cannot be called.
+    """Checks that an argument is a function.
 
     Args:
-        name: Of the argument, for the message.
-        value: What was given.
-        what: What the function gets and returns.
+        name: Name of the argument, for the message.
+        value: Its value.
+        what: What the function receives and returns, such as "from an element to an element".
         may_yield: Whether it may be a generator function.
 
     Raises:
-        ConfigError: It cannot be called, or yields where it must not.
+        ConfigError: It is not callable, or it is a generator function and must not be one.
     """
     if not callable(value):
-        raise ConfigError(f"{name}={value!r} cannot be called: give a function, {what}.")
+        raise ConfigError(f"{name}={value!r} is not callable: give a function, {what}.")
     if not may_yield and inspect.isgeneratorfunction(value):
         raise ConfigError(
-            f"{name}={value!r} is a generator function, and exactly one result is wanted here: give a function, "
+            f"{name}={value!r} is a generator function, but must return exactly one result: give a function, "
             f"{what}, that returns it."
         )

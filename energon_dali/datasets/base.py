@@ -1,4 +1,4 @@
-"""What every dataset is: a recipe that opens one iterator per stream, whose position can be saved."""
+"""The base classes of all datasets: recipes that open one iterator per stream, whose position can be saved."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 
 class SavableDataset(ABC, Generic[T]):
-    """A dataset: an immutable, picklable recipe. `open` gives the iterator over one stream of it.
+    """A dataset: an immutable, picklable recipe. `open` returns an iterator over one of its streams.
 
-    Iterating the dataset itself runs the streams of this rank in this process, round robin, and its state is that of
-    the live iteration; a loader does the same with worker processes.
+    Iterating the dataset itself runs the streams of this rank in this process, round robin; `state_dict` is the state
+    of that iteration. A loader does the same with worker processes.
     """
 
     runs_in_rank = False
-    """Whether this dataset itself has to run in the rank's process, because it uses the device or ends its epochs."""
+    """Whether this dataset has to run in the rank's process, because it uses the device or the order of the rank."""
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
 
     @abstractmethod
     def open(self, context: StreamContext) -> StreamIterator[T]:
-        """Returns a new iterator over the elements of `context.stream`, at its very beginning."""
+        """Returns a new iterator over the elements of `context.stream`, from its beginning."""
 
     @property
     @abstractmethod
@@ -46,29 +46,29 @@ class SavableDataset(ABC, Generic[T]):
 
     @abstractmethod
     def len_stream(self, stream: int) -> int:
-        """Returns the number of elements of one epoch of a stream, as far as it is known before hooks run."""
+        """Returns the number of elements of a stream in one epoch, as far as it is known before hooks run."""
 
     def with_children(self, *children: SavableDataset[Any]) -> Self:
-        """Returns a copy that reads from other datasets; itself where it reads from none.
+        """Returns a copy that reads from other datasets; the dataset itself if it reads from none.
 
         Args:
-            *children: As many as `children`.
+            *children: As many datasets as in `children`.
 
         Raises:
-            TypeError: This class has children and does not say how to replace them.
+            TypeError: This class has children and does not override this method.
         """
         if self.children:
             raise TypeError(f"{type(self).__name__} must override with_children, since it has children.")
         return self
 
     place = 0
-    """Number of the place among several datasets; what is drawn here depends on it."""
+    """Number of the position in mixtures of datasets, on which random draws depend."""
 
     def placed(self, number: int) -> Self:
-        """Returns a copy for a place of its own among several datasets: the same data has another order there.
+        """Returns a copy for one position in a mixture: the same data has another order at another position.
 
         Args:
-            number: Number of the place; a copy at place 2 of place 1 differs from one at place 1 of place 2.
+            number: Number of the position. Nested positions are ordered: 2 within 1 differs from 1 within 2.
         """
         twin = self.with_children(*(child.placed(number) for child in self.children))
         if twin is not self:
@@ -77,27 +77,27 @@ class SavableDataset(ABC, Generic[T]):
 
     @property
     def place_seed(self) -> int:
-        """Seed of what hooks of this dataset draw: the job's, and another at each place among several datasets."""
+        """Seed for what hooks of this dataset draw: that of the job, or another for each position in a mixture."""
         seed = self.worker_config.seed_offset
         return mix(seed, self.place) if self.place else seed
 
     def with_old_shares(self) -> Self:
-        """Returns a copy that shares out validation samples as earlier releases did, for states that they saved.
+        """Returns a copy that divides validation samples as earlier releases did, for states that they saved.
 
-        It is this dataset itself where that makes no difference.
+        If that makes no difference, it is this dataset itself.
         """
         old = [child.with_old_shares() for child in self.children]
         if all(one is other for one, other in zip(old, self.children, strict=True)):
             return self
         try:
             return self.with_children(*old)
-        except TypeError:  # a dataset of the user's own that cannot be copied with others below
+        except TypeError:  # a user's dataset that cannot be copied with other children
             return self
 
     def rank_limit(self) -> RankLimit | None:
-        """Returns after how many elements an epoch of a rank ends; None where the streams themselves end it.
+        """Returns after how many elements an epoch of a rank ends; None if the streams end it.
 
-        The rank then runs the dataset below in its place, and counts the elements of all its streams together.
+        With a limit, the rank runs the dataset below instead and counts the elements of all its streams together.
         """
         return None
 
@@ -106,12 +106,12 @@ class SavableDataset(ABC, Generic[T]):
         return type(self).__name__
 
     def config(self) -> dict[str, Any]:
-        """Returns what this dataset does, as plain values; two datasets with equal configs give equal orders."""
+        """Returns what this dataset does, as plain values. Datasets with equal configs have equal orders."""
         inner = [child.inner_config() for child in self.children]
         return {"type": type(self).__name__, **({"inner": inner[0] if len(inner) == 1 else inner} if inner else {})}
 
     def inner_config(self) -> dict[str, Any]:
-        """Returns `config` for a dataset that stands inside another."""
+        """Returns `config` for a dataset inside another."""
         return self.config()
 
     def len_worker(self, worker_idx: int | None = None) -> int:
@@ -131,11 +131,11 @@ class SavableDataset(ABC, Generic[T]):
         return any(self.len_stream(stream) for stream in self.worker_config.streams)
 
     def can_restore_sample(self) -> bool:
-        """Returns whether `restore_sample` works: whether every hook below is marked stateless."""
+        """Returns whether `restore_sample` works, which needs every hook below to be marked stateless."""
         return all(child.can_restore_sample() for child in self.children)
 
     def assert_can_restore(self) -> None:
-        """Raises StateError if `restore_sample` cannot work, naming the dataset in the way."""
+        """Raises StateError with the name of the dataset that prevents `restore_sample`, if there is one."""
         if not self.can_restore_sample():
             raise StateError(
                 f"{self.describe()} cannot restore single samples, because a hook below is not marked "
@@ -144,10 +144,10 @@ class SavableDataset(ABC, Generic[T]):
             )
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> T:
-        """Returns the element of a `__restore_key__`, made anew.
+        """Returns the element of a `__restore_key__`, made again.
 
         Args:
-            restore_key: The `__restore_key__` of an element of this dataset; lists in place of tuples will do.
+            restore_key: The `__restore_key__` of an element of this dataset; lists are accepted in place of tuples.
 
         Raises:
             StateError: The key is not of this dataset, or a hook is not stateless.
@@ -155,7 +155,7 @@ class SavableDataset(ABC, Generic[T]):
         raise StateError(f"{self.describe()} cannot restore single samples.")
 
     def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
-        """Returns the elements of several keys, read together where that is cheaper; errors in place of lost ones.
+        """Returns the elements of several keys, read together if that is cheaper; errors in place of lost ones.
 
         Raises:
             StateError: A key is not of this dataset, or a hook is not stateless.
@@ -185,7 +185,7 @@ class SavableDataset(ABC, Generic[T]):
         return self._live().state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Continues the iteration in this process at `state`; to be called before iterating.
+        """Continues the iteration in this process at `state`. Call it before iterating.
 
         Raises:
             StateError: The state is of another dataset, or iteration has begun.

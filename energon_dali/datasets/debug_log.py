@@ -1,4 +1,4 @@
-"""Writes which batch held which samples, a line of JSON each, where `WorkerConfig.worker_log_level` asks for it."""
+"""Writes which samples each batch holds, one line of JSON per batch, if `WorkerConfig.worker_log_level` asks for it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LOG = logging.getLogger("energon_dali.debug")
 
 
 class DebugLog:
-    """The debug log of one rank.
+    """The debug log of one rank, which `WorkerConfig.worker_log_level` turns on.
 
     Args:
-        config: Names the file; without one, lines go to the logger `energon_dali.debug`.
+        config: Names the file. Without a file, lines go to the logger `energon_dali.debug`.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -39,18 +39,17 @@ class DebugLog:
             except OSError as error:
                 raise ConfigError(
                     f"worker_debug_path={config.worker_debug_path!r} cannot be written: {error}. Give a path in a "
-                    f"folder that this "
-                    "process may write, or set worker_log_level=0."
+                    "folder that this process may write to, or set worker_log_level=0."
                 ) from error
 
     def element(self, stream: int, count: int, keys: Any, *, mode: str | None = None) -> None:
-        """Writes one line about an element that is delivered; warns once and then writes no more if that fails.
+        """Writes one line about a delivered element. If that fails, it warns once and writes no more.
 
         Args:
             stream: Its stream.
             count: Number of the element in its stream's epoch.
-            keys: What `keys_of` gives for it.
-            mode: "train" or "val" where that is known.
+            keys: What `keys_of` returns for it.
+            mode: "train" or "val", if known.
         """
         if self._stopped:
             return
@@ -59,14 +58,14 @@ class DebugLog:
         if self._path is None:
             _LOG.info("%s", line)
             return
-        # Opened for each line: the log is for hunting errors, and must be whole when the process dies.
+        # Opened for each line: the log serves to find errors, and must be complete when the process dies.
         try:
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            self._stopped = True  # training matters more than its log
+            self._stopped = True  # training is more important than its log
             _LOG.warning(
-                "The debug log stops here, and training goes on without it: could not write %s: %s",
+                "The debug log stops here, and training continues without it: could not write %s: %s",
                 self._path,
                 write_failure(error),
             )

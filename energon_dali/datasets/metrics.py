@@ -1,4 +1,4 @@
-"""What happens in one process, in constant memory: counters, seconds per stage, and the last failures."""
+"""Metrics of one process, in constant memory: counters, seconds per stage, and the last failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KEPT_FAILURES = 1000
-"""How many failures are kept with their names; all are counted."""
+"""Failures that are kept with the names of their samples; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class FailureRecord:
     epoch: int = 0
     """The epoch in which it was dropped."""
     kind: str = ""
-    """What failures of one cause have in common: the stage, the type of the error, and the line that raised it."""
+    """What failures with one cause share: the stage, the type of the error, and the line that raised it."""
 
 
 class Metrics:
-    """Counters of one process; safe to use from several threads. `drain` hands over what came since the last drain."""
+    """Counters of one process, for use from several threads. `drain` returns what was added since the last drain."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,8 +44,8 @@ class Metrics:
         self._dropped: Counter[str] = Counter()
         self._kinds_here: Counter[str] = Counter()
         self.on_dropped: Callable[[], None] | None = None
-        """Called after each dropped sample, by the thread that dropped it; an exception of it ends the run. What runs
-        without giving a batch is heard and stopped here."""
+        """Called after each dropped sample, by the thread that dropped it; its exceptions end the run. A process that
+        works without yielding a batch is noticed and can be stopped here."""
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter, such as "samples.skipped" or "route.dali-cpu"."""
@@ -53,7 +53,7 @@ class Metrics:
             self._counts[name] += amount
 
     def add_time(self, stage: str, seconds: float) -> None:
-        """Adds to the time a stage was at work."""
+        """Adds to the time that a stage worked."""
         with self._lock:
             self._seconds[stage] += seconds
 
@@ -66,7 +66,7 @@ class Metrics:
         self.note_dropped()
 
     def fail(self, failure: FailureRecord) -> int:
-        """Counts a failed sample and keeps its name; returns how many of its kind failed in this process so far."""
+        """Counts a failed sample, keeps its name, and returns how many of its kind failed in this process so far."""
         with self._lock:
             self._counts["samples.failed"] += 1
             self._counts[f"failed.{failure.stage}"] += 1
@@ -77,16 +77,16 @@ class Metrics:
             return self._kinds_here[failure.kind]
 
     def note_dropped(self) -> None:
-        """Calls `on_dropped`, if there is one.
+        """Calls `on_dropped`, if it is set.
 
         Raises:
-            Exception: Whatever it raises.
+            Exception: Whatever `on_dropped` raises.
         """
         if self.on_dropped is not None:
             self.on_dropped()
 
     def dropped(self) -> Counter[str]:
-        """Returns how many samples each stage dropped since the beginning, drained or not.
+        """Returns how many samples each stage dropped since the start, drained or not.
 
         Returns:
             Counts by "skipped.STAGE" and "failed.STAGE".
@@ -100,12 +100,12 @@ class Metrics:
             return dict(self._kinds)
 
     def last_failure(self) -> FailureRecord | None:
-        """Returns the last failure that was not drained; None if there is none."""
+        """Returns the last failure since the last drain; None if there is none."""
         with self._lock:
             return self._failures[-1] if self._failures else None
 
     def drain(self) -> dict[str, Any] | None:
-        """Returns what came since the last drain as plain values, and forgets it; None if nothing came."""
+        """Returns what was added since the last drain as plain values, and clears it; None if nothing was added."""
         with self._lock:
             if not (self._counts or self._seconds or self._failures):
                 return None
@@ -126,7 +126,7 @@ class Metrics:
 
         Args:
             record: What `drain` returned.
-            again: It was drained here, and is put back.
+            again: The record was drained from this object and is put back.
         """
         if record is None:
             return
@@ -141,7 +141,7 @@ class Metrics:
                 self._dropped.update({name: n for name, n in record["counts"].items() if name.startswith(dropped)})
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns everything so far as plain values, without forgetting it."""
+        """Returns what was added since the last drain as plain values, without clearing it."""
         with self._lock:
             return {
                 "counts": dict(self._counts),
@@ -155,7 +155,7 @@ def describe_dropped(dropped: Counter[str]) -> str:
     """Returns counts of dropped samples as a phrase: "30 failed in decode and 12,000 were skipped by encode_sample".
 
     Args:
-        dropped: As `Metrics.dropped` gives them, or a difference of two; "" where it holds none.
+        dropped: As `Metrics.dropped` returns them, or a difference of two; "" where it holds none.
     """
     phrases = []
     for name, count in sorted(dropped.items()):

@@ -1,4 +1,7 @@
-"""The elements of one rank in the order of the job: its streams, round robin."""
+"""Iterates the streams of one rank, round robin, in the order of the job.
+
+This is part of the datasets, since `iter(dataset)` runs it: a loader adds worker processes, prefetching and a cache.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +40,17 @@ class RankLimit:
 
 
 class RankIterator(Iterator[T], Generic[T]):
-    """Iterates the streams of one rank: the k-th element of stream s comes at place (k, s); streams at their end are
-    left out.
+    """Iterates the streams of one rank, ordered by (index of the element in its stream, number of the stream).
 
-    Since the place of an element does not depend on which rank or worker runs its stream, every layout gives the same
-    global order.
+    Streams that have ended are skipped. The order does not depend on which rank or worker runs a stream, so every
+    layout yields the same global order.
 
     Args:
         dataset: The outermost dataset.
         blocks: Delivers blocks of worker processes; None runs everything in this process.
         metrics: Takes counts and times.
         cache_pool: What hooks in this process see as `TaskEncoder.cache`; None fetches nothing ahead.
-        retries: How reading in this process is repeated after errors; None follows the default policy.
+        retries: How reading in this process is retried after errors; None uses the default policy.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class RankIterator(Iterator[T], Generic[T]):
         retries: RetryScope | None = None,
     ) -> None:
         self._limit = dataset.rank_limit()
-        # A limit of the rank is counted here, over all streams together.
+        # The limit counts the elements of all streams together, so it is applied here.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
         self._even_shares = self._dataset.with_old_shares() is not self._dataset
         self._blocks = blocks
@@ -101,7 +103,7 @@ class RankIterator(Iterator[T], Generic[T]):
                     self._check_empty_epoch()
                 if self._limit is None or self._given or not any(self._counts.values()):
                     self._end_epoch()
-                # The data ended just where the last virtual epoch did: it begins again, and no epoch is empty.
+                # The data ended exactly with the last virtual epoch. It starts again, so that no epoch is empty.
                 self._ended.clear()
                 self._counts = dict.fromkeys(self._streams, 0)
                 continue
@@ -122,16 +124,16 @@ class RankIterator(Iterator[T], Generic[T]):
             return element
 
     def _start_streams(self) -> None:
-        """Lets all workers begin at once, and not each when its stream's turn comes for the first time."""
+        """Starts all workers at once, instead of each when the first element of its stream is wanted."""
         self._warm = True
         if self._blocks is not None:
             self._blocks.start_all(stream for stream in self._streams if stream not in self._restored)
 
     def _check_empty_epoch(self) -> None:
-        """Judges an epoch that gave nothing.
+        """Ends the run after an epoch without elements if a sample failed.
 
         Raises:
-            FatalSampleError: Samples were tried, and at least one failed.
+            FatalSampleError: Samples were dropped, and at least one of them failed.
         """
         dropped = self.metrics.dropped() - self._dropped_before
         if not dropped:
@@ -163,12 +165,12 @@ class RankIterator(Iterator[T], Generic[T]):
         raise StopIteration
 
     def state_dict(self) -> State:
-        """Returns the position after the last returned element, as plain values that survive JSON."""
+        """Returns the position after the last element, as plain values that survive JSON."""
         state: State = plain(self.snapshot())
         return state
 
     def snapshot(self) -> State:
-        """Returns the same, cheaply: `stream.plain` makes plain values of it when they are asked for."""
+        """Returns the same at low cost; `stream.plain` turns it into plain values."""
         return {
             "given": self._given,
             **({"shares": "even"} if self._even_shares else {}),
@@ -192,21 +194,20 @@ class RankIterator(Iterator[T], Generic[T]):
         if self._begun:
             raise StateError(
                 "A state can only be restored before the first element is taken, and this iteration has begun. Make a "
-                "new loader "
-                "(or dataset) and restore into that."
+                "new loader (or dataset) and restore into that."
             )
         streams = state.get("streams")
         if not isinstance(streams, dict):
             raise StateError(
-                f"This is no state of a dataset iteration: it has the keys {sorted(state)}, not 'streams'. Give what "
-                f"state_dict() returned."
+                f"This is not a state of a dataset iteration: it has the keys {sorted(state)}, not 'streams'. Give "
+                "what state_dict() returned."
             )
         missing = [stream for stream in self._streams if str(stream) not in streams]
         if missing:
             raise LayoutError(
                 f"The state holds the streams {sorted(map(int, streams))}, but this rank runs {self._streams}; "
-                f"{missing} are missing. "
-                "Restore a per-rank state into the same layout, or save a global state, which fits every layout."
+                f"{missing} are missing. Restore a per-rank state into the same layout, or save a global state, which "
+                "fits every layout."
             )
         check_plain(state)
         if self._even_shares and state.get("shares") != "even":  # of an earlier release
@@ -215,7 +216,7 @@ class RankIterator(Iterator[T], Generic[T]):
 
         self._given = count_of(state, "given") if "given" in state else 0
         if self._limit is not None and self._given > self._limit.length:
-            # The epochs became shorter, or there are fewer ranks: the place in the running epoch is what is left.
+            # The epochs became shorter, or there are fewer ranks: the remainder is the position in the current epoch.
             self._given %= self._limit.length
         for stream in self._streams:
             saved = streams[str(stream)]
@@ -225,11 +226,11 @@ class RankIterator(Iterator[T], Generic[T]):
             if entry_of(saved, "state") is not None:
                 iterator = self._iterator(stream)
                 with retry_scope(self._retries):
-                    restore_stream(iterator, in_todays_form(saved["state"], plain(iterator.state_dict())), stream)
+                    restore_stream(iterator, in_current_form(saved["state"], plain(iterator.state_dict())), stream)
                 self._restored.add(stream)
 
     def interrupt(self) -> None:
-        """Makes a thread that waits to read again, from a store that fails, give up with a StorageError."""
+        """Makes a thread that waits to retry a read give up with a StorageError."""
         self._retries.cancel()
 
     def close(self) -> None:
@@ -240,17 +241,16 @@ class RankIterator(Iterator[T], Generic[T]):
         forget_scope(self._retries)
 
 
-def in_todays_form(state: Any, first: Any) -> Any:
-    """Returns the state of an iterator in the form that it has today.
+def in_current_form(state: Any, first: Any) -> Any:
+    """Returns the state of an iterator in its current form.
 
-    Earlier releases wrote a level `{"inner": state}` for the stage where media are decoded, with None in it as long as
-    nothing had come out. Where that level was depended on the decoder, so that a state fitted no other decoder. And
-    they did not count what a pipeline gave.
+    Earlier releases wrote a level `{"inner": state}` for the stage that decodes media, with None in it before the first
+    element. The position of that level depended on the decoder, so a state fitted no other decoder. They also did not
+    count the elements of a pipeline.
 
     Args:
         state: What was saved, or a part of it; may be damaged.
-        first: The state of the iterator before its first element, or the part of it at the same place: it shows which
-            levels there are.
+        first: The state of the iterator before its first element, or the same part of it, which shows the levels.
     """
     while (
         isinstance(state, dict)
@@ -264,7 +264,7 @@ def in_todays_form(state: Any, first: Any) -> Any:
     if counts and isinstance(state, dict) and "given" not in state:
         state = {"given": state.get("index", 0), "inner": state}
     if isinstance(state, dict) and isinstance(first, dict):
-        return {name: in_todays_form(value, first[name]) if name in first else value for name, value in state.items()}
+        return {name: in_current_form(value, first[name]) if name in first else value for name, value in state.items()}
     if isinstance(state, list) and isinstance(first, list) and len(state) == len(first):
-        return [in_todays_form(part, of_first) for part, of_first in zip(state, first, strict=True)]
+        return [in_current_form(part, of_first) for part, of_first in zip(state, first, strict=True)]
     return state

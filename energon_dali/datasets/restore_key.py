@@ -1,4 +1,4 @@
-"""The `__restore_key__` that an element carries: the way to make it again."""
+"""The `__restore_key__` of an element: how to make the element again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from energon_dali.shards.documents.content import excerpt
 Key = tuple[Any, ...]
 
 _KEYS_AT_ONCE = 64
-"""Elements of a buffer that are read and decoded together after a restore."""
+"""Number of elements of a buffer that are read and decoded together after a restore."""
 
 
 def get_restore_key(element: Any) -> Key:
@@ -22,9 +22,9 @@ def get_restore_key(element: Any) -> Key:
 
 
 def set_restore_key(element: Any, key: Key) -> Any:
-    """Gives an element its key, where it has a place for one, and returns it.
+    """Sets the key of an element, if it has a field for one, and returns the element.
 
-    A dict of the user's gets no field that it did not have: whoever walks over its values expects none.
+    A dict gets no new field, because user code that iterates over its values does not expect one.
     """
     if isinstance(element, dict):
         if "__restore_key__" in element:
@@ -35,42 +35,41 @@ def set_restore_key(element: Any, key: Key) -> Any:
 
 
 def key_from_json(key: Any) -> Key:
-    """Returns a key whose tuples may have become lists (JSON does that) with tuples again."""
+    """Returns a key as nested tuples, which JSON turned into lists."""
     return tuple(key_from_json(part) if isinstance(part, (list, tuple)) else part for part in key)
 
 
 def key_to_json(key: Any) -> list[Any]:
-    """Returns a key as nested lists, for a state that survives JSON."""
+    """Returns a key as nested lists, which survive JSON."""
     return [key_to_json(part) if isinstance(part, (list, tuple)) else part for part in key]
 
 
 def expect_name(key: Any, name: str, numbers: int = 1) -> Key:
-    """Returns a key, which may have been to JSON, with tuples in it.
+    """Returns a key that a certain dataset made, as nested tuples.
 
     Args:
-        key: What a user gave.
-        name: Of the dataset that has to have made it.
-        numbers: How many numbers stand behind the name.
+        key: As a user gave it; may come from JSON.
+        name: Name of the dataset.
+        numbers: Number of integers that follow the name.
 
     Raises:
-        StateError: Another dataset made it, or it is no key.
+        StateError: Another dataset made it, or it is not a key.
     """
     own = isinstance(key, (tuple, list)) and len(key) > numbers and key[0] == name
     if not own or not all(type(part) is int and 0 <= part < 1 << 62 for part in key[1 : 1 + numbers]):
         raise StateError(
-            f"The restore key {excerpt(key)} was not made by {name}. Give a __restore_key__ of an element of this very "
-            f"dataset; keys "
-            "of another dataset, or of one built with other hooks, cannot be restored here."
+            f"The restore key {excerpt(key)} was not made by {name}. Give the __restore_key__ of an element of "
+            "this dataset; keys of another dataset, or of one built with other hooks, cannot be restored here."
         )
     return key_from_json(key)
 
 
 def try_restore(restore: Callable[[Key], Any], key: Key) -> Any:
-    """Returns the element of a key, made anew, or the error in its place.
+    """Returns the element of a key, made again, or the error that prevents it.
 
     Raises:
-        StateError: The key is not of this dataset, or a hook skips now what it did not skip then.
-        StoreUnavailableError: The store gave nothing but errors for too long.
+        StateError: The key is not of this dataset, or a hook skips an element that it did not skip before.
+        StoreUnavailableError: The store returned nothing but errors for too long.
     """
     try:
         return restore(key)
@@ -78,8 +77,9 @@ def try_restore(restore: Callable[[Key], Any], key: Key) -> Any:
         raise
     except SkipSample as error:
         raise StateError(
-            f"A hook raised SkipSample when the element of {key!r} was made again, and did not at first. A hook below "
-            "a buffer must do the same each time: mark it @stateless(restore_seeds=True) if it draws random numbers."
+            f"A hook raised SkipSample when the element of {key!r} was made again, but not the first time. A hook "
+            "below a buffer must do the same each time: mark it @stateless(restore_seeds=True) if it draws random "
+            "numbers."
         ) from error
     except Exception as error:
         return error
@@ -90,12 +90,12 @@ def restore_groups(
     groups: Sequence[Sequence[Any]],
     handler: Callable[[Exception, Any, list[Any] | None], None],
 ) -> list[list[tuple[Key, Any]]]:
-    """Returns the groups of a buffer as they were when the state was saved: (key, element made anew) of each element.
+    """Returns the groups of a buffer as they were when the state was saved: a (key, element) pair for each element.
 
     Args:
-        restore: Makes the elements of keys, with errors in place of those that cannot be made.
+        restore: Makes the elements of keys, with errors in place of those that can no longer be made.
         groups: The keys of the elements of each group, as the state holds them.
-        handler: Called with what cannot be made any more, which is left out if the handler returns.
+        handler: Called with each of these errors. If it returns, the element is left out.
 
     Raises:
         StateError: A key is not of this dataset.

@@ -1,4 +1,4 @@
-"""One stream of a dataset: what its iterator shares with others, how its position is saved, and blocks of elements."""
+"""One stream of a dataset: its iterators, its states, and the blocks in which its elements cross processes."""
 
 from __future__ import annotations
 
@@ -87,34 +87,34 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
         """Returns the next element.
 
         Raises:
-            StopIteration: The epoch of this stream is over; the next call begins the next epoch.
+            StopIteration: The epoch of this stream is over; the next call starts the next epoch.
         """
 
     @abstractmethod
     def state_dict(self) -> State:
-        """Returns the position after the last returned element, in plain values that survive JSON."""
+        """Returns the position after the last element, in values that `plain` turns into JSON."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Continues at `state`; to be called before the first element is taken."""
+        """Continues at `state`. Call it before the first element is taken."""
 
     def last_key(self, element: T) -> Key:
-        """Returns the restore key of the element that `__next__` gave last, also where the element has no place for it.
+        """Returns the restore key of the last element, even if the element has no field for it.
 
         Args:
-            element: That element; not read where the iterator knows the key.
+            element: That element; not read if the iterator knows the key.
         """
         return get_restore_key(element)
 
     def read_ahead(self, count: int) -> None:
-        """Reads what the next elements need, if there is anything to read; it changes no state.
+        """Reads what the next elements need, without changing the state.
 
         Args:
-            count: How many elements will be taken soon; those that were read already count.
+            count: Number of elements that will be taken soon, including those that were already read.
         """
 
     def close(self) -> None:
-        """Lets go of files and buffers; the iterator is not used afterwards."""
+        """Releases files and buffers. The iterator is not used afterwards."""
 
 
 class WrapperIterator(StreamIterator[T]):
@@ -141,15 +141,15 @@ class WrapperIterator(StreamIterator[T]):
 
 
 def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> None:
-    """Continues an iterator at a state that may come from anywhere.
+    """Continues an iterator at a state that may be damaged.
 
     Args:
-        iterator: At its beginning.
-        state: Of such an iterator.
-        stream: Its number, for the message.
+        iterator: Before its first element.
+        state: The saved state of such an iterator.
+        stream: Number of the stream, for the message.
 
     Raises:
-        StateError: The state is not one of such an iterator.
+        StateError: The state does not fit the iterator.
     """
     try:
         iterator.load_state_dict(state)
@@ -166,11 +166,11 @@ def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> 
 
 
 class Snapshot:
-    """Rows of keys that do not change any more, such as what a packing buffer holds in one round.
+    """Rows of keys that no longer change, such as what a packing buffer holds in one round.
 
     Args:
-        rows: Nested lists or tuples of plain values; not changed from now on.
-        data: The same, pickled; given in place of the rows where another process sent them.
+        rows: Nested lists or tuples of plain values, which must not be changed.
+        data: The same, pickled, instead of the rows if another process sent them.
     """
 
     __slots__ = ("_data", "_rows")
@@ -181,7 +181,7 @@ class Snapshot:
 
     @property
     def rows(self) -> Sequence[Any]:
-        """The rows; unpickled when they are first asked for."""
+        """The rows, unpickled on first access."""
         if self._rows is None:
             self._rows = pickle.loads(self._data)
         return self._rows
@@ -193,13 +193,13 @@ class Snapshot:
 
 
 class Rest:
-    """The rows of a snapshot from one on; stands in a state for the list of them.
+    """The rows of a snapshot from `start` on. A state holds it in place of the list of these rows.
 
-    A state with a Rest costs no time that grows with the rows, and `plain` makes JSON of it when it is asked for.
+    Making a state with a Rest takes the same time however many rows there are. `plain` replaces it by the list.
 
     Args:
         snapshot: The rows.
-        start: The first of those that are meant.
+        start: Index of the first row that belongs to the state.
     """
 
     __slots__ = ("snapshot", "start")
@@ -213,7 +213,7 @@ class Rest:
 
 
 def plain(state: Any) -> Any:
-    """Returns a state in plain values, with lists in place of what it shares with other states."""
+    """Returns a state in plain values, with lists in place of the parts that it shares with other states."""
     if isinstance(state, Rest):
         return key_to_json(state.snapshot.rows[state.start :])
     if isinstance(state, dict):

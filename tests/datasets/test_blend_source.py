@@ -350,7 +350,7 @@ def test_the_length_of_an_encoded_sample() -> None:
     assert count_tokens({"length": np.int64(4)}) == 4
     with pytest.raises(ConfigError, match="tokens, input_ids, length"):
         count_tokens({"text": "x"})
-    with pytest.raises(ConfigError, match="no length"):
+    with pytest.raises(ConfigError, match="not a length"):
         count_tokens({"length": "long"})
 
 

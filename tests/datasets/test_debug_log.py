@@ -42,6 +42,6 @@ def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path, caplog: p
     with largest_file(100), caplog.at_level(logging.WARNING, "energon_dali.debug"):
         assert len(take(Counting(9, job), 10)) == 9
     assert [record.message.partition(str(tmp_path))[0] for record in caplog.records] == [
-        "The debug log stops here, and training goes on without it: could not write "
+        "The debug log stops here, and training continues without it: could not write "
     ]
     assert "ulimit -f" in caplog.records[0].message

@@ -274,7 +274,7 @@ def test_a_skip_in_the_group_criterion_drops_that_sample() -> None:
 
 @pytest.mark.parametrize(("batch_size", "criterion"), [(3, own_size), (None, by_parity)])
 def test_either_the_dataset_or_the_criterion_says_how_large_groups_are(batch_size: int | None, criterion: Any) -> None:
-    with pytest.raises(ConfigError, match="gave the batch size"):
+    with pytest.raises(ConfigError, match="returned the batch size"):
         take(GroupBatchDataset(source(1), batch_size, criterion, as_batch), 1)
 
 

@@ -82,8 +82,8 @@ def test_accelerate_leaves_a_loader_alone_and_may_not_share_its_batches_out(tmp_
     wanted = [[stream, 0, number] for stream in range(4) for number in range(20)]
     assert sorted(first["seen"] + second["seen"]) == wanted
     dispatched, sharded = first["errors"]
-    assert "DataLoaderDispatcher iterates a dataset that gives rank 0 of 2" in dispatched
-    assert "IterableDatasetShard iterates a dataset that gives rank 0 of 2" in sharded
+    assert "DataLoaderDispatcher iterates a dataset that yields the samples of rank 0 of 2" in dispatched
+    assert "IterableDatasetShard iterates a dataset that yields the samples of rank 0 of 2" in sharded
 
 
 def test_a_wrapped_loader_of_a_single_rank_is_iterated() -> None:
@@ -96,7 +96,7 @@ def test_a_torch_loader_around_a_loader_or_a_dataset_says_what_to_do(savable: bo
     dataset: SavableDataset[Any] = MapDataset(tree(place()), tuple)
     loader = (get_savable_loader if savable else get_loader)(dataset)
     for given, name in ((dataset, "MapDataset"), (loader, type(loader).__name__)):
-        with pytest.raises(ConfigError, match=f"A {name} gives its elements in the order of its plan.*get_loader"):
+        with pytest.raises(ConfigError, match=f"A {name} yields its elements in the order of its plan.*get_loader"):
             next(iter(DataLoader(given)))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Groups elements of one kind to batches: each batch holds elements that share a key."""
+"""Groups elements into batches whose elements share a key."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.grouping.gathering import GatheringDataset
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, FailurePolicy, HookRunner
+from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.restore_key import Key, key_to_json, restore_groups
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
@@ -22,21 +22,21 @@ from energon_dali.worker_config import WorkerConfig
 Criterion = Callable[[Any], "tuple[Hashable, int | None]"]
 
 
-class GroupBatchDataset(GatheringDataset):
-    """Gives `batcher(elements)` for elements that share a group key, as soon as a group is full.
+class GroupBatchDataset(GroupingDataset):
+    """Yields `batcher(elements)` for elements that share a group key, as soon as a group is full.
 
-    A sample whose criterion raises is dropped and counted (`SkipSample`: silently); it joins no group.
+    A sample on which the criterion raises is dropped and counted as failed; `SkipSample` counts as skipped.
 
     Args:
         dataset: The dataset below.
-        fixed_batch_size: Elements per batch; None takes the size that the criterion gives, which else has to be None.
-        sample_group_key: Gives (group key, batch size or None) of an element.
-        batcher: Makes a batch of a list; a generator function may give none or several.
+        fixed_batch_size: Elements per batch; the criterion must then return None as the size. None takes its size.
+        sample_group_key: Returns (group key, batch size or None) of an element.
+        batcher: Makes a batch of a list; a generator function may yield none or several.
         batcher_stateless: Whether its result depends on its argument (and its seeds) alone.
         batcher_config: Plain values that describe it.
         drop_last: Drop groups that are not full at the end of an epoch.
         failure_tolerance: Consecutive failures after which FatalSampleError is raised.
-        worker_config: Left out, the inner dataset's.
+        worker_config: Default: that of the dataset below.
     """
 
     @explain_call
@@ -56,7 +56,7 @@ class GroupBatchDataset(GatheringDataset):
         super().__init__(
             dataset,
             batcher,
-            gather_stateless=batcher_stateless,
+            hook_stateless=batcher_stateless,
             failure_tolerance=failure_tolerance,
             worker_config=worker_config,
         )
@@ -77,10 +77,10 @@ class GroupBatchDataset(GatheringDataset):
         return {"fixed_batch_size": self.fixed_batch_size, "drop_last": self.drop_last, "batcher": self.batcher_config}
 
     def len_stream(self, stream: int) -> int:
-        """Returns an upper bound, as Energon does: how the elements group is only known once they are there.
+        """Returns an upper bound, as Energon does, because the groups are not known before the elements are read.
 
-        Every group may end with a smaller batch, so that there may be as many batches as elements. Where smaller
-        batches are dropped and the size is fixed, there are at most as many as without groups.
+        Every group may end with a smaller batch, so there may be as many batches as elements. If smaller batches are
+        dropped and the size is fixed, there are at most as many as without groups.
         """
         elements = self.dataset.len_stream(stream)
         return elements // self.fixed_batch_size if self.fixed_batch_size and self.drop_last else elements
@@ -91,59 +91,41 @@ class GroupBatchDataset(GatheringDataset):
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Samples that wait for others of their kind."""
+    """Samples that wait for others with the same key."""
 
     key: Hashable
     size: int
-    """How many of them make a batch."""
+    """Samples per batch."""
     samples: list[Any] = field(default_factory=list)
     sample_keys: list[Key] = field(default_factory=list)
     rows: list[list[Any]] = field(default_factory=list)
-    """What the state says of each one: which sample of the stream it was, so that a criterion that is asked again draws
-    the same random numbers, and its key."""
+    """What the state holds of each sample: its number in the stream, so that the criterion draws the same random
+    numbers again after a restore, and its key."""
 
 
-class _GroupIterator(StreamIterator[Any]):
+class _GroupIterator(GroupingIterator):
     def __init__(self, dataset: GroupBatchDataset, context: StreamContext) -> None:
+        super().__init__(dataset, "batch", context)
         self._dataset = dataset
-        self._inner = dataset.dataset.open(context)
-        self._runner = HookRunner(dataset, dataset.gather, "batch", dataset.failure_tolerance, context)
         self._policy = FailurePolicy("batch_group_criterion", dataset.failure_tolerance, context, dataset.worker_config)
         self._stream = context.stream
         self._num_streams = dataset.worker_config.layout.num_streams
         self._seen = 0
         self._ended = False
         self._groups: dict[Hashable, _Group] = {}
-        self._current: list[Key] = []
-        self._saved: State | None = None
-
-    def __next__(self) -> Any:
-        if self._saved is not None:
-            self._refill(self._saved)
-            self._saved = None
-        runner = self._runner
-        while True:
-            if not runner.running:
-                samples, self._current = self._collect()
-                runner.load(samples, tuple(self._current))
-            batch = runner.step()
-            if not runner.running:
-                self._current = []
-            if batch is not NOTHING:
-                return batch
 
     def _join(self, sample: Any, sample_key: Key, number: int) -> _Group | None:
-        """Puts a sample, number `number` of the stream, into its group and returns that; None if it is dropped."""
+        """Puts sample `number` of the stream into its group and returns the group; None if the sample is dropped."""
         try:
             with sample_context(number * self._num_streams + self._stream, self._dataset.place_seed):
                 given = self._dataset.sample_group_key(sample)
             if not isinstance(given, (tuple, list)) or len(given) != 2:
                 raise ConfigError(
                     f"batch_group_criterion returned {given!r}. Return a pair, such as (key, None): the group, and its "
-                    "batch size, which is None where batch_size is set."
+                    "batch size, which is None if batch_size is set."
                 )
             group, size = given
-            hash(group)  # raises here, where the sample is known, for a list or a dict
+            hash(group)  # a list or a dict raises here, where the sample is known
             wanted = self._size(group, size)
         except ConfigError:
             raise
@@ -159,13 +141,13 @@ class _GroupIterator(StreamIterator[Any]):
         return joined
 
     def _size(self, group: Hashable, size: Any) -> int:
-        """Returns how many samples make a batch of a group, where the criterion gave `size`."""
+        """Returns how many samples make a batch of a group for which the criterion returned `size`."""
         fixed = self._dataset.fixed_batch_size
-        given = f"batch_group_criterion gave the batch size {size!r} for group {group!r}, and"
+        given = f"batch_group_criterion returned the batch size {size!r} for group {group!r}, and"
         if fixed is not None and size is not None:
             raise ConfigError(
-                f"{given} batch_size={fixed} is set. Return None with the key where batch_size is to hold, or leave "
-                "batch_size out (None), so that each group has its own."
+                f"{given} batch_size={fixed} is set. Return None with the key to use batch_size, or leave batch_size "
+                "out (None) so that each group has its own."
             )
         wanted: Any = size if fixed is None else fixed
         if not isinstance(wanted, Integral) or wanted < 1:
@@ -175,7 +157,7 @@ class _GroupIterator(StreamIterator[Any]):
         return int(wanted)
 
     def _collect(self) -> tuple[list[Any], list[Key]]:
-        """Returns the next full group, or at the end of an epoch the oldest that is left."""
+        """Returns the next full group, or the oldest that is left at the end of an epoch."""
         while not self._ended:
             try:
                 sample = next(self._inner)
@@ -195,9 +177,6 @@ class _GroupIterator(StreamIterator[Any]):
         oldest = self._groups.pop(next(iter(self._groups)))
         return oldest.samples, oldest.sample_keys
 
-    def last_key(self, element: Any) -> Key:
-        return self._runner.key
-
     def state_dict(self) -> State:
         if self._saved is not None:
             return self._saved
@@ -212,8 +191,8 @@ class _GroupIterator(StreamIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        # What the groups hold is read again at the first element, so that restoring itself costs nothing; a state that
-        # lacks something is refused here.
+        # The groups are read again when the first element is taken, so restoring costs nothing. A state that lacks an
+        # entry is refused here.
         for name in ("index", "offset", "seen"):
             count_of(state, name)
         for number, *_ in keys_of(state, "waiting"):
@@ -230,14 +209,9 @@ class _GroupIterator(StreamIterator[Any]):
         for (number, *_), pairs in zip(state["waiting"], made, strict=True):
             for key, sample in pairs:
                 self._join(sample, key, number)
-        if state["current"]:
-            (pairs,) = restore_groups(restore, [state["current"]], handler)
-            self._current = [key for key, _ in pairs]
-            if pairs:
-                self._runner.load([sample for _, sample in pairs], tuple(self._current))
-                self._runner.skip_outputs = state["offset"]
-        self._seen, self._ended, self._runner.index = state["seen"], state["ended"], state["index"]
+        self._refill_current(state, restore)
+        self._seen, self._ended = state["seen"], state["ended"]
 
     def close(self) -> None:
         self._groups.clear()
-        self._inner.close()
+        super().close()

@@ -1,17 +1,18 @@
-"""Packs several samples into one: a buffer is filled, a packer chooses groups, and each group becomes one element."""
+"""Packs several samples into one: fills a buffer, lets a packer choose groups, and makes one element of each group."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.grouping.gathering import GatheringDataset, distinct
+from energon_dali.datasets.grouping.batch import GroupingDataset, GroupingIterator
 from energon_dali.datasets.grouping.selection import Keyed, read_selection
-from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, FailurePolicy, HookRunner, check_result
+from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, check_result
 from energon_dali.datasets.restore_key import Key, expect_name, key_to_json, restore_groups
 from energon_dali.datasets.stream import Rest, Snapshot, State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements
@@ -26,34 +27,34 @@ EMPTY_ROUNDS = 100
 """Rounds in a row in which the packer may choose nothing."""
 
 
-class PackingDataset(GatheringDataset):
-    """Fills a buffer, lets `pre_packer` choose groups of it, and gives `final_packer(group)` for each.
+class PackingDataset(GroupingDataset):
+    """Fills a buffer, lets `pre_packer` choose groups from it, and yields `final_packer(group)` for each group.
 
     A sample in no group is dropped, unless the packer returns a PackSelection that keeps it for the next buffer. With a
-    sample encoder (and a decoder) only the chosen samples are decoded and encoded, so that the buffer holds encoded
-    media.
+    sample encoder (and a decoder), only the chosen samples are decoded and encoded, so the buffer holds encoded media.
 
     Args:
         dataset: The dataset below.
         buffer_size: Samples in the buffer, at least 1.
-        pre_packer: Gives lists of samples, or a PackSelection, from the list of all samples in the buffer.
-        final_packer: Makes one element of a group; a generator function may give none or several.
+        pre_packer: Returns lists of samples, or a PackSelection, from the list of all samples in the buffer.
+        final_packer: Makes one element of a group; a generator function may yield none or several.
         final_packer_stateless: Whether its result depends on its argument (and its seeds) alone.
         sample_encoder: Applied to every chosen sample, or None.
-        sample_encoder_stateless: The same for it.
+        sample_encoder_stateless: The same for the sample encoder.
         decoder: Decodes the media handles of the chosen samples before the sample encoder; None decodes nothing.
         first: Samples in the buffer of the first round, to start sooner; each round doubles it up to `buffer_size`.
         packer_config: Plain values that describe the packer.
-        pre_packer_failure_tolerance: Consecutive failures of it after which FatalSampleError is raised; 0 is unlimited.
+        pre_packer_failure_tolerance: Consecutive failures of the packer after which FatalSampleError is raised; 0 is
+            unlimited.
         final_packer_failure_tolerance: The same for the final packer.
         sample_encoder_failure_tolerance: The same for the sample encoder.
-        worker_config: Left out, the inner dataset's.
+        worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: A size cannot work, or what is given as a function cannot be called.
+        ConfigError: A size is out of range, or a function is not callable.
     """
 
-    gather_name = "final_packer"
+    hook_name = "final_packer"
 
     @explain_call
     def __init__(
@@ -77,7 +78,7 @@ class PackingDataset(GatheringDataset):
         super().__init__(
             dataset,
             final_packer,
-            gather_stateless=final_packer_stateless,
+            hook_stateless=final_packer_stateless,
             failure_tolerance=final_packer_failure_tolerance,
             worker_config=worker_config,
         )
@@ -87,7 +88,7 @@ class PackingDataset(GatheringDataset):
         self.first, self.buffer_size = first, check_count("packing_buffer_size", buffer_size, "leave it out for none")
         advice = f"give a number up to packing_buffer_size={buffer_size}, or None for the full buffer"
         if first is not None and check_count("packing_first_buffer_size", first, advice) > buffer_size:
-            raise ConfigError(f"packing_first_buffer_size={first} cannot be: {advice}.")
+            raise ConfigError(f"packing_first_buffer_size={first} is invalid: {advice}.")
         self.pre_packer = pre_packer
         self.pre_packer_failure_tolerance = pre_packer_failure_tolerance
         self.sample_encoder = sample_encoder
@@ -98,7 +99,7 @@ class PackingDataset(GatheringDataset):
 
     @property
     def runs_in_rank(self) -> bool:  # type: ignore[override]
-        """Whether it decodes the samples that it chose."""
+        """Whether it decodes the chosen samples."""
         return self.decoder is not None
 
     def describe(self) -> str:
@@ -131,10 +132,10 @@ class PackingDataset(GatheringDataset):
             return self.sample_encoder(sample)
 
 
-class _PackingIterator(StreamIterator[Any]):
+class _PackingIterator(GroupingIterator):
     def __init__(self, dataset: PackingDataset, context: StreamContext) -> None:
+        super().__init__(dataset, "pack_selected_samples", context)
         self._dataset = dataset
-        self._inner = dataset.dataset.open(context)
         config = dataset.worker_config
         self._select_policy = FailurePolicy(
             "select_samples_to_pack", dataset.pre_packer_failure_tolerance, context, config
@@ -144,49 +145,31 @@ class _PackingIterator(StreamIterator[Any]):
             "postencode_sample", dataset.sample_encoder_failure_tolerance, context, config
         )
         self._decode_policy = FailurePolicy("decode", DEFAULT_FAILURE_TOLERANCE, context, config)
-        self._runner = HookRunner(dataset, dataset.gather, "pack_selected_samples", dataset.failure_tolerance, context)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
         self._seed = dataset.place_seed
         self._packs: deque[list[Keyed]] = deque()
         self._kept: list[tuple[int, list[Keyed]]] = []  # (rounds that it was kept, group), for the next buffer
-        self._current: list[Key] = []
         self._encoded = 0
         self._rounds = self._empty_rounds = 0
         self._ended = False
-        self._saved: State | None = None
         self._note_round()
 
     def _note_round(self) -> None:
-        """Notes the keys of what a round chose: every state until the next round refers to them."""
+        """Notes the keys of what a round chose, to which every state until the next round refers."""
         self._chosen = Snapshot([[key for key, _ in group] for group in self._packs])
         self._waiting = Snapshot([[waited, *(key for key, _ in group)] for waited, group in self._kept])
 
-    def __next__(self) -> Any:
-        if self._saved is not None:
-            self._refill(self._saved)
-            self._saved = None
-        runner = self._runner
-        while True:
-            if not runner.running:
-                if not self._packs:
-                    try:
-                        self._select(*self._fill())
-                    finally:
-                        self._note_round()
-                    continue
-                encoded, self._current = self._encode(self._packs.popleft())
-                if not encoded:
-                    continue
-                runner.load(encoded, tuple(self._current))
-            pack = runner.step()
-            if not runner.running:
-                self._current = []
-            if pack is not NOTHING:
-                return pack
+    def _collect(self) -> tuple[list[Any], list[Key]]:
+        while not self._packs:
+            try:
+                self._select(*self._fill())
+            finally:
+                self._note_round()
+        return self._encode(self._packs.popleft())
 
     def _fill(self) -> tuple[PackingBuffer[Any], list[Key]]:
-        """Returns the samples of one buffer and their keys; raises StopIteration where an epoch ends."""
+        """Returns the samples of one buffer and their keys; raises StopIteration at the end of an epoch."""
         if self._ended:
             self._ended = False
             raise StopIteration
@@ -211,7 +194,7 @@ class _PackingIterator(StreamIterator[Any]):
         return PackingBuffer(samples, rounds + [0] * (len(samples) - len(rounds))), keys
 
     def _select(self, buffer: PackingBuffer[Any], buffer_keys: list[Key]) -> None:
-        """Lets the packer choose groups of the buffer."""
+        """Lets the packer choose groups from the buffer."""
         keys = dict(zip(map(id, buffer), buffer_keys, strict=True))
         index = self._rounds * self._num_streams + self._stream
         self._rounds += 1
@@ -236,10 +219,10 @@ class _PackingIterator(StreamIterator[Any]):
             )
 
     def _keep(self, chosen: PackSelection[Keyed], buffer: PackingBuffer[Any], keys: list[Key]) -> None:
-        """Puts what the packer keeps at the beginning of the next buffer, or packs it where none follows.
+        """Puts what the packer keeps at the beginning of the next buffer, or packs it if no buffer follows.
 
         Raises:
-            ConfigError: It keeps so much that no further sample fits into the buffer, and packs nothing.
+            ConfigError: It packs nothing and keeps so much that no further sample fits into the buffer.
         """
         groups: list[list[Keyed]] = chosen.keep  # type: ignore[assignment]
         if self._ended:
@@ -247,14 +230,14 @@ class _PackingIterator(StreamIterator[Any]):
             return
         if not chosen.packs and sum(map(len, groups)) >= self._dataset.buffer_size:
             raise ConfigError(
-                f"select_samples_to_pack keeps all {len(buffer)} samples of a full buffer and packs none, so that it "
-                "would be asked the same for ever. Pack at least one group of a full buffer."
+                f"select_samples_to_pack keeps all {len(buffer)} samples of a full buffer and packs none, so it "
+                "would receive the same buffer indefinitely. Pack at least one group of a full buffer."
             )
         waited = dict(zip(keys, buffer.rounds, strict=True))
         self._kept = [(1 + max(waited.get(key, 0) for key, _ in group), group) for group in groups]
 
     def _encode(self, group: list[Keyed]) -> tuple[list[Any], list[Key]]:
-        """Decodes and encodes the samples of a group; those that fail are left out."""
+        """Decodes and encodes the samples of a group; leaves out those that fail."""
         samples, decoder = [sample for _, sample in group], self._dataset.decoder
         samples = samples if decoder is None else decode_elements(decoder, samples)
         encoded, keys = [], []
@@ -276,9 +259,6 @@ class _PackingIterator(StreamIterator[Any]):
             keys.append(("encode", index, *key))
         return encoded, keys
 
-    def last_key(self, element: Any) -> Key:
-        return self._runner.key
-
     def state_dict(self) -> State:
         if self._saved is not None:
             return self._saved
@@ -295,7 +275,7 @@ class _PackingIterator(StreamIterator[Any]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        # The chosen samples are read again at the first element; a state that lacks something is refused here.
+        # The chosen samples are read again when the first element is taken. A state without an entry is refused here.
         for pack in keys_of(state, "packs"):
             keys_of({"packs": pack}, "packs")
         for waited, *group in keys_of(state, "kept"):
@@ -315,16 +295,22 @@ class _PackingIterator(StreamIterator[Any]):
         made = iter(restore_groups(self._dataset.dataset.restore_samples, groups, handler))
         self._packs.extend(filter(None, [next(made) for _ in state["packs"]]))
         self._kept = [(waited, group) for (waited, *_), group in zip(state["kept"], made, strict=True) if group]
-        self._runner.index, self._encoded, self._rounds = state["index"], state["encoded"], state["rounds"]
-        self._ended = state["ended"]
-        if state["current"]:
-            (pairs,) = restore_groups(self._dataset.restore_parts, [state["current"]], handler)
-            self._current = [key for key, _ in pairs]
-            if pairs:
-                self._runner.load([sample for _, sample in pairs], tuple(self._current))
-                self._runner.skip_outputs = state["offset"]
+        self._encoded, self._rounds, self._ended = state["encoded"], state["rounds"], state["ended"]
+        self._refill_current(state, self._dataset.restore_parts)
         self._note_round()
 
     def close(self) -> None:
         self._packs.clear()
-        self._inner.close()
+        super().close()
+
+
+def distinct(sample: Any, present: set[int]) -> Any:
+    """Returns a sample, or a copy of one that is already in the buffer, and notes its id in `present`.
+
+    A hook may yield one object several times. A restore makes as many objects, each with its own key, and what follows
+    must not depend on whether there was a restore.
+    """
+    if id(sample) in present:
+        sample = copy(sample)
+    present.add(id(sample))
+    return sample

@@ -1,18 +1,17 @@
-"""Measures encoded samples, so that the weights of a blend below hold in that unit."""
+"""Measures encoded samples, so that the weights of the blend below hold in that unit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from energon_dali.datasets.base import SavableDataset, WrapperDataset
+from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
 from energon_dali.datasets.mixing.blend import BlendSourceDataset
 from energon_dali.datasets.mixing.share_feedback import ShareFeedback
-from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.state_entries import state_of
 
@@ -22,20 +21,20 @@ TOKEN_FIELDS = ("tokens", "input_ids", "length")
 """Fields of an encoded sample in which `blend_by="tokens"` looks for its length, in this order."""
 
 
-class MeasuredBlendDataset(WrapperDataset[Any]):
-    """Gives the encoded samples below, and tells the blend below them what each one measures.
+class MeasuredBlendDataset(PassThroughDataset[Any]):
+    """Yields the encoded samples below, and tells the blend below the size of each one.
 
-    It stands behind the hook that encodes samples and before packing and batching, where every sample that comes out
-    belongs to the draw before it. A sample whose measure fails is dropped and counted.
+    It follows the hook that encodes samples and precedes packing and batching, where every sample belongs to the last
+    draw of the blend. A sample that cannot be measured is dropped and counted.
 
     Args:
         dataset: Encode stages around a `BlendSourceDataset`.
         blend_by: "tokens" takes the first of the fields (or keys) tokens, input_ids and length that a sample has: a
-            whole number as it is, of a tensor or array the last dimension, of a list its length. Or a function from an
+            whole number as it is, the last dimension of a tensor or array, the length of a list. Or a function from an
             encoded sample to a finite number of at least 0.
 
     Raises:
-        ConfigError: There is no blend by weight below, or blend_by is neither of the two.
+        ConfigError: There is no blend by weight below, or blend_by is neither "tokens" nor a function.
     """
 
     def __init__(self, dataset: SavableDataset[Any], blend_by: BlendBy) -> None:
@@ -47,7 +46,7 @@ class MeasuredBlendDataset(WrapperDataset[Any]):
 
     @property
     def blend(self) -> BlendSourceDataset:
-        """The blend whose weights are meant.
+        """The blend whose weights hold in this unit.
 
         Raises:
             ConfigError: There is none.
@@ -75,19 +74,12 @@ class MeasuredBlendDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _MeasuredIterator(self, context)
 
-    def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the sample of a key of the dataset below, made anew."""
-        return self.dataset.restore_sample(restore_key)
 
-    def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
-        return self.dataset.restore_samples(keys)
-
-
-class _MeasuredIterator(StreamIterator[Any]):
+class _MeasuredIterator(WrapperIterator[Any]):
     def __init__(self, dataset: MeasuredBlendDataset, context: StreamContext) -> None:
         blend = dataset.blend
         self._feedback = ShareFeedback(blend.weights)
-        self._inner = dataset.dataset.open(replace(context, feedback=self._feedback))
+        super().__init__(dataset.dataset.open(replace(context, feedback=self._feedback)))
         self._measure = count_tokens if isinstance(dataset.blend_by, str) else dataset.blend_by
         self._counters = [f"blend.units.{name}" for name in blend.names]
         self._fractions = [0.0] * len(blend.names)
@@ -104,16 +96,13 @@ class _MeasuredIterator(StreamIterator[Any]):
                 continue
             self._policy.on_success()
             self._feedback.measured(units)
-            self._count(self._feedback.leaf, units)
+            self._count(self._feedback.source, units)
             return sample
 
-    def _count(self, leaf: int, units: float) -> None:
-        whole = self._fractions[leaf] + units
-        self._fractions[leaf] = whole - int(whole)
-        self._metrics.count(self._counters[leaf], int(whole))
-
-    def last_key(self, element: Any) -> Key:
-        return self._inner.last_key(element)
+    def _count(self, source: int, units: float) -> None:
+        whole = self._fractions[source] + units
+        self._fractions[source] = whole - int(whole)
+        self._metrics.count(self._counters[source], int(whole))
 
     def state_dict(self) -> State:
         return {"feedback": self._feedback.state_dict(), "inner": self._inner.state_dict()}
@@ -121,9 +110,6 @@ class _MeasuredIterator(StreamIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         self._feedback.load_state_dict(state_of(state, "feedback"))
         self._inner.load_state_dict(state_of(state))
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def count_tokens(sample: Any) -> int:
@@ -145,7 +131,7 @@ def count_tokens(sample: Any) -> int:
             return int(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f'blend_by="tokens" found {name}={value!r} in {type(sample).__name__}, which is no length. Give a '
+                f'blend_by="tokens" found {name}={value!r} in {type(sample).__name__}, which is not a length. Give a '
                 "whole number, a list or a tensor there, or a function as blend_by."
             ) from error
     raise ConfigError(
@@ -155,8 +141,8 @@ def count_tokens(sample: Any) -> int:
 
 
 def _checked(units: Any) -> float:
-    """Returns what a sample measured, as a plain int or float: a state holds nothing else."""
+    """Returns the size of a sample as a plain int or float, since states hold no other numbers."""
     number = units if type(units) in (int, float) else float(units)
     if not math.isfinite(number) or number < 0:
-        raise ConfigError(f"blend_by gave {units!r} for a sample: give a finite number of at least 0.")
+        raise ConfigError(f"blend_by returned {units!r} for a sample: it must return a finite number of at least 0.")
     return number

@@ -1,4 +1,4 @@
-"""Keeps the shares of a blend right in a unit that is known only once a sample is encoded, such as tokens."""
+"""Keeps the proportions of a blend in a unit that is known only after a sample is encoded, such as tokens."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from energon_dali.errors import StateError
 from energon_dali.shards.documents.state_entries import checked_count, count_of, damaged, entry_of, list_of, numbers_of
 
 FEEDBACK_DRAWS = 32
-"""Draws that are planned at once, from what was measured before the first of them."""
+"""Draws that are planned together, from what was measured before the first of them."""
 
 _HORIZON = 4
-"""A share that is off is set right over this many windows of draws: at once would overshoot."""
+"""Windows of draws over which a wrong proportion is corrected: less would overshoot."""
 
 
 class ShareFeedback:
-    """What the leaves of a blend gave so far in one stream, and how often to draw them next.
+    """What the sources of a blend yielded so far in one stream, and how often to draw each of them next.
 
-    The draws of a window follow from what the samples before the window measured. In a stream samples are drawn, cooked
-    and encoded one after the other, so all of that is known when the window begins, and a restored stream knows the
-    same: the units so far and the weights of the running window are part of the state.
+    The draws of a window follow from the sizes of the samples before the window. A stream draws, cooks and encodes one
+    sample after the other, so all sizes are known when the window begins. A restored stream knows the same, because the
+    units so far and the weights of the current window are part of the state.
 
     Args:
-        weights: Wanted shares of the units, one per leaf.
+        weights: Wanted proportions of the units, one per source.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -35,11 +35,11 @@ class ShareFeedback:
         self._drawn: list[int] = [0] * len(values)
         self._window = -1
         self._weights: list[float] = []
-        self.leaf = 0
-        """The leaf that was drawn last."""
+        self.source = 0
+        """Number of the source that was drawn last."""
 
     def weights(self, window: int) -> list[float]:
-        """Returns the weights of the draws of a window; the same again if it began before the state was saved."""
+        """Returns the weights of the draws of a window. A restored window keeps those that it began with."""
         if window != self._window:
             self._weights, self._window = self._next_weights(), window
         return self._weights
@@ -50,31 +50,31 @@ class ShareFeedback:
         if not total or not drawn[units > 0].sum():  # a damaged state may say that nothing was drawn
             return self._shares.tolist()  # type: ignore[no-any-return]
         mean = total / drawn[units > 0].sum()
-        # A leaf that gave nothing would be drawn for ever: it counts as if its samples were like the others.
+        # A source that yielded nothing would be drawn indefinitely: assume that its samples are like the others.
         units = np.where(units > 0, units, drawn * mean)
-        length = (units + mean) / (drawn + 1)  # units per draw, near the mean of all as long as little is known
+        length = (units + mean) / (drawn + 1)  # units per draw, close to the mean of all while little is known
         coming = _HORIZON * FEEDBACK_DRAWS / (self._shares / length).sum()
         deficit = np.maximum(0, self._shares * (units.sum() + coming) - units)
         return (deficit / length).tolist()  # type: ignore[no-any-return]
 
-    def drew(self, leaf: int) -> None:
+    def drew(self, source: int) -> None:
         """Notes a draw of the blend."""
-        self._drawn[leaf] += 1
-        self.leaf = leaf
+        self._drawn[source] += 1
+        self.source = source
 
     def measured(self, units: float) -> None:
-        """Adds the units of an encoded sample to the leaf that was drawn last."""
-        self._units[self.leaf] += units
+        """Adds the units of an encoded sample to the source that was drawn last."""
+        self._units[self.source] += units
 
     def drawn(self) -> list[int]:
-        """Returns how often each leaf was drawn, for the state of the blend."""
+        """Returns how often each source was drawn, for the state of the blend."""
         return self._drawn.copy()
 
     def load_drawn(self, drawn: Any) -> None:
         """Takes what `drawn` returned when the state was saved.
 
         Raises:
-            StateError: The state is of a blend by samples, or of other leaves.
+            StateError: The state is of a blend by samples, or of other sources.
         """
         if not isinstance(drawn, list) or len(drawn) != len(self._drawn):
             raise StateError(
@@ -84,14 +84,14 @@ class ShareFeedback:
         self._drawn = [checked_count(count, "drawn") for count in drawn]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was measured, and the weights of the running window."""
-        return {"units": self._units.copy(), "window": self._window, "weights": self._weights, "leaf": self.leaf}
+        """Returns what was measured, and the weights of the current window."""
+        return {"units": self._units.copy(), "window": self._window, "weights": self._weights, "leaf": self.source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at a state.
 
         Raises:
-            StateError: It is of another number of leaves.
+            StateError: It is of another number of sources.
         """
         if len(list_of(state, "units")) != len(self._units):
             raise StateError(
@@ -107,5 +107,5 @@ class ShareFeedback:
             numbers_of(state, "weights", len(self._units))
             if not any(weights):
                 raise damaged("weights", weights, "positive for at least one dataset")
-        self.leaf = count_of(state, "leaf", len(self._units) - 1)
+        self.source = count_of(state, "leaf", len(self._units) - 1)
         self._units, self._weights, self._window = units, weights, window

@@ -6,29 +6,28 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
-from energon_dali.datasets.base import SavableDataset, WrapperDataset
+from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.rank_iterator import RankLimit
-from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
-class EpochizeDataset(WrapperDataset[Any]):
-    """Ends an epoch after `length` elements of each rank; the next goes on where it ended.
+class EpochizeDataset(PassThroughDataset[Any]):
+    """Ends an epoch after `length` elements of each rank; the next epoch continues where it ended.
 
-    Where the data below ends in the middle of an epoch, that epoch is shorter; the next begins the data again. As the
-    outermost dataset it counts the elements of all streams of the rank together. Inside another dataset each stream
-    gives its share of `length`, where it does not divide some one more in turn: the same elements, as long as no
-    stream ends early.
+    If the data below ends within an epoch, that epoch is shorter, and the next one starts the data again. The outermost
+    dataset counts the elements of all streams of the rank together. Inside another dataset each stream yields its part
+    of `length`; what does not divide goes to the streams in turn. The elements are the same, unless a stream ends
+    early.
 
     Args:
-        dataset: The dataset below; usually endless.
+        dataset: The dataset below, usually endless.
         length: Elements per epoch and rank, at least 1.
-        worker_config: Left out, the inner dataset's.
+        worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: length is no whole number, or less than 1.
+        ConfigError: length is not a whole number of at least 1.
     """
 
     restart = False
@@ -41,27 +40,24 @@ class EpochizeDataset(WrapperDataset[Any]):
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"
 
-    def config(self) -> dict[str, Any]:
-        # Without the length: it says where epochs end, not what comes when, and may change from run to run.
-        return super().config()
-
     def inner_config(self) -> dict[str, Any]:
-        """Returns the config with the length, on which the order around it depends."""
+        """Returns the config with the length, on which the order of the datasets above depends."""
+        # The config itself has no length: it only tells where epochs end, and may change from run to run.
         return {**self.config(), "length": self.length}
 
     def rank_limit(self) -> RankLimit:
         return RankLimit(self.length, self.restart)
 
     def stream_length(self, stream: int, epoch: int = 0) -> int:
-        """Returns the share of an epoch that one stream gives, where this dataset stands inside another."""
+        """Returns how many elements of an epoch one stream yields, where this dataset is inside another."""
         layout = self.worker_config.layout
         streams_per_rank = layout.num_streams // layout.world_size
         # Element k of the rank comes from its stream k % streams_per_rank; epoch e has those from e * length on.
-        before, behind = (
+        start, stop = (
             -(-(number * self.length - stream // layout.world_size) // streams_per_rank)
             for number in ((0, 1) if self.restart else (epoch, epoch + 1))
         )
-        return behind - before
+        return stop - start
 
     def len_stream(self, stream: int) -> int:
         return self.stream_length(stream) if self.dataset.len_stream(stream) else 0
@@ -72,17 +68,14 @@ class EpochizeDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _EpochizeIterator(self, context)
 
-    def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
-        return self.dataset.restore_sample(restore_key)
 
-
-class _EpochizeIterator(StreamIterator[Any]):
-    """The share of one stream."""
+class _EpochizeIterator(WrapperIterator[Any]):
+    """The part of one stream."""
 
     def __init__(self, dataset: EpochizeDataset, context: StreamContext) -> None:
+        super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
         self._context = context
-        self._inner = dataset.dataset.open(context)
         self._epoch = 0
         self._given = 0
 
@@ -94,7 +87,7 @@ class _EpochizeIterator(StreamIterator[Any]):
         except StopIteration:
             if self._given or self._dataset.restart:
                 self._end()
-            # The data ended just where the last epoch did: it begins again, and only empty data gives an empty epoch.
+            # The data ended exactly with the last epoch: it starts again. Only empty data makes an empty epoch.
             element = next(self._inner)
         self._given += 1
         return element
@@ -107,15 +100,9 @@ class _EpochizeIterator(StreamIterator[Any]):
             self._inner = self._dataset.dataset.open(self._context)
         raise StopIteration
 
-    def last_key(self, element: Any) -> Key:
-        return self._inner.last_key(element)
-
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self._epoch, self._given = count_of(state, "epoch"), count_of(state, "given")
         self._inner.load_state_dict(state_of(state))
-
-    def close(self) -> None:
-        self._inner.close()

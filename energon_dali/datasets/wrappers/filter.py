@@ -1,4 +1,4 @@
-"""Leaves out elements that a function does not want."""
+"""Keeps the elements that a function selects."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
-from energon_dali.datasets.base import SavableDataset, WrapperDataset
+from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
-from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
 from energon_dali.worker_config import WorkerConfig
 
 
-class FilterDataset(WrapperDataset[Any]):
-    """Gives the elements for which `filter_fn(element)` is true; the others are left out silently and not counted.
+class FilterDataset(PassThroughDataset[Any]):
+    """Yields the elements for which `filter_fn(element)` is true; the others are counted as skipped.
 
-    An element whose function raises is dropped and counted; `SkipSample` drops it silently.
+    An element on which the function raises is dropped and counted as failed; `SkipSample` counts as skipped.
 
     Args:
         dataset: The dataset below.
-        filter_fn: Says whether an element is wanted; picklable where workers run it.
+        filter_fn: Returns whether to keep an element; picklable if workers run it.
         filter_fn_config: Plain values that describe the function, for `config()`.
-        worker_config: Left out, the inner dataset's.
+        worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: filter_fn cannot be called.
+        ConfigError: filter_fn is not callable.
     """
 
     @explain_call
@@ -41,7 +40,7 @@ class FilterDataset(WrapperDataset[Any]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        check_function("filter_fn", filter_fn, "from an element to whether it is wanted")
+        check_function("filter_fn", filter_fn, "from an element to whether to keep it")
         self.filter_fn = filter_fn
         self.filter_fn_config = filter_fn_config
         self.stage = str(getattr(filter_fn, "__name__", type(filter_fn).__name__))
@@ -55,14 +54,11 @@ class FilterDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _FilterIterator(self, context)
 
-    def restore_sample(self, restore_key: Key) -> Any:
-        return self.dataset.restore_sample(restore_key)
 
-
-class _FilterIterator(StreamIterator[Any]):
+class _FilterIterator(WrapperIterator[Any]):
     def __init__(self, dataset: FilterDataset, context: StreamContext) -> None:
+        super().__init__(dataset.dataset.open(context))
         config = dataset.worker_config
-        self._inner = dataset.dataset.open(context)
         self._wanted = dataset.filter_fn
         tolerance = failure_tolerance(dataset.filter_fn, DEFAULT_FAILURE_TOLERANCE)
         self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
@@ -86,15 +82,9 @@ class _FilterIterator(StreamIterator[Any]):
                 return element
             self._policy.on_skip()
 
-    def last_key(self, element: Any) -> Key:
-        return self._inner.last_key(element)
-
     def state_dict(self) -> State:
         return {"seen": self._seen, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self._seen = count_of(state, "seen")
         self._inner.load_state_dict(state_of(state))
-
-    def close(self) -> None:
-        self._inner.close()

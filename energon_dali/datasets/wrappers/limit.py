@@ -1,4 +1,4 @@
-"""Ends epochs after a number of elements and begins again: the limit of a validation."""
+"""Ends epochs after a number of elements and starts again from the beginning: limits a validation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from energon_dali.worker_config import WorkerConfig
 
 
 class LimitDataset(EpochizeDataset):
-    """Ends an epoch after at most `length` elements of each rank; the next begins at the very beginning.
+    """Ends an epoch after at most `length` elements of each rank; the next epoch starts from the beginning.
 
-    What it counts as the outermost dataset and what inside another is said at EpochizeDataset.
+    It counts like `EpochizeDataset`: the elements of all streams of a rank if it is the outermost dataset, else those
+    of each stream.
 
     Args:
         dataset: The dataset below.
         length: Elements per epoch and rank, at least 1.
-        reset_after_epoch: Accepted for compatibility with Energon, where every epoch begins at the beginning as well.
-        worker_config: Left out, the inner dataset's.
+        reset_after_epoch: Accepted for compatibility with Energon, where every epoch starts from the beginning as well.
+        worker_config: Default: that of the dataset below.
 
     Raises:
         ConfigError: length is less than 1.

@@ -1,4 +1,4 @@
-"""Writes which element held which samples to the debug log."""
+"""Writes which samples each element holds to the debug log."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.base import SavableDataset, WrapperDataset
+from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.debug_log import DebugLog, keys_of
-from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
-class LogSampleDataset(WrapperDataset[Any]):
-    """Writes a line to the debug log for every element, where `WorkerConfig.worker_log_level` is at least 1.
+class LogSampleDataset(PassThroughDataset[Any]):
+    """Writes a line to the debug log for every element, if `WorkerConfig.worker_log_level` is at least 1.
 
-    It runs in the rank's process, so that the log has the order in which the rank takes the elements.
+    It runs in the rank's process, so the log has the order in which the rank takes the elements.
 
     Args:
         dataset: The dataset below.
         mode: "train" or "val", written into each line.
-        worker_config: Left out, the inner dataset's. It names the file, see `worker_debug_path`.
-        get_keys_fn: Gives the keys of an element, or None where it has none; default is its `__key__`.
+        worker_config: Default: that of the dataset below. Its `worker_debug_path` names the file.
+        get_keys_fn: Returns the keys of an element, or None if it has none. Default: its `__key__`.
     """
 
     runs_in_rank = True
@@ -46,13 +45,10 @@ class LogSampleDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _LogIterator(self, context)
 
-    def restore_sample(self, restore_key: Key) -> Any:
-        return self.dataset.restore_sample(restore_key)
 
-
-class _LogIterator(StreamIterator[Any]):
+class _LogIterator(WrapperIterator[Any]):
     def __init__(self, dataset: LogSampleDataset, context: StreamContext) -> None:
-        self._inner = dataset.dataset.open(context)
+        super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
         self._stream = context.stream
         self._given = 0
@@ -66,15 +62,9 @@ class _LogIterator(StreamIterator[Any]):
         self._given += 1
         return element
 
-    def last_key(self, element: Any) -> Key:
-        return self._inner.last_key(element)
-
     def state_dict(self) -> State:
         return {"given": self._given, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self._given = count_of(state, "given")
         self._inner.load_state_dict(state_of(state))
-
-    def close(self) -> None:
-        self._inner.close()

@@ -1,4 +1,4 @@
-"""Gives the elements of a dataset several times per epoch, or for ever."""
+"""Repeats a dataset several times per epoch, or indefinitely."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from fractions import Fraction
 from typing import Any
 
 from energon_dali.calls import explain_call
-from energon_dali.datasets.base import SavableDataset, WrapperDataset
-from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.base import PassThroughDataset, SavableDataset
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
-class RepeatDataset(WrapperDataset[Any]):
-    """Gives `repeats` passes over a dataset per epoch, or passes without end.
+class RepeatDataset(PassThroughDataset[Any]):
+    """Yields `repeats` passes over a dataset per epoch, or passes without an end.
 
-    A fraction is a share of one more pass: its elements are counted per stream, over all streams together exactly (as
-    far as the lengths of the data below are known). What the fraction leaves of its pass comes first in the next epoch,
-    so that over the epochs every element comes equally often.
+    A fraction is a part of one more pass. Its elements are counted per stream, so that all streams together yield
+    exactly that part, as far as the lengths of the data below are known. The next epoch begins with the rest of that
+    pass, so that every element comes equally often over the epochs.
 
     Args:
         dataset: The dataset below, whose epochs end.
         repeats: Passes per epoch, more than 0; None never ends.
-        restart: Whether a further epoch follows; False gives nothing after the first.
-        worker_config: Left out, the inner dataset's.
+        restart: Whether a further epoch follows; with False there are no elements after the first.
+        worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: repeats is no finite number above 0.
+        ConfigError: repeats is not a finite number above 0.
     """
 
     @explain_call
@@ -46,8 +45,8 @@ class RepeatDataset(WrapperDataset[Any]):
             isinstance(repeats, bool) or not isinstance(repeats, (int, float)) or not 0 < repeats < math.inf
         ):
             raise ConfigError(
-                f"repeats={repeats!r} cannot be: give a number of passes above 0, such as 2 or 0.5, or None for passes "
-                "without end."
+                f"repeats={repeats!r} is invalid: give a number of passes above 0, such as 2 or 0.5, or None for "
+                "passes without an end."
             )
         self.repeats = repeats
         self.restart = restart
@@ -62,10 +61,10 @@ class RepeatDataset(WrapperDataset[Any]):
         if self.repeats is None:
             return self.dataset.len_stream(stream)
         whole, fraction = divmod(passes_until(self.repeats, 1), 1)
-        return int(whole) * self.dataset.len_stream(stream) + self.share(stream, fraction)
+        return int(whole) * self.dataset.len_stream(stream) + self.part_of_pass(stream, fraction)
 
-    def share(self, stream: int, fraction: Fraction) -> int:
-        """Returns how many elements a stream gives of a share of a pass: over all streams the share, rounded down."""
+    def part_of_pass(self, stream: int, fraction: Fraction) -> int:
+        """Returns how many elements of a fraction of a pass a stream yields; the sum over streams is rounded down."""
         if not fraction:
             return 0
         before = sum(self.dataset.len_stream(other) for other in range(stream))
@@ -74,12 +73,9 @@ class RepeatDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _RepeatIterator(self, context)
 
-    def restore_sample(self, restore_key: Key) -> Any:
-        return self.dataset.restore_sample(restore_key)
-
 
 def passes_until(repeats: int | float, epochs: int) -> Fraction:
-    """Returns after how many passes an epoch ends, exactly: 0.1 is a tenth, not its nearest binary number.
+    """Returns after how many passes an epoch ends, exactly: 0.1 is a tenth, not the nearest binary number.
 
     Args:
         repeats: Passes per epoch.
@@ -88,18 +84,18 @@ def passes_until(repeats: int | float, epochs: int) -> Fraction:
     return Fraction(repr(repeats)) * epochs
 
 
-class _RepeatIterator(StreamIterator[Any]):
+class _RepeatIterator(WrapperIterator[Any]):
     def __init__(self, dataset: RepeatDataset, context: StreamContext) -> None:
+        super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
         self._stream = context.stream
-        self._inner = dataset.dataset.open(context)
         self._epoch = 0
         self._passes = 0
         """Passes that have ended."""
         self._given = 0
-        """Elements of the running pass."""
+        """Elements of the current pass so far."""
         self._end: tuple[int, int] | None = None
-        """Passes, and elements of the pass behind them, after which the epoch ends; None never."""
+        """(passes, elements of the next pass) after which the epoch ends; None if it never ends."""
         self._find_end()
 
     def _find_end(self) -> None:
@@ -109,7 +105,7 @@ class _RepeatIterator(StreamIterator[Any]):
             self._end = (0, 0)
             return
         whole, fraction = divmod(passes_until(self._dataset.repeats, self._epoch + 1), 1)
-        self._end = (int(whole), self._dataset.share(self._stream, fraction))
+        self._end = (int(whole), self._dataset.part_of_pass(self._stream, fraction))
 
     def __next__(self) -> Any:
         empty_passes = 0
@@ -130,18 +126,15 @@ class _RepeatIterator(StreamIterator[Any]):
             return element
 
     def _check(self, empty_passes: int) -> None:
-        # The shares of the streams may go round from epoch to epoch: a stream without a share now may get one later.
+        # A small source gives its samples to other streams in each epoch: an empty stream may get some later.
         layout = self._dataset.worker_config.layout
         if empty_passes > layout.num_streams:
             raise DatasetError(
                 f"{self._dataset.describe()} has nothing to repeat in stream {self._stream}: {empty_passes} passes "
-                f"over the dataset below gave no element.\n{self._dataset}\nEither the dataset is empty (or a hook "
+                f"over the dataset below yielded no element.\n{self._dataset}\nEither the dataset is empty (or a hook "
                 f"skips everything), or it has fewer samples than the job has streams ({layout.num_streams}): use "
                 "fewer streams (WorkerConfig(num_streams=...)), or more data."
             )
-
-    def last_key(self, element: Any) -> Key:
-        return self._inner.last_key(element)
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "passes": self._passes, "given": self._given, "inner": self._inner.state_dict()}
@@ -151,6 +144,3 @@ class _RepeatIterator(StreamIterator[Any]):
         self._passes, self._given = count_of(state, "passes"), count_of(state, "given")
         self._find_end()
         self._inner.load_state_dict(state_of(state))
-
-    def close(self) -> None:
-        self._inner.close()

@@ -7,9 +7,9 @@ from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count
-from energon_dali.datasets.base import SavableDataset, WrapperDataset
+from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.restore_key import Key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan.buffer import BufferOrder
 from energon_dali.plan.rng import BUFFER
@@ -17,26 +17,26 @@ from energon_dali.shards.documents.state_entries import checked_count, count_of,
 from energon_dali.worker_config import WorkerConfig
 
 
-class ShuffleBufferDataset(WrapperDataset[Any]):
-    """Holds `size` elements of each stream, and gives one of them at random for each that it reads.
+class ShuffleBufferDataset(PassThroughDataset[Any]):
+    """Holds `size` elements of each stream and yields a random one of them for each element that it reads.
 
     For samples of a dataset folder use `get_train_dataset(shuffle_buffer_size=...)`, which shuffles numbers: it holds
-    no sample, starts at once and restores without reading. This one is for elements that a hook made.
+    no samples, starts at once and restores without reading. This dataset is for elements that a hook made.
 
-    The state holds no element, and no key of one: a position, and the state of the data below from which at most
-    2 * size elements are read again (3 * size while the buffer grows), before the next element comes. That is exact
-    for all datasets below.
+    The state holds neither elements nor their keys. It is a position, and a state of the data below from which a
+    restore reads at most 2 * size elements again (3 * size while the buffer grows) before it yields the next one. That
+    is exact for all datasets below.
 
     Args:
         dataset: The dataset below.
-        size: Elements that the buffer holds, at least 1.
-        first: Elements that are read before the first one is given, 1 to `size`; the buffer grows by one with each
-            further element until it is full. None waits for the full buffer. A small number starts sooner, with
-            elements that lie close together.
-        worker_config: Left out, the inner dataset's.
+        size: Elements in the buffer, at least 1.
+        first: Elements to read before the first one is yielded, 1 to `size`; the buffer then grows by one with each
+            element until it is full. None waits for the full buffer. A small number starts sooner, with elements that
+            are close together in the data.
+        worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: A number is out of its range.
+        ConfigError: A number is out of range.
     """
 
     @explain_call
@@ -53,7 +53,7 @@ class ShuffleBufferDataset(WrapperDataset[Any]):
         advice = f"give a number from 1 to size={size}, or None for the size"
         self.first = self.size if first is None else check_count("first", first, advice)
         if self.first > self.size:
-            raise ConfigError(f"first={first} cannot be: {advice}.")
+            raise ConfigError(f"first={first} is invalid: {advice}.")
 
     def describe(self) -> str:
         return f"ShuffleBufferDataset(size={self.size})"
@@ -64,30 +64,27 @@ class ShuffleBufferDataset(WrapperDataset[Any]):
     def open(self, context: StreamContext) -> StreamIterator[Any]:
         return _BufferIterator(self, context)
 
-    def restore_sample(self, restore_key: Key) -> Any:
-        return self.dataset.restore_sample(restore_key)
 
-
-class _BufferIterator(StreamIterator[Any]):
+class _BufferIterator(WrapperIterator[Any]):
     def __init__(self, dataset: ShuffleBufferDataset, context: StreamContext) -> None:
+        super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
-        self._inner = dataset.dataset.open(context)
         self._order_key = (BUFFER, dataset.place_seed, context.stream)
         self._saved: State | None = None
         self._key: Key = ()
         self._begin(0)
 
     def _begin(self, epoch: int) -> None:
-        """Makes the buffer empty, before an epoch."""
+        """Empties the buffer before an epoch."""
         self._epoch = epoch
         self._order = BufferOrder(self._dataset.size, self._dataset.first, *self._order_key, epoch)
         self._draws = 0
         self._read = 0
         self._slots: list[tuple[Any, Key] | None] = []
         self._starts: dict[int, State] = {}
-        """States of the data below before the elements from which a restore may read."""
+        """By number of the element, states of the data below from which a restore may read."""
         self._rest: deque[tuple[Any, Key]] | None = None
-        """What is left when the data has ended."""
+        """The elements that are left after the data has ended."""
         self._drained = 0
 
     def __next__(self) -> Any:
@@ -142,9 +139,9 @@ class _BufferIterator(StreamIterator[Any]):
         return element, self._inner.last_key(element)
 
     def _end(self) -> None:
-        """Orders what is left, since the data has ended."""
+        """Orders the elements that are left after the data has ended."""
         left = [held for held in self._slots if held is not None]
-        self._rest = deque(left[place] for place in self._order.rest(len(left)).tolist())
+        self._rest = deque(left[index] for index in self._order.rest(len(left)).tolist())
         self._slots = []
 
     def last_key(self, element: Any) -> Key:
@@ -159,8 +156,8 @@ class _BufferIterator(StreamIterator[Any]):
         return {"epoch": self._epoch, "draws": self._draws, "drained": drained, "inner": start}
 
     def load_state_dict(self, state: State) -> None:
-        # The buffer is filled at the first element, so that restoring itself costs nothing; a state that lacks
-        # something is refused here.
+        # The buffer is filled when the first element is taken, so restoring costs nothing. A state that lacks an entry
+        # is refused here.
         drained = entry_of(state, "drained")
         self._saved = {
             "epoch": count_of(state, "epoch"),
@@ -200,4 +197,4 @@ class _BufferIterator(StreamIterator[Any]):
 
     def close(self) -> None:
         self._slots, self._rest = [], None
-        self._inner.close()
+        super().close()
