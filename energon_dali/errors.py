@@ -2,42 +2,42 @@
 
     Exception
     ├── EnergonDaliError
-    │   ├── ConfigError (also ValueError)      an argument or a setting cannot work
-    │   │   ├── ArgumentError (also TypeError) a call has an argument too many, too few, or of an unknown name
-    │   │   ├── LayoutError                    ranks x workers does not divide the streams
-    │   │   └── DeviceError                    a device was asked for that is not there
+    │   ├── ConfigError (also ValueError)      an argument or a setting is invalid
+    │   │   ├── ArgumentError (also TypeError) a call has an unknown argument, too many or too few
+    │   │   ├── LayoutError                    ranks x workers does not divide the number of streams
+    │   │   └── DeviceError                    the requested device does not exist
     │   ├── DatasetError                       something is wrong with the files of a dataset
-    │   │   ├── DatasetFormatError             a file of `.nv-meta` or an index cannot be understood
+    │   │   ├── DatasetFormatError             a file of `.nv-meta` or an index is damaged
     │   │   ├── ShardError                     a shard changed, shrank or vanished since it was indexed
-    │   │   ├── FileMissingError (also KeyError)  a store of files has none of that name
-    │   │   └── UntrustedCodeError             the dataset wants to run code and the user did not allow it
+    │   │   ├── FileMissingError (also KeyError)  a store has no file of that name
+    │   │   └── UntrustedCodeError             the dataset contains code, and the user did not allow it
     │   ├── StorageError                       a path or URL could not be read or written, retries included
-    │   │   └── StoreUnavailableError          nothing could be read from a store for too long
+    │   │   └── StoreUnavailableError          a store returned only errors for too long
     │   ├── DecodeError                        one part of one sample could not be decoded
-    │   ├── DeviceFailedError              a device failed while it worked, or its memory is full
+    │   ├── DeviceFailedError                  a device failed, or its memory is full
     │   ├── StateError                         a saved state does not fit what it is restored into
-    │   ├── FatalSampleError                   a hook failed too often in a row, or in a way that never heals
+    │   ├── FatalSampleError                   a hook failed too often in a row, or permanently
     │   └── WorkerError                        a worker process failed
-    │       ├── WorkerDiedError                a worker process ended without being asked to
+    │       ├── WorkerDiedError                a worker process ended unexpectedly
     │       └── WatchdogTimeoutError           no batch arrived for longer than the watchdog allows
-    └── SkipSample                             raised by a user's hook: drop this sample, silently
+    └── SkipSample                             raised by a hook of the user to drop a sample silently
 
-Every message says what was given, what is allowed and what to do.
+Every message says what was given, what is allowed, and what to do.
 """
 
 from __future__ import annotations
 
 
 class EnergonDaliError(Exception):
-    """The base of every error that this package raises on purpose."""
+    """Base class of all errors that this package raises deliberately."""
 
 
 class ConfigError(EnergonDaliError, ValueError):
-    """An argument or a setting cannot work."""
+    """An argument or a setting is invalid."""
 
 
 class ArgumentError(ConfigError, TypeError):
-    """A call has an argument that does not exist, or lacks one; the message names the nearest there is."""
+    """A call has an argument that does not exist, or lacks one; the message suggests the closest name."""
 
 
 class LayoutError(ConfigError):
@@ -45,7 +45,7 @@ class LayoutError(ConfigError):
 
 
 class DeviceError(ConfigError):
-    """A device was asked for that this machine or this installation does not have."""
+    """The requested device does not exist on this machine, or this installation does not support it."""
 
 
 class DatasetError(EnergonDaliError):
@@ -53,15 +53,15 @@ class DatasetError(EnergonDaliError):
 
 
 class DatasetFormatError(DatasetError):
-    """A configuration or index file of a dataset cannot be understood."""
+    """A configuration or index file of a dataset is damaged."""
 
 
 class ShardError(DatasetError):
     """A shard changed, shrank or vanished since it was indexed.
 
     Args:
-        message: The whole message; it names the shard.
-        shard: Name of the shard inside its dataset.
+        message: The complete message; it names the shard.
+        shard: Name of the shard within its dataset.
     """
 
     def __init__(self, message: str, shard: str = "") -> None:
@@ -73,14 +73,14 @@ class ShardError(DatasetError):
 
 
 class FileMissingError(DatasetError, KeyError):
-    """A store of files has none of that name."""
+    """A store has no file of that name."""
 
     def __str__(self) -> str:  # KeyError would show the message in quotes
         return str(self.args[0]) if self.args else ""
 
 
 class UntrustedCodeError(DatasetError):
-    """The dataset names Python code to run, and `trust_dataset_code=True` was not given."""
+    """The dataset contains Python code to run, and `trust_dataset_code=True` was not given."""
 
 
 class StorageError(EnergonDaliError):
@@ -88,9 +88,9 @@ class StorageError(EnergonDaliError):
 
 
 class StoreUnavailableError(StorageError):
-    """Nothing could be read from a store (a mount, a web server, a bucket) for too long; never the fault of a sample.
+    """A store (a mount, a web server, a bucket) returned only errors for too long; never caused by a sample.
 
-    It ends the run. A loader can be iterated again afterwards: it continues after the last batch that it delivered.
+    It ends the run. The loader can be iterated again afterwards, and continues after the last delivered batch.
     """
 
 
@@ -99,8 +99,8 @@ class DecodeError(EnergonDaliError):
 
     Args:
         reason: What was wrong, in words.
-        format: Format of the data as far as it is known, such as "jpeg"; "" if unknown.
-        route: Which decoder found out: "screen", "dali-cpu", "dali-gpu", "pil", "pyav", "basic".
+        format: Format of the data, such as "jpeg"; "" if unknown.
+        route: The decoder that raised it: "screen", "dali-cpu", "dali-gpu", "pil", "pyav", "basic".
     """
 
     def __init__(self, reason: str, format: str = "", route: str = "") -> None:
@@ -115,7 +115,7 @@ class DecodeError(EnergonDaliError):
 
 
 class DeviceFailedError(EnergonDaliError, RuntimeError):
-    """A device failed while it worked, or its memory is full; never the fault of a sample."""
+    """A device failed, or its memory is full; never caused by a sample."""
 
 
 class StateError(EnergonDaliError):
@@ -123,7 +123,7 @@ class StateError(EnergonDaliError):
 
 
 class FatalSampleError(EnergonDaliError):
-    """A hook failed too often in a row, or in a way that the next sample cannot heal."""
+    """A hook failed too often in a row, or in a way that would repeat for every sample."""
 
 
 class WorkerError(EnergonDaliError):
@@ -131,14 +131,14 @@ class WorkerError(EnergonDaliError):
 
 
 class WorkerDiedError(WorkerError):
-    """A worker process ended without being asked to; the message names its exit code or signal."""
+    """A worker process ended unexpectedly; the message has its exit code or signal."""
 
 
 class WatchdogTimeoutError(WorkerError):
     """No batch arrived for longer than the watchdog allows."""
 
 
-class SkipSample(Exception):  # noqa: N818 - the name that users of Energon know
+class SkipSample(Exception):  # noqa: N818 - the name in Energon
     """Raised by a user's hook to drop the current sample; silent and not counted as a failure."""
 
 

@@ -1,4 +1,4 @@
-"""What travels through the datasets: samples of all kinds, batches, and where they came from."""
+"""Samples, batches, and where their data was read."""
 
 from __future__ import annotations
 

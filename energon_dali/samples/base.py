@@ -22,11 +22,11 @@ BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 
 @dataclass_transform(kw_only_default=True)
 def edataclass(cls: type[T]) -> type[T]:
-    """Returns the class as a dataclass with slots and keyword-only fields, as all samples are."""
+    """Makes a class a dataclass with slots and keyword-only fields, like all samples."""
     return dataclass(slots=True, kw_only=True)(cls)
 
 
-# Not frozen: Lightning goes through batches and refuses frozen dataclasses where it trains in bf16-true or 64-true.
+# Not frozen: Lightning walks through batches, and rejects frozen dataclasses with precision bf16-true or 64-true.
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class SourceInfo:
     """Where a part of a sample was read."""
@@ -34,14 +34,14 @@ class SourceInfo:
     dataset_path: str
     """Path or URL of the dataset."""
     index: str | int
-    """Number of the sample in its whole dataset, over all shards and split parts; or its name in an auxiliary store."""
+    """Index of the sample in its whole dataset, over all shards and split parts; or its name in an auxiliary store."""
     shard_name: str
-    """Shard inside the dataset; the file's name for an auxiliary store."""
+    """Shard within the dataset; for an auxiliary store, the name of the file."""
     file_names: tuple[str, ...]
-    """Files inside the shard."""
+    """Files within the shard."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # One travels with every sample: as plain arguments it takes a third of the time that a dataclass's fields do.
+        # Every sample carries one: pickled as plain arguments it takes a third of the time of dataclass fields.
         return _make_source, (self.dataset_path, self.index, self.shard_name, self.file_names)
 
 
@@ -51,14 +51,14 @@ def _make_source(dataset_path: str, index: str | int, shard_name: str, file_name
 
 @edataclass
 class Sample:
-    """The fields of every sample; kinds of samples derive from it and add theirs."""
+    """Base class of samples, with the fields that every sample has."""
 
     __key__: str
     """Name of the sample, unique in its dataset."""
     __restore_key__: tuple[Any, ...]
-    """The way to make this very element again, for `restore_sample`."""
+    """Identifies this sample, so that `restore_sample` can recreate it."""
     __subflavors__: dict[str, Any] | None = None
-    """What the configuration says about its dataset; one dict shared by all samples of the dataset."""
+    """Subflavors from the configuration of its dataset; one dict that all its samples share."""
     __sources__: tuple[SourceInfo, ...] | None = None
     """Where its data was read."""
 
@@ -67,7 +67,7 @@ class Sample:
         """Returns a sample of this class with the base fields of another, and new fields.
 
         Args:
-            base_sample: Gives `__key__`, `__restore_key__`, `__subflavors__` and `__sources__`, where not given anew.
+            base_sample: Source of `__key__`, `__restore_key__`, `__subflavors__` and `__sources__`, unless given.
             **fields_: All other fields.
 
         Raises:
@@ -86,11 +86,11 @@ class Sample:
 
     @classmethod
     def from_joined(cls, *samples: Sample | None) -> Self:
-        """Returns the sample that several datasets make together.
+        """Returns the sample that samples of several datasets make together.
 
         Args:
-            *samples: One per dataset, the primary one first; None where a dataset has no match. Key and subflavors
-                are the primary's, the sources of all are put together, and of equal fields the last one counts.
+            *samples: One per dataset, the primary one first; None for a dataset without a match. Key and subflavors
+                are those of the primary, the sources are concatenated, and of equal fields the last one is kept.
 
         Raises:
             ConfigError: There is no primary sample, or a field is missing or unknown.
@@ -106,28 +106,28 @@ class Sample:
         return cls.derive_from(samples[0], __sources__=sources or None, **joined)
 
     def pin_memory(self) -> Self:
-        """Returns the sample with its CPU tensors in pinned memory (copies); itself where there is no CUDA device."""
+        """Returns the sample with its CPU tensors copied to pinned memory; itself if there is no CUDA device."""
         return pin(self)
 
 
 class CrudeSample(dict[str, Any]):
-    """A sample as a dict of its parts, to be made into a Sample by a cooker.
+    """A sample as a dict of its parts, which a cooker makes a Sample.
 
-    Besides the parts it holds `__key__`, `__shard__`, `__restore_key__`, `__subflavors__` and `__sources__`.
+    In addition to the parts it holds `__key__`, `__shard__`, `__restore_key__`, `__subflavors__` and `__sources__`.
     """
 
     seed: int | None = None
-    """Seed of its random operations, a function of (seed, sample, epoch); None where no source gave it one."""
+    """Seed of its random operations, a function of (seed, sample, epoch); None if no source set it."""
 
 
 @edataclass
 class Batch:
-    """The fields of every batch; batches derive from it and add theirs."""
+    """Base class of batches, with the fields that every batch has."""
 
     __key__: list[str]
     """Keys of the samples."""
     __restore_key__: tuple[Any, ...]
-    """The way to make this very batch again, for `restore_sample`."""
+    """Identifies this batch, so that `restore_sample` can recreate it."""
     __subflavors__: list[dict[str, Any] | None] | None = None
     """Subflavors of each sample."""
     __sources__: tuple[SourceInfo, ...] | None = None
@@ -153,14 +153,14 @@ class Batch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Any], **overrides: Any) -> Self:
-        """Returns a batch whose fields are lists of the samples' fields of the same name.
+        """Returns a batch whose fields are lists of the fields of the samples with the same names.
 
         Args:
             samples: Samples (dataclasses or dicts) of one kind.
-            **overrides: Fields that are given as they are, such as `image=batch_stack([s.image for s in samples])`.
+            **overrides: Fields that are used as given, such as `image=batch_stack([s.image for s in samples])`.
 
         Raises:
-            ConfigError: A field is neither given, nor a field of the samples, nor has a default.
+            ConfigError: A field is not given, is not a field of the samples, and has no default.
         """
         values: dict[str, Any] = {}
         for field in fields(cls):
@@ -182,31 +182,31 @@ class Batch:
         return construct(cls, {**values, **overrides})
 
     def pin_memory(self) -> Self:
-        """Returns the batch with its CPU tensors in pinned memory (copies); itself where there is no CUDA device."""
+        """Returns the batch with its CPU tensors copied to pinned memory; itself if there is no CUDA device."""
         return pin(self)
 
     def to_device(self, device: torch.device | str | int, *, non_blocking: bool = True) -> Self:
-        """Returns the batch with its tensors on a device; tensors that are there already are shared.
+        """Returns the batch with its tensors on a device; tensors that are already there are not copied.
 
         Args:
-            device: Where to.
-            non_blocking: Copy from pinned memory on the current CUDA stream, without waiting for it.
+            device: Device to move to.
+            non_blocking: Copy from pinned memory on the current CUDA stream without synchronizing.
         """
         return move(self, device, non_blocking)
 
 
 def has_field(sample: Any, name: str) -> bool:
-    """Returns whether a sample, dataclass or dict, has a field."""
+    """Returns whether a sample (dataclass or dict) has a field."""
     return name in sample if isinstance(sample, Mapping) else hasattr(sample, name)
 
 
 def get_field(sample: Any, name: str) -> Any:
-    """Returns a field of a sample, dataclass or dict."""
+    """Returns a field of a sample (dataclass or dict)."""
     return sample[name] if isinstance(sample, Mapping) else getattr(sample, name)
 
 
 def join_sources(samples: Sequence[Any]) -> tuple[SourceInfo, ...] | None:
-    """Returns the sources of all samples, one after the other; None if there are none."""
+    """Returns the sources of all samples, concatenated; None if there are none."""
     known = [get_field(sample, "__sources__") for sample in samples if has_field(sample, "__sources__")]
     joined = tuple([source for sources in known for source in sources or ()])
     return joined or None
@@ -228,7 +228,7 @@ def construct(cls: type[T], values: dict[str, Any]) -> T:
         if not missing and not unknown:
             raise
         raise ConfigError(
-            f"{cls.__name__} cannot be made: missing fields {missing}, unknown fields {unknown}. It has the fields "
+            f"{cls.__name__} cannot be created: missing fields {missing}, unknown fields {unknown}. It has the fields "
             f"{sorted(given)}; give the missing ones, and leave out or declare the unknown ones."
         ) from error
 
@@ -246,7 +246,7 @@ def extended(kind: type[T], src: Any, fields_: Mapping[str, Any]) -> T:
     """
     if not issubclass(kind, type(src)):
         raise ConfigError(
-            f"{kind.__name__}.extend was given a {type(src).__name__}, which is no base class of it. Use "
+            f"{kind.__name__}.extend was given a {type(src).__name__}, which is not a base class of it. Use "
             f"{kind.__name__}.derive_from(...), which takes the base fields only."
         )
     return construct(kind, {**{field.name: getattr(src, field.name) for field in fields(src)}, **fields_})

@@ -1,4 +1,4 @@
-"""What decoders make of a video by `VideoClips`: the frames of its clips, when they are shown, and their sound."""
+"""The clips of a video that decoders return for `VideoClips`: frames, timestamps and audio."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Clips:
-    """The clips of one video; or, made by the default batching, of a batch, with a first dimension more everywhere."""
+    """The clips of one video; or of a batch of videos, with one more leading dimension in every field."""
 
     frames: torch.Tensor | None
-    """Frames (clips, frames, C, H, W) in RGB, or as the spec's layout says; None for a file without video."""
+    """Frames (clips, frames, C, H, W) in RGB, or in the layout of the spec; None for a file without video."""
     timestamps: torch.Tensor | None
-    """Presentation time float64 (clips, frames) of each frame in seconds, on the CPU."""
+    """Presentation time of each frame in seconds, float64 (clips, frames), on the CPU."""
     audio: torch.Tensor | None = None
-    """Sound float32 (clips, C, S) in [-1, 1], on the CPU; silence where the stream has none."""
+    """Audio in [-1, 1], float32 (clips, C, S), on the CPU; silence where the media stream has none."""
     audio_timestamps: torch.Tensor | None = None
-    """Presentation time float64 (clips, 2) in seconds: start and end of each clip's sound, without added silence."""
+    """Start and end of the audio of each clip in seconds, float64 (clips, 2), without added silence."""
     audio_sample_rate: int | list[int] | None = None
-    """Samples of the sound per second; a list in a batch."""
+    """Audio samples per second; a list in a batch."""
 
     @classmethod
     def from_samples(cls, samples: Sequence[Clips]) -> Clips:
-        """Returns the clips of several videos, each field stacked; smaller ones are padded with zeros at their ends.
+        """Stacks the clips of several videos field by field; smaller ones are padded with zeros at their ends.
 
         Args:
             samples: At least one; a field that is None in all of them stays None.
 
         Raises:
-            ConfigError: A field is None in some samples only, or has different numbers of dimensions.
+            ConfigError: A field is None in only some samples, or has different numbers of dimensions.
         """
         return cls(
             **{
@@ -52,7 +52,7 @@ class Clips:
 
 
 def _stack(name: str, column: list[Any]) -> Any:
-    # Lazily: batching knows the samples too.
+    # Imported here, because the module of the batching functions imports samples.
     from energon_dali.errors import ConfigError
     from energon_dali.task_encoder.batching import batch_pad_stack
 
@@ -61,7 +61,7 @@ def _stack(name: str, column: list[Any]) -> Any:
         return None
     if missing:
         raise ConfigError(
-            f"{missing} of {len(column)} Clips of a batch have no {name}, so it cannot be stacked. Batch files of one "
-            "kind (batch_group_criterion), or keep them apart with batch_list."
+            f"{missing} of {len(column)} Clips of a batch have no {name}, so it cannot be stacked. Batch files of the "
+            "same kind together (batch_group_criterion), or keep them in lists with batch_list."
         )
     return column if name == "audio_sample_rate" else batch_pad_stack(column)

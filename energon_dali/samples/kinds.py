@@ -23,7 +23,7 @@ class ImageSample(Sample):
     """An image."""
 
     image: torch.Tensor
-    """Image (C, H, W), in what dtype the decoder gives."""
+    """Image (C, H, W), in the dtype of the decoder."""
 
 
 @edataclass
@@ -43,7 +43,7 @@ class ImageClassificationSample(Sample):
     image: torch.Tensor
     """Image (C, H, W)."""
     label: int | None = None
-    """Number of its class."""
+    """Index of its class."""
     label_name: str | None = None
     """Name of its class."""
 
@@ -73,7 +73,7 @@ class MultiChoiceVQASample(Sample):
     choices: list[str] | None = None
     """The answers to choose from."""
     correct_choice_idx: int = 0
-    """Which of the choices is right."""
+    """Index of the right choice."""
 
 
 @edataclass
@@ -81,7 +81,7 @@ class VidQASample(Sample):
     """A video, a question about it, and answers."""
 
     video: Any
-    """The video: an AVDecoder, `Clips`, or what else `av_decode` says."""
+    """The video: an AVDecoder, `Clips`, or another type, depending on `av_decode`."""
     context: str
     """The question."""
     answers: list[str] | None = None
@@ -92,7 +92,7 @@ class VidQASample(Sample):
 
 @edataclass
 class InterleavedSample(Sample):
-    """Images and texts in their order, as on a web page."""
+    """Images and texts in order, as on a web page."""
 
     sequence: list[torch.Tensor | str]
     """Images (C, H, W) and texts."""
@@ -113,7 +113,7 @@ class SimilarityInterleavedSample(Sample):
     similarity_matrix: torch.Tensor | None = None
     """Similarity (images, texts)."""
     matched_text_indices: list[int] | None = None
-    """The text that matches each image."""
+    """Index of the text that matches each image."""
 
 
 @edataclass
@@ -125,11 +125,11 @@ class OCRSample(Sample):
     text: str
     """The whole text."""
     block_boxes: torch.Tensor | None = None
-    """Boxes of the blocks (B, 4 or more)."""
+    """Boxes of the text blocks (B, 4 or more)."""
     block_classes: torch.Tensor | None = None
-    """Class of each block (B,)."""
+    """Class of each text block (B,)."""
     block_text: list[str] | None = None
-    """Text of each block."""
+    """Text of each text block."""
     lines_boxes: torch.Tensor | None = None
     """Boxes of the lines (L, 4 or more)."""
     lines_text: list[str] | None = None

@@ -1,4 +1,4 @@
-"""What is known of a media file before it is decoded: sizes, durations and rates, as the index keeps them."""
+"""Metadata of media files, known before they are decoded: sizes, durations and rates, as stored in the index."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from energon_dali.samples.base import edataclass
 
 
 class MediaMetadata:
-    """The base of what is known of a media file."""
+    """Base class of the metadata of a media file."""
 
     __slots__ = ()
 
 
 @edataclass
 class ImageMetadata(MediaMetadata):
-    """What the header of an image says."""
+    """Metadata from the header of an image."""
 
     width: int
     """Width in pixels as stored."""
@@ -32,7 +32,7 @@ class ImageMetadata(MediaMetadata):
 
 @edataclass
 class AVMetadata(MediaMetadata):
-    """What the header of a video or audio file says; None where it does not say, or where there is no such stream."""
+    """Metadata from the header of a video or audio file; None for what is unknown, or for a missing media stream."""
 
     video_duration: float | None = None
     """Length of the video in seconds."""
@@ -58,7 +58,7 @@ _KINDS: dict[str, type[ImageMetadata] | type[AVMetadata]] = {"image": ImageMetad
 
 
 def read_media_metadata(kind: str, text: str) -> MediaMetadata:
-    """Returns what a row of the table `media_metadata` says.
+    """Parses a row of the table `media_metadata`.
 
     Args:
         kind: "image" or "av".
@@ -83,7 +83,7 @@ def read_media_metadata(kind: str, text: str) -> MediaMetadata:
 
 
 def write_media_metadata(metadata: ImageMetadata | AVMetadata) -> tuple[str, str]:
-    """Returns (kind, JSON) of what is known, for a row of the table `media_metadata`."""
+    """Returns (kind, JSON) for a row of the table `media_metadata`."""
     kind = "image" if isinstance(metadata, ImageMetadata) else "av"
     facts = {name: value for name, value in asdict(metadata).items() if value is not None}
     return kind, json.dumps(facts, separators=(",", ":"))

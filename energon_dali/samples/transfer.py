@@ -1,4 +1,4 @@
-"""Moves the tensors inside samples and batches."""
+"""Moves the tensors within samples and batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor], *, method: str | None = None) -> T:
-    """Returns a value with `function` applied to every tensor inside; what holds no changed tensor is the same object.
+    """Applies `function` to every tensor within a value; containers without a changed tensor are returned as they are.
 
-    What holds one is a shallow copy, of the same class and with all that it had: no constructor is called.
+    Containers with a changed tensor are copied shallowly, with their class and attributes: no constructor is called.
 
     Args:
         value: A tensor, dataclass, dict, list, tuple, or anything else (returned as it is).
-        function: Gives the new tensor, or the same one.
-        method: Objects inside that have a method of this name are replaced by what it returns.
+        function: Returns the new tensor, or the same one.
+        method: Inner objects that have a method of this name are replaced by its result.
     """
     return _mapped(value, function, method, top=True)  # type: ignore[no-any-return]
 
@@ -31,7 +31,7 @@ def map_tensors(value: T, function: Callable[[torch.Tensor], torch.Tensor], *, m
 def _mapped(
     value: Any, function: Callable[[torch.Tensor], torch.Tensor], method: str | None, *, top: bool = False
 ) -> Any:
-    loaded = sys.modules.get("torch")  # where it was never loaded there are no tensors
+    loaded = sys.modules.get("torch")  # if torch was never imported, there are no tensors
     if loaded is not None and isinstance(value, loaded.Tensor):
         return function(value)
     if method is not None and not top and callable(own := getattr(value, method, None)):
@@ -61,7 +61,7 @@ def _mapped_dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tenso
     changed = None
     for field in dataclasses.fields(value):
         name = field.name
-        # Keys and sources hold no tensors, and may be long.
+        # Keys and sources have no tensors, and may be long.
         if name.startswith("__") or not hasattr(value, name):
             continue
         old = getattr(value, name)
@@ -73,9 +73,9 @@ def _mapped_dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tenso
 
 
 def pin(value: T) -> T:
-    """Returns a value with its CPU tensors copied to pinned memory; as it is where there is no CUDA device.
+    """Returns a value with its CPU tensors copied to pinned memory; as it is if there is no CUDA device.
 
-    A tensor that lies on a device, or is pinned already, stays.
+    Tensors on another device and pinned tensors are not copied.
     """
     import torch
 
@@ -85,7 +85,7 @@ def pin(value: T) -> T:
 
 
 def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a CPU tensor in pinned memory; others, and sparse and jagged ones, as they are."""
+    """Returns a CPU tensor in pinned memory; tensors on a device, and sparse and jagged ones, as they are."""
     import torch
 
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
@@ -97,8 +97,8 @@ def move(value: T, device: torch.device | str | int, non_blocking: bool = True) 
     """Returns a value with its tensors on a device.
 
     Args:
-        value: A sample, batch, or anything with tensors inside.
-        device: Where to.
-        non_blocking: Copy from pinned memory on the current stream, without waiting for it.
+        value: A sample, a batch, or anything that contains tensors.
+        device: Device to move to.
+        non_blocking: Copy from pinned memory on the current CUDA stream without synchronizing.
     """
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))

@@ -70,7 +70,7 @@ def test_what_cannot_be_made_is_said() -> None:
         encoder.encode_sample("text")
     with pytest.raises(ConfigError, match="int has no fields"):
         DefaultTaskEncoder(encoded_sample_type=int).encode_sample({"a": 1})
-    with pytest.raises(ConfigError, match=r"Words cannot be made: missing fields"):
+    with pytest.raises(ConfigError, match=r"Words cannot be created: missing fields"):
         DefaultTaskEncoder(encoded_sample_type=Words).encode_sample({"text": "x"})
 
 
