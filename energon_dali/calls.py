@@ -1,4 +1,4 @@
-"""Says what is wrong with the arguments of a call, where Python names an inner function and nothing to do."""
+"""Explains wrong arguments of a call: the valid ones, and the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ELSEWHERE = {
     "image_decode": "It belongs to a decoder: SampleDecoder(image_decode=...) or DaliDecoder(image_decode=...).",
     "decoder": "It belongs to the task encoder: set its attribute decoder.",
 }
-"""Where arguments are that users of PyTorch and Energon look for in another place."""
+"""Where to pass arguments that users of PyTorch and Energon expect elsewhere."""
 
 
 @overload
@@ -45,7 +45,7 @@ def explain_call(function: Any = None, /, *, options: Mapping[str, Any] | None =
     Args:
         function: The function, `__init__`, or class; left out where `options` is given, as in
             `@explain_call(options=...)`.
-        options: The names that it takes as `**options`; left out, any are taken.
+        options: The names that it takes as `**options`; without it, any name is accepted.
     """
     if function is None:
         return lambda inner: _explained(inner, options)
@@ -81,7 +81,7 @@ def _explanation(
     reason: str,
     options: Mapping[str, Any] | None,
 ) -> str:
-    """Returns what is wrong with a call, and how to call."""
+    """Returns what is wrong with a call, and the correct form of it."""
     is_method = function.__name__ == "__init__" and bool(args)
     name = type(args[0]).__name__ if is_method else function.__name__
     parameters = list(signature.parameters.values())[is_method:]
@@ -96,18 +96,18 @@ def _explanation(
     missing = [one.name for one in named if one.default is one.empty and one.name not in {*kwargs, *taken[:given]}]
     if given > len(taken):
         most = f"{len(taken) or 'no'} argument{'' if len(taken) == 1 else 's'}"
-        return f"{name}() takes {most} without a name, and was given {given}. {form}"
+        return f"{name}() takes {most} without a name, but was given {given}. {form}"
     if missing:
         return f"{name}() needs {' and '.join(missing)}. {form}"
     return f"{name}(): {reason}. {form}"
 
 
 def explain_unknown(wrong: Iterable[str], allowed: Iterable[str]) -> str:
-    """Returns the end of a sentence about names of no argument: "has no argument 'batchsize'. Did you mean ...".
+    """Returns the end of a sentence about unknown arguments: "has no argument 'batchsize'. Did you mean ...".
 
     Args:
-        wrong: What was given; at least one.
-        allowed: The names of the arguments that there are.
+        wrong: The unknown names; at least one.
+        allowed: The names of the arguments.
     """
     allowed = sorted(set(allowed))
     sentences = []
@@ -123,7 +123,7 @@ def explain_unknown(wrong: Iterable[str], allowed: Iterable[str]) -> str:
 
 
 def _form(parameters: list[inspect.Parameter]) -> Iterable[str]:
-    """Yields the parameters as one writes them in a call, without types; a star before those that need their names."""
+    """Yields the parameters in the form of a call, without types; a star precedes those that are keyword-only."""
     starred = False
     for one in parameters:
         if one.kind is one.VAR_POSITIONAL:

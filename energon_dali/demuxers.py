@@ -1,17 +1,17 @@
-"""Opens media files with the demuxers that read one file and nothing else.
+"""Opens media files with demuxers that read one file and nothing else.
 
-FFmpeg chooses the demuxer by content, whatever a part is called, and some of its demuxers open what the content names:
-other files, addresses in the network, capture devices. So only demuxers of the list below are used, everything is read
-through Python, and FFmpeg itself can open nothing.
+FFmpeg selects the demuxer by content, not by the name of a part, and some of its demuxers open what the content names:
+other files, network addresses, capture devices. So only the demuxers listed below are used, all data is read through
+Python, and FFmpeg itself cannot open anything.
 
-Not in the list, of those that FFmpeg 8 and PyAV's wheels have:
+Demuxers of FFmpeg 8 and PyAV's wheels that are not in the list:
 
 - They refer to other files or addresses: concat (ffconcat), hls, sdp, rtsp, rtp, sap, dash, imf, image2, vobsub, mlv,
   webm_dash_manifest, avisynth, vapoursynth, and svg_pipe. lavfi has filters that do. mov may refer to other files (data
-  references); FFmpeg ignores that unless it is told otherwise, and could open nothing here.
+  references); FFmpeg ignores these by default, and could not open them here.
 - They read devices: alsa, fbdev, kmsgrab, oss, v4l2, x11grab.
 - They hold neither video nor audio: subtitles, text (tty, bin, xbin, ffmetadata), scripts (sbg).
-- Formats of old games and consoles, which no dataset was seen to use.
+- They read formats of old games and consoles, which no known dataset uses.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ _IMAGES = (
     "xpm_pipe",
     "xwd_pipe",
 )
-"""Images and animations, which some datasets keep under the suffix of a video."""
+"""Images and animations, which some datasets store with the suffix of a video."""
 DEMUXERS = frozenset((*_VIDEO, *_VIDEO_STREAMS, *_AUDIO, *_IMAGES))
 """FFmpeg's names of the demuxers that may be used."""
 
@@ -201,7 +201,7 @@ _OPTIONS = {"format_whitelist": ",".join(sorted(DEMUXERS)), "protocol_whitelist"
 
 
 def tag_options() -> dict[str, Any]:
-    """Returns options of `av.open` with which tags that are not UTF-8 fail no file, for this PyAV: 19 needs none."""
+    """Returns the options of `av.open` with which tags that are not UTF-8 do not fail a file; PyAV 19 needs none."""
     import av
 
     return {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
@@ -211,8 +211,8 @@ def open_container(reader: Any, options: dict[str, str] | None = None, **setting
     """Returns PyAV's container of a media file.
 
     Args:
-        reader: The file: an object with read, seek and tell, at its start. A path is not taken, so that FFmpeg opens
-            nothing by itself.
+        reader: The file: an object with read, seek and tell, at its start. Not a path, so that FFmpeg opens nothing
+            itself.
         options: Options of FFmpeg.
         **settings: Further arguments of `av.open`.
 
@@ -222,12 +222,12 @@ def open_container(reader: Any, options: dict[str, str] | None = None, **setting
     """
     import av
 
-    assert not isinstance(reader, str), "FFmpeg opens no path"
+    assert not isinstance(reader, str), "FFmpeg must not open paths"
     try:
         container: InputContainer = av.open(
             reader, "r", options={**_OPTIONS, **(options or {})}, **tag_options(), **settings
         )
-    except av.error.ArgumentError as error:  # what FFmpeg says of a format that is not in the list
+    except av.error.ArgumentError as error:  # which FFmpeg raises for a format that is not in the list
         raise DecodeError(
             "Its format is not one that is read, or its header is damaged. Formats that refer to other files or to "
             "addresses (ffconcat, HLS and other playlists, SDP) are refused, because a dataset must not reach outside "

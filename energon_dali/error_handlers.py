@@ -1,4 +1,4 @@
-"""What is done with a sample that failed: the handlers that `WorkerConfig` takes."""
+"""Handlers of failed samples, which `WorkerConfig` takes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MAX_SOURCES = 8
 
 
 def log_exception(exception: Exception, sample: Any, sources: Sequence[SourceInfo] | None = None) -> None:
-    """Logs a failed sample: the traceback, where the sample came from, and its shapes without its data.
+    """Logs a failed sample: the traceback, the sources of the sample, and its shapes without its data.
 
-    It goes to the logger "energon_dali" as an error, which Python prints on stderr unless logging is set up otherwise.
+    It is logged as an error to the logger "energon_dali", which Python prints on stderr unless logging is configured.
 
     Args:
-        exception: What was raised.
-        sample: The sample, list of samples, or batch that was worked on; None if there was none yet.
-        sources: Where it came from.
+        exception: The exception that was raised.
+        sample: The sample, list of samples, or batch that was in work; None if there was none yet.
+        sources: The sources of the sample.
     """
-    lines = ["A sample was dropped, because this failed on it:"]
+    lines = ["A sample was dropped because of this error:"]
     trace = traceback.format_exception(type(exception), exception, exception.__traceback__)
     lines += "".join(trace).rstrip().splitlines()
     for source in list(sources or ())[:_MAX_SOURCES]:
@@ -44,7 +44,7 @@ def reraise_exception(exception: Exception, sample: Any, sources: Sequence[Sourc
     """Raises the exception, so that the first failed sample ends the run.
 
     Args:
-        exception: What was raised.
+        exception: The exception that was raised.
         sample: Not used.
         sources: Not used.
 
@@ -55,11 +55,11 @@ def reraise_exception(exception: Exception, sample: Any, sources: Sequence[Sourc
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """Returns a short description of a sample: names, types, shapes and the beginnings of texts, never its data.
+    """Returns a short description of a sample: names, types, shapes and beginnings of texts, but not its data.
 
     Args:
         value: Anything. Tensors on a device are not read.
-        depth: How deep inside the sample this value lies.
+        depth: Nesting depth of this value in the sample.
     """
     if isinstance(value, str):
         return repr(value) if len(value) <= _MAX_TEXT else f"{value[:_MAX_TEXT]!r}... ({len(value)} characters)"
@@ -83,7 +83,7 @@ def describe(value: Any, depth: int = 0) -> str:
         return _items(f"{type(value).__name__}(", inner, len(names), ")")
     try:
         text = repr(value)
-    except Exception as error:  # of the user's class, such as a dataclass whose fields are not all set
+    except Exception as error:  # of a user's class, such as a dataclass with unset fields
         text = f"{type(value).__name__}(repr failed: {type(error).__name__})"
     return text if len(text) <= 2 * _MAX_TEXT else f"{text[: 2 * _MAX_TEXT]}..."
 

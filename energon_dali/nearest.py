@@ -1,4 +1,4 @@
-"""The name that was probably meant."""
+"""Suggests the name that the user probably meant."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ import difflib
 from collections.abc import Iterable
 
 _NEAR = 0.6
-"""Least likeness of names that may be meant, from 0 to 1."""
-_AS_NEAR = 0.04
-"""How much less like than the best a name may be to be named beside it."""
+"""Least similarity of a suggested name, from 0 to 1."""
+_TIE = 0.04
+"""How far below the best similarity a name may be to be suggested too."""
 
 
 def nearest_names(wrong: str, allowed: Iterable[str]) -> list[str]:
-    """Returns the allowed name that looks most like a wrong one, and those that look nearly as much so; none if none
-    is near.
-    """
-    likeness = {name: difflib.SequenceMatcher(None, wrong, name).ratio() for name in sorted(set(allowed))}
-    best = max(likeness.values(), default=0.0)
+    """Returns the allowed names that are most similar to a wrong one; [] if none is similar enough."""
+    similarity = {name: difflib.SequenceMatcher(None, wrong, name).ratio() for name in sorted(set(allowed))}
+    best = max(similarity.values(), default=0.0)
     if best < _NEAR:
         return []
-    return sorted((name for name in likeness if likeness[name] >= best - _AS_NEAR), key=lambda name: -likeness[name])
+    return sorted((name for name in similarity if similarity[name] >= best - _TIE), key=lambda name: -similarity[name])
 
 
 def describe_nearest(wrong: str, allowed: Iterable[str], before: str = "") -> str:
-    """Returns a sentence that names the nearest of the allowed names, or all of them if none is near.
+    """Returns a sentence with the most similar allowed names, or with all allowed names if none is similar.
 
     Args:
-        wrong: What was given.
-        allowed: What may be given in its place.
-        before: What to write before each name that is shown, such as "trainer.".
+        wrong: The name that was given.
+        allowed: The names that are allowed.
+        before: Prefix of each name that is shown, such as "trainer.".
     """
     names = sorted(set(allowed))
     near = nearest_names(wrong, names)

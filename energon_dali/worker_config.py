@@ -1,4 +1,4 @@
-"""Where this process stands in the job: its rank, its workers, its streams."""
+"""The rank, workers and streams of this process, and how the streams of a job are divided."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Layout:
 @explain_call
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerConfig:
-    """The place of this process in the job, and what all processes must agree on.
+    """The rank of this process in the job, and the options that all processes must share.
 
     Two configurations are equal when their rank, world size, workers and streams are.
     """
@@ -121,7 +121,7 @@ class WorkerConfig:
     """File for the debug log, a line of JSON per delivered element; may contain {worker_id} (the rank: elements are
     logged where they are delivered) and {pid}. None logs to `energon_dali.debug`."""
     worker_log_level: int = 0
-    """0 logs nothing, 1 and more which keys each delivered element holds."""
+    """0 logs nothing; 1 and more log the keys of each delivered element."""
     global_error_handler: ErrorHandler = field(default=log_exception)
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
@@ -135,10 +135,10 @@ class WorkerConfig:
             try:
                 setattr(self, name, operator.index(value))
             except TypeError as error:
-                raise ConfigError(f"{name}={value!r} is no whole number: give an int.") from error
+                raise ConfigError(f"{name}={value!r} is not a whole number: give an int.") from error
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank={self.rank} of world_size={self.world_size} is no place in a job: world_size must be at least 1 "
+                f"rank={self.rank} of world_size={self.world_size} is invalid: world_size must be at least 1 "
                 "and 0 <= rank < world_size. Take both from torch.distributed or from torchrun's environment, as "
                 "WorkerConfig.default_worker_config() does."
             )
@@ -146,11 +146,11 @@ class WorkerConfig:
             raise ConfigError(
                 f"num_workers={self.num_workers} is negative: give 0 (in this process) or a positive number."
             )
-        _ = self.layout  # refuses a number of streams that does not fit
+        _ = self.layout  # raises LayoutError if the number of streams does not fit
 
     @property
     def layout(self) -> Layout:
-        """Which streams run where; raises LayoutError if the streams cannot be divided."""
+        """The streams of each rank and worker; raises LayoutError if the streams cannot be divided."""
         workers = max(1, self.num_workers)
         streams = self.world_size * workers if self.num_streams is None else self.num_streams
         return Layout(world_size=self.world_size, num_workers=workers, num_streams=streams)
@@ -172,15 +172,15 @@ class WorkerConfig:
             **kwargs: Further fields of WorkerConfig.
 
         Raises:
-            ConfigError: RANK or WORLD_SIZE in the environment make no sense.
+            ConfigError: RANK or WORLD_SIZE in the environment is invalid.
         """
-        rank, world_size = _place_in_the_world(data_parallel_group)
+        rank, world_size = _rank_and_world_size(data_parallel_group)
         return cls(
             rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group, **kwargs
         )
 
     def global_rank(self) -> int:
-        """Returns the rank of this process in the whole world, which may be larger than the data-parallel group."""
+        """Returns the rank of this process in the whole world, of which the data-parallel group may be a part."""
         import torch.distributed as dist
 
         if self.data_parallel_group is None or not (dist.is_available() and dist.is_initialized()):
@@ -188,11 +188,11 @@ class WorkerConfig:
         return dist.get_global_rank(self.data_parallel_group, self.rank)
 
     def should_log(self, level: int) -> bool:
-        """Returns whether the debug log wants what belongs to a level."""
+        """Returns whether entries of a level are written to the debug log."""
         return self.worker_log_level >= level
 
     def config(self) -> dict[str, Any]:
-        """Returns what makes two jobs deliver the same order, as plain values."""
+        """Returns the values that the order of a job depends on."""
         return {
             "world_size": self.world_size,
             "num_workers": self.num_workers,
@@ -209,7 +209,7 @@ class WorkerConfig:
         return hash((self.rank, self.world_size, self.num_workers))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process group cannot travel to a worker, and no worker needs it.
+        # A process group cannot be pickled, and workers do not need it.
         state = {name: getattr(self, name) for name in self.__slots__}
         state["data_parallel_group"] = None
         return state
@@ -219,7 +219,7 @@ class WorkerConfig:
             setattr(self, name, value)
 
 
-def _place_in_the_world(group: ProcessGroup | None) -> tuple[int, int]:
+def _rank_and_world_size(group: ProcessGroup | None) -> tuple[int, int]:
     """Returns (rank, world size) from torch.distributed if it is set up, else from torchrun's environment."""
     import torch.distributed as dist
 
@@ -230,8 +230,7 @@ def _place_in_the_world(group: ProcessGroup | None) -> tuple[int, int]:
     except ValueError as error:
         raise ConfigError(
             f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must both be whole "
-            f"numbers. "
-            "Start with torchrun, or unset both."
+            "numbers. Start with torchrun, or unset both."
         ) from error
 
 

@@ -75,10 +75,10 @@ def test_every_constructor_names_itself_and_the_nearest_argument(kind: Any) -> N
         (lambda: get_train_dataset("x", batchsize=3), "has no argument 'batchsize'. Did you mean batch_size"),
         (lambda: get_train_dataset("x", fieldmap={}), "has no argument 'fieldmap'. Did you mean field_map"),
         (lambda: FilterDataset(tree(CONFIG)), r"needs filter_fn. Call it as FilterDataset\(dataset, \*, "),
-        (lambda: FilterDataset(tree(CONFIG), bool), r"takes 1 argument without a name, and was given 2. Call it"),
+        (lambda: FilterDataset(tree(CONFIG), bool), r"takes 1 argument without a name, but was given 2. Call it"),
         (lambda: MapDataset(map_fn=bool), r"MapDataset\(\) needs dataset\."),
         (lambda: Resize(1, size=2), r"Resize\(\): multiple values for argument 'size'"),
-        (lambda: WorkerConfig(0, 1, 2), r"WorkerConfig\(\) takes no arguments without a name, and was given 3"),
+        (lambda: WorkerConfig(0, 1, 2), r"WorkerConfig\(\) takes no arguments without a name, but was given 3"),
         (lambda: WorkerConfig(rank=0, wrong_thing=3), "has no argument 'wrong_thing'. It takes data_parallel_group"),
     ],
 )

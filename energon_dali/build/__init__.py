@@ -1,1 +1,1 @@
-"""From a path and a task encoder to a tree of datasets."""
+"""Builds a tree of datasets from a path and a task encoder."""

@@ -1,3 +1,3 @@
-"""Datasets made of datasets: YAML files that blend, repeat, chain and join others, down to what is read of the disk."""
+"""Metadatasets: YAML files that blend, repeat, concatenate and join datasets."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user says about a task: the hooks from a sample to a batch, and how its media are decoded."""
+"""The hooks of a task, from a sample to a batch, and the decoder of its media."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task encoder around another one, to change some of its hooks."""
+"""A task encoder that wraps another one, to change some of its hooks."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _ATTRIBUTES = ("cookers", "decoder", "__default_failure_tolerance__")
 
 
 class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Does what another task encoder does; override a hook and call `self.task_encoder`'s own inside.
+    """Behaves like another task encoder; override a hook, and call that of `self.task_encoder` inside.
 
-    All hooks and attributes are the inner encoder's, unless the subclass defines them. A hook that neither defines is
-    no stage. A hook of the inner encoder keeps its marks: @stateless, tolerance, and being a generator function.
+    All hooks and attributes are the inner encoder's, unless the subclass defines them. A hook that neither defines
+    needs no stage. Hooks of the inner encoder keep their marks (@stateless, tolerance) and may be generator functions.
 
     Args:
         task_encoder: The inner encoder.
 
     Raises:
-        ConfigError: It is no task encoder.
+        ConfigError: It is not a task encoder.
     """
 
     @explain_call
     def __init__(self, task_encoder: TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]) -> None:
         if not isinstance(task_encoder, TaskEncoder):
             raise ConfigError(
-                f"{type(self).__name__} was put around {task_encoder!r}, which is no instance of TaskEncoder. Give an "
+                f"{type(self).__name__} wraps {task_encoder!r}, which is not an instance of TaskEncoder. Give an "
                 "instance of the inner encoder, not its class."
             )
         self.task_encoder = task_encoder
-        # Bound hooks on the instance, not methods that call them: an inner generator function stays one.
+        # Bound hooks on the instance, not methods that call them: an inner generator function remains one.
         for name in (*HOOKS, *_ATTRIBUTES):
             if not self._defines(name):
                 setattr(self, name, getattr(task_encoder, name))
 
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[T_sample], aux: Mapping[str, Any]) -> T_sample:
-        """Returns what the inner encoder's hook gives, as do all hooks here; for `super()` in a subclass."""
+        """Returns the result of the inner encoder's hook, as do all hooks here, for `super()` in a subclass."""
         return self.task_encoder.cook_crude_sample(sample, cooker, aux)
 
     def preencode_sample(self, sample: T_sample) -> T_sample:
@@ -85,7 +85,7 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        # Hooks are bound to the inner encoder anew on arrival, so that there is one inner encoder, not several.
+        # Hooks are bound to the inner encoder again when unpickled, so that there is one inner encoder, not several.
         return {name: value for name, value in self.__dict__.items() if name not in HOOKS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a cooker gets beside the crude sample: stores of files, decoded with the seed of the sample, and the cache."""
+"""The arguments of a cooker after the crude sample: stores of files, decoded with the sample's seed, and the cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Auxiliaries:
     """Calls a cooker with the stores of its dataset; picklable.
 
     Args:
-        cooker: The cooker that was chosen for the dataset.
-        cook: Called as cook(sample, aux=...) with the stores, and with `primary` and `cache` where the cooker asks.
-        stores: By name, undecoded.
-        decoder: Decodes what the stores give; None leaves bytes.
+        cooker: The cooker that was selected for the dataset.
+        cook: Called as cook(sample, aux=...) with the stores, and with `primary` and `cache` if the cooker asks.
+        stores: Undecoded stores by name.
+        decoder: Decodes files of the stores; None keeps bytes.
 
     Raises:
-        ConfigError: The cooker asks for `primary`, and there is no such store; or a store takes the name of the cache.
+        ConfigError: The cooker asks for `primary`, and there is no such store; or a store has the name of the cache.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Auxiliaries:
         }
 
     def check_arguments(self, dataset: str) -> None:
-        """Raises an error where the cooker's function cannot be called with what it would be given.
+        """Raises an error if the cooker's function cannot be called with its stores.
 
-        A function that does not tell its arguments passes.
+        A function without a known signature passes.
 
         Args:
-            dataset: Its path, for the message.
+            dataset: Path of the dataset, for the message.
 
         Raises:
-            ConfigError: The function does not take a store, or wants an argument that is none.
+            ConfigError: The function does not take a store, or needs an argument that is not a store.
         """
         names = [*self.stores, *([CACHE] if self.cooker.need_cache else [])]
         try:
-            # As it is called: what it wraps may take what the wrapper adds.
+            # The signature of the wrapper: the wrapped function may take arguments that the wrapper adds.
             signature = inspect.signature(self.cooker.cook, follow_wrapped=False)
         except (TypeError, ValueError):
             return
@@ -79,14 +79,15 @@ class Auxiliaries:
             given = ", ".join(["sample", *(f"{name}=..." for name in names)])
             raise ConfigError(
                 f"The cooker {name_of(self.cooker)}{signature} cannot be called with ({given}), which is what the "
-                f"dataset {dataset or '(unnamed)'} has for it: {error}. Name its arguments as the auxiliary stores are "
-                "named under `aux` of the dataset, add the store that is missing there, or let it take **stores. "
-                "`primary` and `cache` come only to functions that ask for them: @cooker(need_primary=True)."
+                f"dataset {dataset or '(unnamed)'} has for it: {error}. Give its arguments the names that the "
+                "auxiliary stores have under `aux` of the dataset, add the missing store there, or let it take "
+                "**stores. `primary` and `cache` are passed only to functions that ask for them: "
+                "@cooker(need_primary=True)."
             ) from error
 
     @property
     def is_generator(self) -> bool:
-        """Whether one crude sample may lead to any number of samples."""
+        """Whether the cooker may make any number of samples of one crude sample."""
         return inspect.isgeneratorfunction(self.cook) or inspect.isgeneratorfunction(self.cooker.cook)
 
     def of_sample(self, sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,34 +107,34 @@ class Auxiliaries:
 
 
 def seed_of(sample: Mapping[str, Any]) -> int:
-    """Returns the seed of a crude sample: the one that its own parts were given, where it comes from a source."""
+    """Returns the seed of a crude sample: that of its parts, if it comes from a source."""
     if isinstance(sample, CrudeSample) and sample.seed is not None:
         return sample.seed
     return crc32(str(sample.get("__key__", "")).encode("utf-8", "surrogatepass"))
 
 
 def cook_one(auxiliaries: Auxiliaries, sample: CrudeSample) -> Any:
-    """Returns what a cooker makes of a crude sample."""
+    """Returns the sample that a cooker makes of a crude sample."""
     return _made(auxiliaries, auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample)))
 
 
 def cook_each(auxiliaries: Auxiliaries, sample: CrudeSample) -> Iterator[Any]:
-    """Yields what a cooker that is a generator function makes of a crude sample."""
+    """Yields the samples that a cooker that is a generator function makes of a crude sample."""
     made = auxiliaries.cook(sample, aux=auxiliaries.of_sample(sample))
     for result in made if inspect.isgenerator(made) else (made,):
         yield _made(auxiliaries, result)
 
 
 def _made(auxiliaries: Auxiliaries, result: Any) -> Any:
-    """Returns what a cooker made.
+    """Returns the result of a cooker.
 
     Raises:
         FatalSampleError: It is None.
     """
     if result is None:
         raise FatalSampleError(
-            f"The cooker {name_of(auxiliaries.cooker)} returned None. It must return the sample that it made: check "
-            "that each way through it ends with a return statement. To drop a sample, raise SkipSample() in it."
+            f"The cooker {name_of(auxiliaries.cooker)} returned None. It must return the sample that it makes: check "
+            "that every path through it ends with a return statement. To drop a sample, raise SkipSample() in it."
         )
     return result
 

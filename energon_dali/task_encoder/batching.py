@@ -1,23 +1,25 @@
-"""Makes one field of a batch out of the fields of its samples."""
+"""Makes batches of samples, field by field."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.errors import ConfigError
-from energon_dali.samples.base import get_field, has_field
+from energon_dali.samples.base import construct, get_field, has_field
 
 if TYPE_CHECKING:
     import torch
 
     from energon_dali.kernels.pad_stack import Layout
 
+R = TypeVar("R")
+
 _MAX_CHANNELS = 4
-"""An axis of up to so many may be the channels of images; the kernel goes through them one by one."""
+"""An axis of at most this length may be the channels of images; the kernel handles them one by one."""
 _MAX_KERNEL_PIXELS = 2**31 - 2048
 
 
@@ -29,9 +31,9 @@ def batch_list(batch: list[Any]) -> list[Any]:
 def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns tensors of one shape stacked along a new first dimension.
 
-    If they lie one behind the other in one storage, as the rows of a decoded block do, the result is a **view** of them
-    and nothing is copied: writing to the batch then writes to the samples. Otherwise it is a copy. On a device the copy
-    runs on the current stream and nothing waits for it.
+    If they are consecutive in one storage, as the rows of a decoded block are, the result is a **view** of them and
+    nothing is copied: writing to the batch then writes to the samples. Otherwise it is a copy. On a device the copy
+    runs on the current CUDA stream, without synchronisation.
 
     Args:
         batch: n >= 1 tensors (...) of one shape, dtype and device.
@@ -40,7 +42,7 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         Tensor (n, ...).
 
     Raises:
-        ConfigError: There is none, or their shapes differ.
+        ConfigError: There are no tensors, or their shapes differ.
     """
     if not batch:
         raise ConfigError("batch_stack was given no tensors; a batch needs at least one sample.")
@@ -48,7 +50,7 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     for tensor in batch:
         if tensor.shape != shape:
             raise ConfigError(
-                f"batch_stack was given tensors of the shapes {_shapes(batch)}, and stacks equal shapes only. Resize "
+                f"batch_stack was given tensors of the shapes {_shapes(batch)}, but stacks only equal shapes. Resize "
                 "the samples to one shape, pad them with batch_pad_stack, or keep them apart with batch_list."
             )
     import torch
@@ -58,7 +60,7 @@ def batch_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Returns the stack of equal-shaped tensors as a view, if they lie one behind the other in one storage."""
+    """Returns the stack of equal-shaped tensors as a view; None unless they are consecutive in one storage."""
     import torch
 
     first = tensors[0]
@@ -76,8 +78,8 @@ def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
             or tensor.requires_grad
         ):
             return None
-    # Separate allocations may happen to be neighbours. Where the first one's storage reaches over all of them, they
-    # can only be parts of it.
+    # Separate allocations may happen to be neighbours. If the first one's storage spans all of them, they can only be
+    # parts of it.
     end_bytes = (first.storage_offset() + len(tensors) * step) * first.element_size()
     if first.untyped_storage().nbytes() < end_bytes:
         return None
@@ -85,20 +87,20 @@ def _consecutive_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns tensors stacked along a new first dimension, with zeros at the end of each dimension that is too short.
+    """Returns tensors stacked along a new first dimension, padded with zeros at the end of each dimension.
 
-    Tensors of one shape are stacked as in `batch_stack`, as a view where they lie one behind the other. Images uint8
-    (C, H, W) or (H, W, C) on a GPU go into the batch in one kernel, which fills the rest too; the same bits come out.
-    `energon_dali.kernels.pad_stack` makes floats of them, normalised and mirrored, in the same pass.
+    Tensors of one shape are stacked by `batch_stack`, as a view if they are consecutive in one storage. Images uint8
+    (C, H, W) or (H, W, C) on a GPU are copied and padded by one kernel, with the same result.
+    `energon_dali.kernels.pad_stack` also converts them to floats, normalised and flipped, in the same pass.
 
     Args:
         batch: n >= 1 tensors with the same number of dimensions.
 
     Returns:
-        Tensor (n, ...), each dimension as long as the longest.
+        Tensor (n, ...), each dimension as long as the longest of the tensors.
 
     Raises:
-        ConfigError: There is none, or their numbers of dimensions differ.
+        ConfigError: There are no tensors, or their numbers of dimensions differ.
     """
     if not batch:
         raise ConfigError("batch_pad_stack was given no tensors; a batch needs at least one sample.")
@@ -107,7 +109,7 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
         return batch_stack(batch)
     if any(tensor.ndim != first.ndim for tensor in batch):
         raise ConfigError(
-            f"batch_pad_stack was given tensors of the shapes {_shapes(batch)}, and pads only where all have the "
+            f"batch_pad_stack was given tensors of the shapes {_shapes(batch)}, but pads only if all have the "
             "same number of dimensions. Reshape the samples, or keep them apart with batch_list."
         )
     import torch
@@ -127,14 +129,14 @@ def batch_pad_stack(batch: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def image_layout(batch: Sequence[torch.Tensor]) -> Layout | None:
-    """Returns how the axes of images lie, if the kernel that pads images can take them; else None.
+    """Returns the layout of images, if the kernel that pads images accepts them; otherwise None.
 
     Args:
         batch: n >= 1 tensors with the same number of dimensions.
 
     Returns:
-        "CHW" or "HWC": the first or the last axis is the same for all, and at most 4. None if neither is, or if they
-        are no plain uint8 tensors of 3 axes on one device, or too large for the kernel.
+        "CHW" or "HWC" if the first or last axis is the same for all and at most 4. None if neither is, or if they are
+        not plain uint8 tensors with 3 axes on one device, or are too large for the kernel.
     """
     import torch
 
@@ -152,15 +154,67 @@ def image_layout(batch: Sequence[torch.Tensor]) -> Layout | None:
     return None if pixels > _MAX_KERNEL_PIXELS else "CHW" if channels_first else "HWC"
 
 
-def generic_batch(batch: list[Any]) -> Any:
-    """Returns a batch of values by their type.
+def make_batch(
+    samples: Sequence[Any],
+    result_type: type[R],
+    actions: Mapping[str, Callable[[list[Any]], Any]],
+    other: Callable[[list[Any]], Any],
+) -> R:
+    """Returns a batch of samples; see `TaskEncoder._batch`.
 
-    Tensors are stacked and padded; dicts, dataclasses and named tuples are batched field by field (the base fields of
-    samples become lists, and `__sources__` one tuple; a dataclass with `from_samples` makes its own); all else is a
-    list.
+    Raises:
+        ConfigError: There are no samples, an action is for a missing field, or the result type needs a missing field.
+    """
+    if not samples:
+        raise ConfigError("A batch needs at least one sample, and none was given.")
+    columns = columns_of(samples)
+    taken, needed = _fields_of(result_type, columns)
+    unknown = [name for name in actions if name not in columns or name not in taken]
+    if unknown:
+        raise ConfigError(
+            f"_batch has actions for {unknown}, which are not fields of both the samples ({sorted(columns)}) and "
+            f"{result_type.__name__} ({sorted(taken)}). Correct the names, or remove the actions."
+        )
+    missing = sorted(needed - columns.keys())
+    if missing:
+        raise ConfigError(
+            f"{result_type.__name__} needs the fields {missing}, which the samples ({type(samples[0]).__name__}) do "
+            "not have. Let encode_sample return them, give them defaults, or override batch()."
+        )
+    values = {
+        name: actions[name](column) if name in actions else default_action(name, column, other)
+        for name, column in columns.items()
+        if name in taken
+    }
+    return construct(result_type, values) if is_dataclass(result_type) else result_type(**values)
+
+
+def _fields_of(result_type: type[Any], columns: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """Returns (fields that a type takes, fields that it requires).
+
+    Raises:
+        ConfigError: The type has no fields.
+    """
+    if is_dataclass(result_type):
+        known = [field for field in fields(result_type) if field.init]
+        needed = {field.name for field in known if field.default is MISSING and field.default_factory is MISSING}
+        return {field.name for field in known}, needed
+    if issubclass(result_type, dict):
+        return set(columns), set()
+    if hasattr(result_type, "_fields"):
+        return set(result_type._fields), set(result_type._fields) - set(result_type._field_defaults)
+    raise ConfigError(f"{result_type.__name__} has no fields. Give a dataclass, a NamedTuple, or dict.")
+
+
+def generic_batch(batch: list[Any]) -> Any:
+    """Returns a batch of values, made by their type.
+
+    Tensors are stacked and padded. Dicts, dataclasses and named tuples are batched field by field: the base fields of
+    samples become lists, and `__sources__` one tuple. A dataclass with `from_samples` batches itself. Everything else
+    stays a list.
 
     Args:
-        batch: One value per sample, all of one kind.
+        batch: One value per sample, all of one type.
 
     Raises:
         ConfigError: Dicts have different keys, or tensors different numbers of dimensions.
@@ -168,7 +222,7 @@ def generic_batch(batch: list[Any]) -> Any:
     if not batch:
         return batch
     first = batch[0]
-    torch = sys.modules.get("torch")  # where it was never loaded there are no tensors
+    torch = sys.modules.get("torch")  # if it was never imported, there are no tensors
     if torch is not None and all(isinstance(value, torch.Tensor) for value in batch):
         return batch_pad_stack(batch)
     if isinstance(first, dict):
@@ -183,7 +237,7 @@ def generic_batch(batch: list[Any]) -> Any:
 
 
 def default_action(name: str, column: list[Any], other: Any = generic_batch) -> Any:
-    """Returns the batch of a field by its name: base fields of samples stay lists or tuples, others go to `other`."""
+    """Returns the batch of a field by its name: base fields of samples stay lists or tuples, `other` makes the rest."""
     if name == "__sources__":
         return tuple([source for sources in column for source in sources or ()]) or None
     if name == "__restore_key__":
@@ -194,17 +248,17 @@ def default_action(name: str, column: list[Any], other: Any = generic_batch) -> 
 
 
 def columns_of(samples: Sequence[Any]) -> dict[str, list[Any]]:
-    """Returns the fields of samples as lists: name to one value per sample.
+    """Returns the fields of samples as lists of one value per sample, by name.
 
     Args:
-        samples: At least one dict, dataclass or named tuple; all with the fields of the first.
+        samples: At least one dict, dataclass or named tuple; all have the fields of the first.
 
     Raises:
-        ConfigError: A sample has no fields, or others than the first.
+        ConfigError: A sample has no fields, or other fields than the first.
     """
     first = samples[0]
     if first is None:
-        raise ConfigError("None stands in place of a sample to batch: let the hook before, encode_sample, return one.")
+        raise ConfigError("A sample to batch is None: let encode_sample, the hook before, return one.")
     if isinstance(first, dict):
         names = list(first)
     elif hasattr(first, "__dataclass_fields__"):
@@ -228,6 +282,6 @@ def columns_of(samples: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> str:
-    """Returns the different shapes of tensors, for a message."""
+    """Returns the distinct shapes of tensors, for a message."""
     shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     return ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")

@@ -1,4 +1,4 @@
-"""Which sample a hook is working on; a stack per thread, because stages pull their inputs through one another."""
+"""The sample and batch that a hook is working on: a stack per thread, because each stage pulls from the one before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from energon_dali.errors import ConfigError
 
 
 class _Stack(threading.local):
-    """The samples that are being worked on in a thread, outermost stage first."""
+    """The samples and batches that are in work in a thread, outermost stage first."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, int]] = []
@@ -20,27 +20,27 @@ _STACK = _Stack()
 
 
 def push_sample(index: int, seed: int) -> None:
-    """Enters the work on a sample in this thread.
+    """Starts the work on a sample in this thread.
 
     Args:
-        index: Number of the input of the stage, over all streams.
+        index: Number of the stage's input, over all streams.
         seed: Seed of the job.
     """
     _STACK.entries.append((index, seed))
 
 
 def pop_sample() -> None:
-    """Leaves the work that was entered last in this thread."""
+    """Ends the work that was started last in this thread."""
     _STACK.entries.pop()
 
 
 class sample_context:  # noqa: N801 - read as a statement: with sample_context(index, seed)
-    """Enters and leaves the work on a sample, as a `with` block.
+    """Starts and ends the work on a sample, as a `with` block.
 
-    A class and no generator function: it is entered for every sample, and costs a third.
+    It is a class because it runs for every sample and costs a third of a generator function.
 
     Args:
-        index: Number of the input of the stage, over all streams.
+        index: Number of the stage's input, over all streams.
         seed: Seed of the job.
     """
 
@@ -59,7 +59,7 @@ class sample_context:  # noqa: N801 - read as a statement: with sample_context(i
 
 
 class batch_context:  # noqa: N801 - read as a statement: with batch_context(number)
-    """Enters and leaves the work on a batch, as a `with` block; the innermost holds.
+    """Starts and ends the work on a batch, as a `with` block; the innermost counts.
 
     Args:
         number: Number of the batch, over all streams.
@@ -80,7 +80,7 @@ class batch_context:  # noqa: N801 - read as a statement: with batch_context(num
 
 
 def current_sample() -> tuple[int, int] | None:
-    """Returns (index, seed) of the innermost stage at work in this thread; None outside of iteration."""
+    """Returns (index, seed) of the innermost stage that is running in this thread; None outside of iteration."""
     entries = _STACK.entries
     return entries[-1] if entries else None
 
@@ -100,7 +100,8 @@ def current_sample_index() -> int:
 def current_batch_index() -> int:
     """Returns the number of the batch that is being made, the same for every layout of workers.
 
-    Outside of a pipeline of `get_train_dataset` and its kin, the number that the outermost stage works on.
+    In a tree that was not built by `get_train_dataset` or its counterparts, it is the number that the outermost stage
+    works on.
 
     Raises:
         ConfigError: No hook is running in this thread.
@@ -113,6 +114,6 @@ def current_batch_index() -> int:
 
 
 _OUTSIDE = (
-    "{} was asked for outside of a hook. It is known only while a dataset runs the hook, in the thread that runs it: "
-    "read it inside the hook, and hand it on from there."
+    "{} was called outside of a hook. It is known only while a dataset runs the hook, in the thread that runs it: "
+    "read it inside the hook, and pass it on from there."
 )

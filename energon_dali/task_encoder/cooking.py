@@ -1,4 +1,4 @@
-"""Cookers: functions that make a Sample of a crude sample, chosen by the subflavors of its dataset."""
+"""Cookers: functions that make a Sample of a crude sample, selected by the subflavors of its dataset."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 @explain_call
 @dataclass(frozen=True)
 class Cooker(Generic[T_sample]):
-    """A function that makes a sample of a crude sample, and the datasets it is for."""
+    """A function that makes a sample of a crude sample, and the datasets that it applies to."""
 
     cook: Callable[..., T_sample]
-    """Called as cook(sample, **auxiliary stores); mark it @stateless where samples are to be restored."""
+    """Called as cook(sample, **auxiliary stores); mark it @stateless to make samples restorable."""
     has_subflavors: Mapping[str, Any] | None = None
-    """Subflavors that a dataset must have for this cooker; None fits every dataset."""
+    """Subflavors that a dataset must have for this cooker; None matches every dataset."""
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
-        """Returns whether this cooker is for datasets with these subflavors."""
+        """Returns whether this cooker applies to datasets with these subflavors."""
         if self.has_subflavors is None:
             return True
         known = subflavors or {}
@@ -33,12 +33,12 @@ class Cooker(Generic[T_sample]):
 
     @property
     def need_primary(self) -> bool:
-        """Whether the function asked for `primary`, random access to its own dataset."""
+        """Whether the function asks for `primary`, random access to its own dataset."""
         return bool(getattr(self.cook, "__cook_need_primary__", False))
 
     @property
     def need_cache(self) -> bool:
-        """Whether the function asked for `cache`, the pool that fetches ahead."""
+        """Whether the function asks for `cache`, the pool that prefetches files."""
         return bool(getattr(self.cook, "__cook_need_cache__", False))
 
 
@@ -51,11 +51,11 @@ def cooker(fn: None = None, *, need_cache: bool = False, need_primary: bool = Fa
 
 
 def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool = False) -> F | Callable[[F], F]:
-    """Marks a cook function that wants more arguments; use as `@cooker` or `@cooker(need_cache=True)`.
+    """Marks a cook function that takes more arguments; use as `@cooker` or `@cooker(need_cache=True)`.
 
     Args:
         fn: The function.
-        need_cache: Call it with `cache=...`, the pool that fetches ahead.
+        need_cache: Call it with `cache=...`, the pool that prefetches files.
         need_primary: Call it with `primary=...`, random access to the crude sample's own dataset.
     """
 
@@ -74,37 +74,37 @@ def choose_cooker(
     """Returns the first cooker that matches a dataset.
 
     Args:
-        cookers: The task encoder's, in order.
-        subflavors: Of the dataset.
-        dataset: Its path, for the message.
+        cookers: Cookers of the task encoder, in order.
+        subflavors: Subflavors of the dataset.
+        dataset: Path of the dataset, for the message.
 
     Raises:
-        ConfigError: None matches, or they are no list of cookers.
+        ConfigError: None matches, or the cookers are not a list of cookers.
     """
     known: Any = cookers
     if not isinstance(known, (list, tuple)) or not all(isinstance(candidate, Cooker) for candidate in known):
         raise ConfigError(
-            f"cookers={cookers!r} cannot be: give a list of Cooker objects, such as cookers = [Cooker(function)]."
+            f"cookers={cookers!r} is invalid: give a list of Cooker objects, such as cookers = [Cooker(function)]."
         )
     for candidate in cookers:
         if candidate.is_match(subflavors):
             return candidate
     wanted = "; ".join(str(dict(candidate.has_subflavors or {})) for candidate in cookers) or "none at all"
     raise ConfigError(
-        f"The dataset {dataset or '(unnamed)'} gives crude samples with the subflavors {dict(subflavors or {})}, and "
-        f"no cooker is for those; the task encoder's cookers want: {wanted}. Add Cooker(function, has_subflavors=...) "
-        "to `cookers`, or one without has_subflavors, which fits every dataset."
+        f"The dataset {dataset or '(unnamed)'} yields crude samples with the subflavors {dict(subflavors or {})}, "
+        f"and no cooker matches them; the task encoder's cookers need: {wanted}. Add Cooker(function, "
+        "has_subflavors=...) to `cookers`, or one without has_subflavors, which matches every dataset."
     )
 
 
 def basic_sample_keys(
     crude_sample: Mapping[str, Any], additional_source_info: Sequence[SourceInfo] = ()
 ) -> dict[str, Any]:
-    """Returns the base fields of a crude sample, as keyword arguments of the sample that is made of it.
+    """Returns the base fields of a crude sample, as keyword arguments for the sample that is made of it.
 
     Args:
         crude_sample: The crude sample.
-        additional_source_info: Sources beyond its own, such as those of auxiliary files.
+        additional_source_info: Further sources, such as those of auxiliary files.
     """
     base = {name: crude_sample[name] for name in BASE_FIELDS if name in crude_sample}
     if additional_source_info:

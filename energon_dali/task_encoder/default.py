@@ -1,4 +1,4 @@
-"""A task encoder that says only which types samples and batches have."""
+"""A task encoder that only defines the types of samples and batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import construct
-from energon_dali.task_encoder.batching import generic_batch
-from energon_dali.task_encoder.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder, make_batch
+from energon_dali.task_encoder.batching import generic_batch, make_batch
+from energon_dali.task_encoder.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
 from energon_dali.task_encoder.stateless import stateless
 
 
@@ -18,12 +18,13 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     """Maps samples and batches to given types, field by field, by name.
 
     Args:
-        encoded_sample_type: What `encode_sample` makes of a sample: a dataclass, a NamedTuple or dict; None keeps it.
-        raw_batch_type: What `batch` makes of samples; None keeps their type.
-        batch_type: What `encode_batch` makes of a raw batch; None keeps it.
+        encoded_sample_type: Type that `encode_sample` returns: a dataclass, a NamedTuple or dict; None keeps samples as
+            they are.
+        raw_batch_type: Type that `batch` returns; None is the type of the samples.
+        batch_type: Type that `encode_batch` returns; None keeps raw batches as they are.
 
     Raises:
-        ConfigError: A type is no class with fields.
+        ConfigError: A type is not a class with fields.
     """
 
     @explain_call
@@ -74,14 +75,14 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
         return convert(batch, self._type("encode_batch"))  # type: ignore[no-any-return]
 
     def overrides(self, hook: str) -> bool:
-        """Returns whether this encoder does anything in a hook: without a type, the hooks of this class do not."""
+        """Returns whether this encoder does anything in a hook: the hooks of this class do nothing without a type."""
         own = getattr(DefaultTaskEncoder, hook)
         if hook in self.__dict__ or getattr(type(self), hook) is not own or own is getattr(TaskEncoder, hook):
             return super().overrides(hook)
         return self._type(hook) is not None
 
     def _type(self, hook: str) -> type[Any] | None:
-        # A subclass may have an __init__ of its own that does not call this one's.
+        # The __init__ of a subclass may not call that of this class.
         types: dict[str, type[Any] | None] = getattr(self, "_types", {})
         return types.get(hook)
 
@@ -95,8 +96,8 @@ def convert(value: Any, target: type[Any] | None) -> Any:
 
     Args:
         value: A dataclass, dict or named tuple.
-        target: A dataclass or NamedTuple, which takes the fields that it has; dict, which takes all; None keeps the
-            value.
+        target: A dataclass or NamedTuple, which takes the fields that it has; dict, which takes all; or None, which
+            keeps the value.
 
     Raises:
         ConfigError: The target needs a field that the value does not have, or has no fields at all.
@@ -128,6 +129,5 @@ def _fields_of_value(value: Any) -> dict[str, Any]:
     if hasattr(value, "_asdict"):
         return dict(value._asdict())
     raise ConfigError(
-        f"A {type(value).__name__} has no fields to take over. Give a dataclass, dict or named tuple, or override the "
-        "hook."
+        f"A {type(value).__name__} has no fields. Give a dataclass, dict or named tuple, or override the hook."
     )

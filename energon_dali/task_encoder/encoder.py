@@ -1,18 +1,17 @@
-"""The task encoder: what a user overrides to turn samples into batches."""
+"""The task encoder: the hooks that a user overrides to turn samples into batches."""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from energon_dali.cache import CachePool, active_pool
 from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
-from energon_dali.samples.base import CrudeSample, construct
-from energon_dali.task_encoder.batching import columns_of, default_action, generic_batch
+from energon_dali.samples.base import CrudeSample
+from energon_dali.task_encoder.batching import generic_batch, make_batch
 from energon_dali.task_encoder.context import current_batch_index, current_sample_index
 from energon_dali.task_encoder.cooking import Cooker
 from energon_dali.task_encoder.packing import PackSelection
@@ -35,26 +34,26 @@ HOOKS = (
     "batch",
     "encode_batch",
 )
-"""The hooks, in the order in which a sample meets them."""
+"""The hooks, in the order in which a sample passes them."""
 
 
 class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """The hooks between the samples of a dataset and the batches of a task.
 
-    Override what the task needs; a hook that is not overridden costs nothing. A hook may raise SkipSample to drop what
-    it works on. `cook_crude_sample`, `encode_sample`, `preencode_sample`, `batch`, `encode_batch` and
-    `pack_selected_samples` may be generator functions that give any number of results. Mark hooks with @stateless where
-    `restore_sample` is to work. Task encoders travel to worker processes, so their attributes must be picklable.
+    Override the hooks that the task needs; a hook that is not overridden costs nothing. A hook may raise SkipSample to
+    drop its input. `cook_crude_sample`, `encode_sample`, `preencode_sample`, `batch`, `encode_batch` and
+    `pack_selected_samples` may be generator functions that yield any number of results. `restore_sample` needs hooks
+    that are marked with @stateless. Task encoders travel to worker processes, so their attributes must be picklable.
     """
 
     cookers: Sequence[Cooker[Any]] = ()
-    """How crude samples become samples; the first that matches a dataset's subflavors is taken."""
+    """How crude samples become samples; the first cooker that matches a dataset's subflavors is used."""
 
     decoder: Decoder | None = SampleDecoder()
-    """How media are decoded: SampleDecoder() with PIL and PyAV, DaliDecoder() with DALI; None gives raw bytes."""
+    """How media are decoded: SampleDecoder() with PIL and PyAV, DaliDecoder() with DALI; None keeps raw bytes."""
 
     __default_failure_tolerance__: int = 100
-    """Consecutive failures of a hook after which the run ends, where the hook itself says nothing; 0 is unlimited."""
+    """Consecutive failures of a hook after which the run ends, unless the hook has its own limit; 0 is unlimited."""
 
     @stateless
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[T_sample], aux: Mapping[str, Any]) -> T_sample:
@@ -62,16 +61,16 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
 
         Args:
             sample: The parts of the sample, decoded or as media handles, and its base fields.
-            cooker: The one that was chosen for the dataset.
-            aux: Stores by name, with `primary` and `cache` where the cooker asked for them.
+            cooker: The cooker that was chosen for the dataset.
+            aux: Stores by name, with `primary` and `cache` if the cooker asks for them.
         """
         return cooker.cook(sample, **aux)
 
     @stateless
     def preencode_sample(self, sample: T_sample) -> T_sample:
-        """Returns the sample, prepared without its pixels: tokenised, measured, filtered.
+        """Returns the sample after steps that need no pixels, such as tokenising, measuring and filtering.
 
-        With DaliDecoder it runs in the workers, and media are handles. Use it with `postencode_sample`, in place of
+        With DaliDecoder it runs in the workers, and media are handles. Use it with `postencode_sample`, instead of
         `encode_sample`.
         """
         return sample
@@ -84,38 +83,38 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
     def select_samples_to_pack(
         self, samples: list[T_encoded_sample]
     ) -> list[list[T_encoded_sample]] | PackSelection[T_encoded_sample]:
-        """Returns groups of samples that are to be packed into one each; a sample in no group is dropped.
+        """Returns groups of samples, each of which is packed into one sample; a sample in no group is dropped.
 
-        A PackSelection may also keep samples for the next buffer. `SequencePacker` chooses by length.
+        A PackSelection can also keep samples for the next buffer. `SequencePacker` selects by length.
 
         Args:
-            samples: A full packing buffer; smaller at the end of an epoch. A PackingBuffer, which knows what was kept.
+            samples: A full packing buffer; smaller at the end of an epoch. A PackingBuffer, which records kept samples.
 
         Raises:
-            ConfigError: It is not overridden, and packing was asked for.
+            ConfigError: It is not overridden, and packing is on.
         """
         raise _not_overridden(self, "select_samples_to_pack", "packing_buffer_size")
 
     @stateless
     def postencode_sample(self, sample: T_sample) -> T_encoded_sample:
-        """Returns the sample in the form that the task needs, after it was chosen for a pack; media are decoded."""
+        """Returns the sample in the form that the task needs, after it was selected for a pack; media are decoded."""
         return sample  # type: ignore[return-value]
 
     def pack_selected_samples(self, samples: list[T_encoded_sample]) -> T_encoded_sample:
         """Returns one sample made of a group of samples.
 
         Args:
-            samples: A group that `select_samples_to_pack` chose.
+            samples: A group that `select_samples_to_pack` selected.
 
         Raises:
-            ConfigError: It is not overridden, and packing was asked for.
+            ConfigError: It is not overridden, and packing is on.
         """
         raise _not_overridden(self, "pack_selected_samples", "packing_buffer_size")
 
     def batch_group_criterion(self, sample: T_encoded_sample) -> tuple[Hashable, int | None]:
         """Returns (group, batch size of the group) of a sample: only samples of one group share a batch.
 
-        The size is None where the dataset has a `batch_size`, and a number where that is None.
+        The size is None if the dataset has a `batch_size`, and a number if it has none.
 
         Raises:
             ConfigError: It is not overridden.
@@ -129,7 +128,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch:
-        """Returns the batch in the form that the trainer takes."""
+        """Returns the batch in the form that the trainer needs."""
         return batch  # type: ignore[return-value]
 
     def _batch(
@@ -143,33 +142,33 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
 
         Args:
             samples: Dataclasses, dicts or named tuples with the same fields.
-            result_type: A dataclass or named tuple, which takes those fields that it has; or dict, which takes all.
+            result_type: A dataclass or named tuple, which takes the fields that it has; or dict, which takes all.
             actions: By field name, such as {"image": batch_stack, "caption": batch_list}.
             default_action: For other fields; keys and the other base fields of samples stay lists or tuples.
 
         Raises:
-            ConfigError: There are no samples, an action is for a field that is not there, or the result misses one.
+            ConfigError: There are no samples, an action is for a missing field, or the type needs a missing field.
         """
         return make_batch(samples, result_type, actions or {}, default_action)
 
     @property
     def current_sample_index(self) -> int:
-        """Number of the sample that a hook works on, the same for every layout; known only inside a hook."""
+        """Number of the sample that a hook works on, the same for every layout of workers; known only inside a hook."""
         return current_sample_index()
 
     @property
     def current_batch_index(self) -> int:
-        """Number of the batch that a hook works for, the same for every layout; known only inside a hook.
+        """Number of the batch that a hook works for, the same for every layout of workers; known only inside a hook.
 
-        Counted are the batches (packs or samples, where there are none) that came out of the stream before: those that
-        were skipped are not. In `cook_crude_sample` and `preencode_sample`, which run ahead of the batches, it is the
-        batch that the sample would be in if nothing was dropped, packed or grouped.
+        Counts the batches (or packs, or samples, without batches) that the stream has yielded before; skipped ones do
+        not count. In `cook_crude_sample` and `preencode_sample`, which run ahead of the batches, it is the batch that
+        the sample would be in if nothing was dropped, packed or grouped.
         """
         return current_batch_index()
 
     @property
     def cache(self) -> CachePool:
-        """The pool that the loader was given, for references to files; one that fetches nothing ahead if it has none.
+        """The loader's cache pool, for lazy references to files; one that does not prefetch if the loader has none.
 
         Known inside hooks, in the process that runs them; see `FileStoreCachePool`.
         """
@@ -181,7 +180,7 @@ class TaskEncoder(ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]
 
 
 def overridden(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
-    """Returns whether a task encoder does anything in a hook, so that a stage is needed for it.
+    """Returns whether a task encoder does anything in a hook, so that the hook needs a stage.
 
     Args:
         encoder: The task encoder.
@@ -191,14 +190,14 @@ def overridden(encoder: TaskEncoder[Any, Any, Any, Any], hook: str) -> bool:
         ConfigError: There is no such hook.
     """
     if hook not in HOOKS:
-        raise ConfigError(f"{hook!r} is no hook of a task encoder. The hooks are {', '.join(HOOKS)}.")
+        raise ConfigError(f"{hook!r} is not a hook of a task encoder. The hooks are {', '.join(HOOKS)}.")
     return encoder.overrides(hook)
 
 
 def hook_names(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[str, str]:
-    """Returns for each hook the class and name of the function that does the work, such as "Encoder.encode_sample".
+    """Returns, for each hook, the qualified name of the function that runs, such as "Encoder.encode_sample".
 
-    It is the class that defines the hook: a subclass that only has another decoder does the same in it.
+    It names the class that defines the hook: a subclass that only changes the decoder does the same work.
 
     Args:
         encoder: The task encoder.
@@ -208,66 +207,14 @@ def hook_names(encoder: TaskEncoder[Any, Any, Any, Any], *hooks: str) -> dict[st
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Returns the class and name of a function, the same in every run; of another callable the name of its class."""
+    """Returns the qualified name of a function, the same in every run; for another callable, that of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def make_batch(
-    samples: Sequence[Any],
-    result_type: type[R],
-    actions: Mapping[str, Callable[[list[Any]], Any]],
-    other: Callable[[list[Any]], Any],
-) -> R:
-    """Returns a batch of samples; see `TaskEncoder._batch`.
-
-    Raises:
-        ConfigError: There are no samples, an action is for a field that is not there, or the result misses a field.
-    """
-    if not samples:
-        raise ConfigError("A batch needs at least one sample, and none was given.")
-    columns = columns_of(samples)
-    taken, needed = _fields_of(result_type, columns)
-    unknown = [name for name in actions if name not in columns or name not in taken]
-    if unknown:
-        raise ConfigError(
-            f"_batch has actions for {unknown}, which are no fields of both the samples ({sorted(columns)}) and "
-            f"{result_type.__name__} ({sorted(taken)}). Correct the names, or take the actions out."
-        )
-    missing = sorted(needed - columns.keys())
-    if missing:
-        raise ConfigError(
-            f"{result_type.__name__} needs the fields {missing}, which the samples ({type(samples[0]).__name__}) do "
-            "not have. Let encode_sample return them, give them defaults, or override batch()."
-        )
-    values = {
-        name: actions[name](column) if name in actions else default_action(name, column, other)
-        for name, column in columns.items()
-        if name in taken
-    }
-    return construct(result_type, values) if is_dataclass(result_type) else result_type(**values)
-
-
-def _fields_of(result_type: type[Any], columns: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Returns (fields that a type takes, fields that it needs).
-
-    Raises:
-        ConfigError: The type has no fields.
-    """
-    if is_dataclass(result_type):
-        known = [field for field in fields(result_type) if field.init]
-        needed = {field.name for field in known if field.default is MISSING and field.default_factory is MISSING}
-        return {field.name for field in known}, needed
-    if issubclass(result_type, dict):
-        return set(columns), set()
-    if hasattr(result_type, "_fields"):
-        return set(result_type._fields), set(result_type._fields) - set(result_type._field_defaults)
-    raise ConfigError(f"{result_type.__name__} has no fields. Give a dataclass, a NamedTuple, or dict.")
-
-
 def _not_overridden(encoder: object, hook: str, option: str) -> ConfigError:
     return ConfigError(
         f"{type(encoder).__name__}.{hook} was called, but {type(encoder).__name__} does not override it. "
-        f"Override {hook}, or do without {option}."
+        f"Override {hook}, or leave {option} out."
     )

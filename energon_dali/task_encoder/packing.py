@@ -1,4 +1,4 @@
-"""Choosing which samples of a buffer are packed together: what a choice is, and a packer that needs no code."""
+"""Selects the samples of a buffer that are packed together: the form of a selection, and a packer by length."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ T = TypeVar("T")
 @explain_call
 @dataclass(slots=True)
 class PackSelection(Generic[T]):
-    """What `select_samples_to_pack` may return in place of a list of groups; a sample in no list is dropped."""
+    """A result of `select_samples_to_pack` that says more than a list of groups; a sample in no list is dropped."""
 
     packs: list[list[T]]
-    """Groups of samples that are packed into one each."""
+    """Groups of samples, each of which is packed into one sample."""
     keep: list[T | list[T]] = field(default_factory=list)
-    """Samples, or groups of them, that stand at the beginning of the next buffer. At the end of an epoch, when no
-    buffer follows, a kept group is packed as it stands, and a kept sample alone."""
+    """Samples, or groups of samples, that start the next buffer. At the end of an epoch, when no buffer follows, a kept
+    group is packed as it is, and a kept sample alone."""
     refused: list[tuple[T, str | Exception]] = field(default_factory=list)
-    """Samples that cannot be packed at all, each with the reason in words or as an error: they are dropped, counted and
-    given to the error handler; with SkipSample silently."""
+    """Samples that cannot be packed, each with the reason as text or as an error: they are dropped, counted and passed
+    to the error handler; with SkipSample they are dropped silently."""
 
 
 class PackingBuffer(list[T]):
-    """The list of samples that `select_samples_to_pack` gets; it also knows which of them were kept before.
+    """The list of samples that `select_samples_to_pack` receives; it also records which samples were kept before.
 
     Args:
-        samples: The samples, those that were kept first.
-        rounds: For each sample, in how many rounds before this one it was kept.
+        samples: The samples, beginning with those that were kept.
+        rounds: For each sample, the number of earlier rounds that kept it.
     """
 
     def __init__(self, samples: Iterable[T], rounds: Sequence[int]) -> None:
@@ -53,24 +53,24 @@ class SequencePacker:
         def select_samples_to_pack(self, samples):
             return self.packer(samples)
 
-    Packs that would be padded by more than `max_padding` are kept for the next round, where shorter samples may fill
-    them. The choice depends on the buffer alone, so that it resumes exactly.
+    Packs with more padding than `max_padding` are kept for the next round, where shorter samples may fill them. The
+    selection depends only on the buffer, so that it resumes exactly.
 
     Args:
         max_length: Length of a pack.
-        length: Gives the length of a sample, in the same unit. May raise SkipSample.
-        strategy: "best_fit" puts each sample, longest first, where the least room is left behind it;
-            "first_fit_decreasing" into the first pack that has room.
-        max_padding: Largest share of a pack that may stay empty, 0 to 1. A pack is given out in spite of it when one of
-            its samples was kept `max_rounds` times, when more than half of the buffer would be kept, or at the end of
-            an epoch. 1 keeps nothing.
-        max_samples: Most samples in a pack; None is any number. A pack of that many is full.
-        max_rounds: How often a sample may be kept, at least 0.
-        too_long: What becomes of a sample that is longer than `max_length`: "refuse" drops it, counts it and gives it
+        length: Returns the length of a sample, in the same unit. May raise SkipSample.
+        strategy: "best_fit" puts each sample, longest first, into the pack that it fills best; "first_fit_decreasing"
+            puts it into the first pack that has room.
+        max_padding: Largest share of a pack that may stay empty, 0 to 1. A pack with more padding is returned anyway if
+            one of its samples was kept `max_rounds` times, if more than half of the buffer would be kept, or at the end
+            of an epoch. 1 keeps nothing.
+        max_samples: Most samples in a pack, which is then full; None is unlimited.
+        max_rounds: Number of rounds that may keep a sample, at least 0.
+        too_long: What happens to a sample that is longer than `max_length`: "refuse" drops it, counts it and passes it
             to the error handler; "alone" makes a pack of it, longer than the others.
 
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument is invalid.
     """
 
     @explain_call
@@ -95,7 +95,7 @@ class SequencePacker:
             ("too_long", too_long, too_long in ("refuse", "alone"), 'choose "refuse" or "alone"'),
         ):
             if not good:
-                raise ConfigError(f"{name}={value!r} cannot be: {allowed}.")
+                raise ConfigError(f"{name}={value!r} is invalid: {allowed}.")
         self.max_length = max_length
         self.length = length
         self.strategy = strategy
@@ -105,61 +105,56 @@ class SequencePacker:
         self.too_long = too_long
 
     def __call__(self, samples: Sequence[T]) -> PackSelection[T]:
-        """Returns which samples are packed together, which are kept, and which are refused.
-
-        Args:
-            samples: The buffer.
-
-        """
+        """Returns the samples of a buffer that are packed together, kept, and refused."""
         rounds = samples.rounds if isinstance(samples, PackingBuffer) else [0] * len(samples)
         refused: list[tuple[T, str | Exception]] = []
         lengths = [self._measure(sample, refused) for sample in samples]
-        fitting = [place for place, length in enumerate(lengths) if 0 <= length <= self.max_length]
-        long = [place for place, length in enumerate(lengths) if length > self.max_length]
-        # A stable sort: samples of one length keep their order, those that wait come first.
-        fitting.sort(key=lambda place: -lengths[place])
+        fitting = [index for index, length in enumerate(lengths) if 0 <= length <= self.max_length]
+        long = [index for index, length in enumerate(lengths) if length > self.max_length]
+        # A stable sort: samples of one length keep their order, so that kept samples are first.
+        fitting.sort(key=lambda index: -lengths[index])
         bins = _STRATEGIES[self.strategy](
-            [lengths[place] for place in fitting], self.max_length, self.max_samples or len(samples)
+            [lengths[index] for index in fitting], self.max_length, self.max_samples or len(samples)
         )
         groups = [[fitting[position] for position in members] for members in bins]
         given, kept = self._divide(groups, lengths, rounds)
-        packs = [[samples[place] for place in sorted(group)] for group in given]
+        packs = [[samples[index] for index in sorted(group)] for group in given]
         if self.too_long == "alone":
-            packs += [[samples[place]] for place in long]
+            packs += [[samples[index]] for index in long]
         else:
             refused += [
-                (samples[place], f"A sample of length {lengths[place]} does not fit into a pack of {self.max_length}.")
-                for place in long
+                (samples[index], f"A sample of length {lengths[index]} does not fit into a pack of {self.max_length}.")
+                for index in long
             ]
-        return PackSelection(packs, [[samples[place] for place in sorted(group)] for group in kept], refused)
+        return PackSelection(packs, [[samples[index] for index in sorted(group)] for group in kept], refused)
 
     def _measure(self, sample: T, refused: list[tuple[T, str | Exception]]) -> int:
-        """Returns the length of a sample; -1 if it has none, which is noted in `refused`."""
+        """Returns the length of a sample; -1 if it has none, which is added to `refused`."""
         try:
             length = self.length(sample)
             if length >= 0:
                 return length
-            refused.append((sample, f"The length function returned {length!r}; return a number from 0 on."))
+            refused.append((sample, f"The length function returned {length!r}; return a number of at least 0."))
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             refused.append((sample, f"The length function raised {type(error).__name__}: {error}."))
-        except Exception as error:  # damaged media, SkipSample, a device's: who is given it tells them apart
+        except Exception as error:  # damaged media, SkipSample, a failed device: the caller tells them apart
             refused.append((sample, error))
         return -1
 
     def _divide(
         self, groups: list[list[int]], lengths: list[int], rounds: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Returns (groups to give out, groups to keep), in the order of their oldest samples."""
+        """Returns (groups to pack, groups to keep), in the order of their oldest samples."""
         wanted = (1 - self.max_padding) * self.max_length
-        filled = [sum(lengths[place] for place in group) for group in groups]
+        filled = [sum(lengths[index] for index in group) for group in groups]
         keep = [
             number
             for number, group in enumerate(groups)
             if filled[number] < wanted
             and len(group) != self.max_samples
-            and max(rounds[place] for place in group) < self.max_rounds
+            and max(rounds[index] for index in group) < self.max_rounds
         ]
-        keep.sort(key=lambda number: (filled[number], min(groups[number])))  # the emptiest have most to gain
+        keep.sort(key=lambda number: (filled[number], min(groups[number])))  # the emptiest gain most
         room = len(lengths) // 2
         kept: set[int] = set()
         for number in keep:
@@ -172,9 +167,9 @@ class SequencePacker:
 
 
 def _best_fit(lengths: list[int], capacity: int, most: int) -> list[list[int]]:
-    """Returns the positions in each bin, for lengths in falling order."""
+    """Returns the positions in each bin, for lengths in descending order."""
     bins: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (room, number of the bin), of bins that may take more
+    rooms: list[tuple[int, int]] = []  # (room, number of the bin) of bins that are not full
     for position, length in enumerate(lengths):
         at = bisect_left(rooms, (length, -1))
         if at < len(rooms):

@@ -1,4 +1,4 @@
-"""`@stateless`: the promise that a hook's result depends on its argument alone, and so can be made again."""
+"""`@stateless`: marks a hook whose result depends only on its argument, so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def stateless(
 def stateless(
     fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
 ) -> F | Callable[[F], F]:
-    """Marks a hook whose result depends on its argument alone, so that `restore_sample` may run it again.
+    """Marks a hook whose result depends only on its argument, so that `restore_sample` can run it again.
 
     Use it as `@stateless` or `@stateless(restore_seeds=True)`.
 
     Args:
         fn: The hook: a function or a generator function.
-        restore_seeds: Seed the global generators of torch (CPU), numpy and random around each call, by the job's seed
-            and `current_sample_index`, and give them back as they were. Costs about 0.1 ms per call, most of it for
-            numpy's state. The CUDA generators are not touched: draw on the CPU. Called outside of a dataset, the hook
+        restore_seeds: Seed the global generators of torch (CPU), numpy and random for each call, by the job's seed and
+            `current_sample_index`, and reset them afterwards. Costs about 0.1 ms per call, most of it for numpy's
+            state. The CUDA generators are not touched: draw random numbers on the CPU. Outside of a dataset, the hook
             runs without seeding.
-        failure_tolerance: Consecutive failures after which the run ends; 0 is unlimited; None is the encoder's.
+        failure_tolerance: Consecutive failures after which the run ends; 0 is unlimited; None uses the encoder's
+            limit.
 
     Raises:
         ConfigError: The tolerance is negative.
@@ -70,7 +71,7 @@ def failure_tolerance(fn: Callable[..., Any], default: int) -> int:
 
     Args:
         fn: The hook.
-        default: What holds if the hook itself says nothing.
+        default: The limit if the hook has none.
     """
     own = getattr(_inner_function(fn), "__failure_tolerance__", None)
     return default if own is None else int(own)
@@ -109,17 +110,17 @@ def seed_generators(seed: int) -> None:
     Args:
         seed: 0 <= seed < 2**64.
     """
-    # All three are a Mersenne Twister: from one seed they would draw the same numbers, so each gets its own.
+    # All three are Mersenne Twisters, which draw the same numbers from the same seed, so each gets its own seed.
     import torch
 
-    # Not torch.manual_seed, which seeds the CUDA generators too and would disturb the trainer's.
+    # Not torch.manual_seed, which also seeds the CUDA generators and would disturb those of the trainer.
     torch.default_generator.manual_seed(mix(seed, 0) >> 1)
     np.random.seed(mix(seed, 1) >> 32)
     random.seed(mix(seed, 2))
 
 
 def _call_seed() -> int | None:
-    """Returns the seed of the call that is being made; looked up anew each time, since workers share functions."""
+    """Returns the seed of the current call; looked up for each call, since workers share functions."""
     sample = current_sample()
     return None if sample is None else mix(sample[1], sample[0])
 
@@ -154,7 +155,7 @@ def _seeded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _SeededSteps(Iterator[Any]):
-    """A generator whose steps draw from one random sequence of their own, whatever is drawn in between."""
+    """A generator whose steps draw from one random sequence, whatever is drawn between them."""
 
     def __init__(self, steps: Iterator[Any], seed: int) -> None:
         self._steps = steps
@@ -175,7 +176,7 @@ class _SeededSteps(Iterator[Any]):
             outer.restore()
 
     def close(self) -> None:
-        """Ends the generator, as `yield from` asks for."""
+        """Closes the generator, as `yield from` does."""
         close = getattr(self._steps, "close", None)
         if close is not None:
             close()

@@ -182,7 +182,7 @@ def test_warnings_of_old_arguments_name_the_users_line(make: Any, folder: Path) 
 
 @pytest.mark.parametrize("options", [{"rank": "0"}, {"num_workers": 1.0}, {"num_streams": "4"}, {"seed_offset": None}])
 def test_a_worker_config_holds_whole_numbers(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is no whole number: give an int"):
+    with pytest.raises(ConfigError, match="is not a whole number: give an int"):
         config(**options)
 
 

@@ -69,7 +69,7 @@ def test_one_sample_and_scalars() -> None:
 
 
 def test_wrong_shapes_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"\(2,\), \(3,\), and stacks equal shapes only"):
+    with pytest.raises(ConfigError, match=r"\(2,\), \(3,\), but stacks only equal shapes"):
         batch_stack([torch.zeros(2), torch.zeros(3)])
     with pytest.raises(ConfigError, match="same number of dimensions"):
         batch_pad_stack([torch.zeros(2), torch.zeros(3, 1)])

@@ -39,7 +39,7 @@ def test_threads_do_not_see_each_other() -> None:
 def test_outside_of_a_hook_there_is_no_index() -> None:
     encoder: TaskEncoder[str, str, str, str] = TaskEncoder()
     for name in ("current_sample_index", "current_batch_index"):
-        with pytest.raises(ConfigError, match=f"{name} was asked for outside of a hook"):
+        with pytest.raises(ConfigError, match=f"{name} was called outside of a hook"):
             getattr(encoder, name)
     with sample_context(4, 0):
         assert (encoder.current_sample_index, encoder.current_batch_index) == (4, 4)

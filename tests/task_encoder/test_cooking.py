@@ -46,7 +46,7 @@ def test_the_first_match_is_chosen() -> None:
     every = Cooker(cook_text)
     assert choose_cooker([image, text, every], {"kind": "text"}) is text
     assert choose_cooker([every, text], {"kind": "text"}) is every
-    with pytest.raises(ConfigError, match=r"/data gives .* the subflavors \{'kind': 'x'\}.*'image'.*'text'"):
+    with pytest.raises(ConfigError, match=r"/data yields .* the subflavors \{'kind': 'x'\}.*'image'.*'text'"):
         choose_cooker([image, text], {"kind": "x"}, "/data")
     with pytest.raises(ConfigError, match="none at all"):
         choose_cooker([], None)

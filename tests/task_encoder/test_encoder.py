@@ -114,7 +114,7 @@ def test_fields_that_are_not_there_are_named() -> None:
         encoder()._batch([sample(1)], int)
     with pytest.raises(ConfigError, match="A str has no fields to batch"):
         encoder()._batch(["x"], dict)
-    with pytest.raises(ConfigError, match=r"None stands in place of a sample.*encode_sample, return one"):
+    with pytest.raises(ConfigError, match=r"A sample to batch is None: let encode_sample, .* return one"):
         encoder()._batch([None], dict)
     with pytest.raises(ConfigError, match="at least one sample"):
         encoder()._batch([], dict)
@@ -130,7 +130,7 @@ def test_only_what_is_overridden_counts() -> None:
     assert not overridden(own, "encode_sample")
     own.encode_batch = lambda batch: batch  # type: ignore[method-assign]
     assert overridden(own, "encode_batch")
-    with pytest.raises(ConfigError, match="'encode_smaple' is no hook of a task encoder"):
+    with pytest.raises(ConfigError, match="'encode_smaple' is not a hook of a task encoder"):
         overridden(own, "encode_smaple")
 
 
