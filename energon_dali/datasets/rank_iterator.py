@@ -17,7 +17,7 @@ from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
-from energon_dali.shards.storage.retry import RetryScope, forget_scope, retry_scope
+from energon_dali.shards.storage.store import RetryScope, forget_scope, retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool

@@ -30,7 +30,7 @@ from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.loader.watchdog import Watchdog
-from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from energon_dali.shards.storage.store import RetryScope, retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import State

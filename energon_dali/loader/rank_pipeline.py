@@ -10,7 +10,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.workers.pool import WorkerPool
-from energon_dali.shards.storage.retry import RetryScope
+from energon_dali.shards.storage.store import RetryScope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics

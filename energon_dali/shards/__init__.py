@@ -14,7 +14,7 @@ from energon_dali.shards.meta.dataset_config import is_crude, read_dataset_confi
 from energon_dali.shards.prepare import PrepareResult, UnreadablePart, prepare_dataset
 from energon_dali.shards.reader import RawSample, ShardReader
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.retry import RetryPolicy
+from energon_dali.shards.storage.store import RetryPolicy
 
 __all__ = [
     "ExtentIndex",

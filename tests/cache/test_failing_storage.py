@@ -23,7 +23,7 @@ from energon_dali.errors import DatasetError, StoreUnavailableError
 from energon_dali.shards import ExtentIndex, RetryPolicy, StoragePath, prepare_dataset, prepare_jsonl
 from energon_dali.shards.documents.sqlite_file import SqliteFile
 from energon_dali.shards.storage import local, store
-from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from energon_dali.shards.storage.store import RetryScope, retry_scope
 from tests.shards.failing_storage import FakeClock, failing_preads
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions

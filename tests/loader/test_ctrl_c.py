@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from energon_dali import BatchDataset, MapDataset, get_savable_loader
-from energon_dali.shards.storage.retry import current_scope
+from energon_dali.shards.storage.store import current_scope
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import tree
 

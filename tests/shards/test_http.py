@@ -13,7 +13,7 @@ import pytest
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, RetryPolicy, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.storage import http, retry, store
-from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from energon_dali.shards.storage.store import RetryScope, retry_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions

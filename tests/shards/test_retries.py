@@ -25,7 +25,7 @@ from energon_dali.shards import (
     prepare_jsonl,
 )
 from energon_dali.shards.storage import local, retry, store
-from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from energon_dali.shards.storage.store import RetryScope, retry_scope
 from tests.shards.failing_storage import FakeClock, failing_preads
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions

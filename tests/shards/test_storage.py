@@ -23,7 +23,7 @@ from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedRea
 from energon_dali.shards.storage import local, retry
 from energon_dali.shards.storage.path import WindowReader
 from energon_dali.shards.storage.remote import RemoteReader
-from energon_dali.shards.storage.retry import RetryScope, retry_scope
+from energon_dali.shards.storage.store import RetryScope, retry_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions, write_tar

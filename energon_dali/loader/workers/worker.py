@@ -50,7 +50,7 @@ class WorkerTask(ProcessTask):
             ConnectionError: The rank hung up while a block was being sent.
         """
         from energon_dali.cache import pool_context
-        from energon_dali.shards.storage.retry import RetryScope, retry_scope
+        from energon_dali.shards.storage.store import RetryScope, retry_scope
 
         server = WorkerServer(channel, self)
         cache_pool = self.options.cache_pool

@@ -19,8 +19,8 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.local import Descriptor
-from energon_dali.shards.storage.retry import current_scope, with_retries
-from energon_dali.shards.storage.store import clock, store_of
+from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.store import clock, current_scope, store_of
 
 COPIED_BYTES = 16 << 30
 """Limit of the copies that a process keeps on disk of files whose servers do not answer range requests."""

@@ -1,23 +1,35 @@
-"""Stores: what fails and recovers as a whole, such as a mounted file system, a web server or a bucket."""
+"""Stores, which fail and recover as a whole (a mount, a web server, a bucket), and how long a loader waits for one."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from functools import lru_cache
+from types import TracebackType
 from urllib.parse import urlsplit
+
+from energon_dali.calls import explain_call
+from energon_dali.errors import ConfigError, StorageError
 
 Probe = Callable[[int], object]
 """Reads one byte at an offset of a file that was read before; raises if it cannot."""
+
+WARNING_SECONDS = 10.0
+"""Retries of one store are logged at most this often."""
 
 _FAILED_FILES = 1000
 """Failed files that are remembered per store."""
 
 _PREPARED = "/.nv-meta/"
 _OCTAL = re.compile(r"\\([0-7]{3})")
+
+_log = logging.getLogger(__name__)
 
 
 class Clock:
@@ -125,3 +137,131 @@ def _mount_of(folder: str) -> str:
     real = os.path.realpath(folder)
     inside = [mount for mount in mounts if real == mount or real.startswith(mount.rstrip("/") + "/")]
     return max(inside, key=len, default="/")
+
+
+@explain_call
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often a request for data is repeated after a transient error, and when a store counts as down.
+
+    Applies to local and mounted file systems, web servers and object stores alike. Missing files and denied permissions
+    are not retried.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    attempts: int = 5
+    """Attempts per request, at least 1."""
+    request_seconds: float = 30.0
+    """No attempt of a request starts later than this after its first one. If a web server sends nothing for a third of
+    this time, the attempt has failed."""
+    store_seconds: float = 120.0
+    """A running loader raises StoreUnavailableError after a store returned only errors for this long."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attempts, int) or self.attempts < 1:
+            raise ConfigError(f"RetryPolicy(attempts={self.attempts!r}) is invalid: give a whole number of at least 1.")
+        for name in ("request_seconds", "store_seconds"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, (int, float)) or not seconds >= 0:
+                raise ConfigError(f"RetryPolicy({name}={seconds!r}) is invalid: give a number of seconds, at least 0.")
+
+
+class RetryScope:
+    """The retries of one loader in one process: its policy, its counters, and a way to cancel its pauses.
+
+    Args:
+        policy: How often requests are repeated.
+        count: Adds to a counter, given its name and an amount; None counts nothing.
+        outlasts_stores: Wait for a store that is down. False raises StorageError after one budget.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy | None = None,
+        count: Callable[[str, int], None] | None = None,
+        *,
+        outlasts_stores: bool = True,
+    ) -> None:
+        self.policy = policy or RetryPolicy()
+        self.outlasts_stores = outlasts_stores
+        self._count = count
+        self._cancelled = threading.Event()
+        self._down_since: dict[Store, float] = {}
+
+    def cancel(self) -> None:
+        """Cancels all pauses: failed requests raise StorageError at once."""
+        self._cancelled.set()
+
+    def seconds_down(self, store: Store, now: float) -> float:
+        """Returns for how many seconds a store, of which a request just failed, has returned only errors."""
+        since = self._down_since.setdefault(store, now)
+        if store.last_success > since:
+            since = self._down_since[store] = now
+        return now - since
+
+    def pause(self, seconds: float, store: Store, what: str, error: Exception) -> None:
+        """Counts and logs a retry, and waits before it.
+
+        Raises:
+            StorageError: The loader was closed.
+        """
+        if self._count is not None:
+            self._count(f"retries.{store.name}", 1)
+        store.silent_retries += 1
+        now = clock.now()
+        if now - store.last_warning >= WARNING_SECONDS:
+            others = f" ({store.silent_retries} retries since the last warning)" if store.silent_retries > 1 else ""
+            store.last_warning, store.silent_retries = now, 0
+            _log.warning("Could not %s: %s. Trying again%s.", what, error_text(error), others)
+        if clock.wait(self._cancelled, seconds):
+            raise StorageError(f"Could not {what}: {error_text(error)}. The loader was closed meanwhile.") from error
+
+
+_NO_LOADER = RetryScope(outlasts_stores=False)
+_SCOPE: ContextVar[RetryScope] = ContextVar("energon_dali_retry_scope", default=_NO_LOADER)
+
+
+def current_scope() -> RetryScope:
+    """Returns the scope in which this thread reads; outside a loader, one with the default policy."""
+    return _SCOPE.get()
+
+
+class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
+    """Context manager that makes requests of this thread use a scope; None keeps the current one.
+
+    Args:
+        scope: The scope.
+    """
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, scope: RetryScope | None) -> None:
+        self._scope = scope
+        self._token: Token[RetryScope] | None = None
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._token = _SCOPE.set(self._scope)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            _SCOPE.reset(self._token)
+
+
+def forget_scope(scope: RetryScope) -> None:
+    """Makes this thread leave a scope, in case Ctrl-C interrupted the exit of its `with` block.
+
+    Args:
+        scope: The scope of a closed loader.
+    """
+    if _SCOPE.get() is scope:
+        _SCOPE.set(_NO_LOADER)
+
+
+def error_text(error: Exception) -> str:
+    """Returns the type and the message of an error."""
+    return f"{type(error).__name__}: {error}"
