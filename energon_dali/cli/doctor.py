@@ -1,4 +1,4 @@
-"""`energon-dali doctor`: says what this machine has and lacks, and what to do about it."""
+"""`energon-dali doctor`: checks what this machine has and lacks, and says what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from energon_dali.diagnosis import ThisHost, WantedDevice, diagnose
+from energon_dali.diagnosis import Host, WantedDevice, diagnose
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import write_atomically
 
@@ -20,16 +20,16 @@ from energon_dali.shards.storage.atomic_file import write_atomically
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="What has to work: the CPU path (auto, cpu) or the GPU path; cpu does not look at the GPU.",
+    help="What must work: the CPU path (auto, cpu) or the GPU path; cpu does not check the GPU.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it to a file too.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it to a file.")
 def doctor(wanted: WantedDevice, json_file: Path | None) -> None:
     """Say what this machine has and lacks for decoding, and what to do about it.
 
-    Decodes a picture and a film on each device and runs a kernel, each in a process of its own. The exit status is 1 if
-    the path that --device asks for does not work.
+    Decodes an image and a video on each device and runs a kernel, each in its own process. The exit status is 1 if the
+    path that --device asks for does not work.
     """
-    diagnosis = diagnose(ThisHost(), wanted)
+    diagnosis = diagnose(Host(), wanted)
     for line in diagnosis.lines():
         click.echo(line)
     if json_file is not None:

@@ -12,10 +12,10 @@ from energon_dali.errors import EnergonDaliError
 
 @contextmanager
 def told_to_user() -> Iterator[None]:
-    """Shows an error of this package as its message alone, and ends the command with exit status 1.
+    """Prints only the message of an error of this package, and ends the command with exit status 1.
 
     Raises:
-        click.ClickException: Any error of this package was raised inside.
+        click.ClickException: An error of this package was raised inside.
     """
     try:
         yield

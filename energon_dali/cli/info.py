@@ -1,4 +1,4 @@
-"""`energon-dali info`: what a dataset holds."""
+"""`energon-dali info`: describes a dataset."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import click
 
 from energon_dali.cli.failure import told_to_user
-from energon_dali.cli.jsonl import describe_jsonl, is_jsonl
-from energon_dali.cli.metadataset import describe_file, is_metadataset
+from energon_dali.cli.single_file import (
+    describe_jsonl,
+    describe_metadataset,
+    format_size,
+    is_jsonl,
+    is_metadataset,
+)
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _USUAL_ORDER = ("train", "val", "test")
 
 
@@ -28,7 +32,7 @@ def info(path: str, split_config: str, dataset_config: str) -> None:
                 click.echo(line)
             return
         if is_metadataset(path):
-            for line in describe_file(path):
+            for line in describe_metadataset(path):
                 click.echo(line)
             return
         # The class name is shown, nothing is loaded, so the dataset needs no trust.
@@ -64,13 +68,3 @@ def describe(folder: WebdatasetFolder) -> Iterator[str]:
         shards = len(set(ranges.shard.tolist()))
         share = 100 * ranges.num_samples / total if total else 0.0
         yield f"    {part}: {ranges.num_samples:,} samples ({share:.1f}%) in {shards:,} shards"
-
-
-def format_size(size_bytes: int) -> str:
-    """Returns a size in the unit that suits it."""
-    size = float(size_bytes)
-    for unit in _UNITS:
-        if size < 1024 or unit == _UNITS[-1]:
-            return f"{size:.2f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable: the last unit takes any size")

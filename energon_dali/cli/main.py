@@ -1,4 +1,4 @@
-"""The `energon-dali` command: prepares datasets, describes them, looks into them, trains tasks."""
+"""The `energon-dali` command: prepares, describes and checks datasets, and trains tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOMES = {
 
 
 class _Commands(click.Group):
-    """Imports a command when it is used: the others need not be waited for, and Ctrl-C meanwhile ends it quietly."""
+    """Imports each command when it is used, which saves the time of importing the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_HOMES)
@@ -44,7 +44,7 @@ class _Commands(click.Group):
         except OSError as error:
             if traceback.extract_tb(error.__traceback__)[-1].name != click.echo.__name__:
                 raise
-            # What is left of the output is thrown away: Python would complain again at its end.
+            # Discard the rest of the output, or Python would complain again at exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.close(nowhere)

@@ -10,9 +10,8 @@ import click
 
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.failure import told_to_user
-from energon_dali.cli.jsonl import index_jsonl, is_jsonl
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, usable_workers
-from energon_dali.cli.metadataset import is_metadataset, prepare_file
+from energon_dali.cli.single_file import index_joins, index_jsonl, is_jsonl, is_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
 from energon_dali.shards.meta.dataset_config import CRUDE, write_dataset_config
 from energon_dali.shards.meta.document import META
@@ -93,7 +92,7 @@ def prepare(path: str, **given: object) -> None:
             )
             return
         if is_metadataset(path):
-            prepare_file(path)
+            index_joins(path)
             return
         root = StoragePath.of(path)
         if not root.is_dir():

@@ -1,4 +1,4 @@
-"""Checks of what works without a GPU: Python, the packages, and decoding on the CPU."""
+"""Checks of what works without a GPU: Python, the packages, decoding on the CPU, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from energon_dali import __version__
 from energon_dali.decode.dali.runtime.device import INSTALL_HINT
-from energon_dali.diagnosis.check import Check, Need
-from energon_dali.diagnosis.host import Host
+from energon_dali.diagnosis.host import Check, Host, Need
 
 PACKAGES = {
     "torch": ("torch", "tensors"),
@@ -22,16 +21,20 @@ PACKAGES = {
 """Package: (module, what it is for)."""
 
 _WANTED = {"av": "'av>=17.1,<19'"}
-"""What pip is to be told instead of the package's name: no other PyAV is known to do."""
+"""Argument for pip in place of the package's name: no other version of PyAV is known to work."""
 
 _FOR_URLS = "multi-storage-client"
-"""Imported where a shard is named by a URL alone: all else works without it."""
+"""Imported only for shards that are named by URL."""
+
+FEW_FILES = 4096
+"""Shards and blocks take file descriptors: with fewer, jobs with many shards and workers reach the limit."""
+LITTLE_SHARED_BYTES = 1 << 30
 
 DALI_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
 
 
 def dali_of(host: Host) -> tuple[str, str]:
-    """Returns (package, version) of DALI; two empty texts if it is not installed."""
+    """Returns (package, version) of DALI; two empty strings if it is not installed."""
     for package in DALI_PACKAGES:
         version = host.version(package)
         if version is not None:
@@ -48,7 +51,7 @@ def check_cpu_path(host: Host) -> Iterator[Check]:
     """Yields the checks of the CPU path.
 
     Args:
-        host: Where the facts come from.
+        host: The machine.
     """
     yield Check(
         name="energon_dali",
@@ -73,7 +76,7 @@ def _packages(host: Host) -> Iterator[Check]:
         wanted = _WANTED.get(package, package)
         remedy = f"pip install {wanted}"
         need: Need = "optional" if package == _FOR_URLS else "always"
-        if version is None and error:  # a module on PYTHONPATH has no version, and works
+        if version is None and error:  # without an error it is a module on PYTHONPATH, which has no version
             yield Check(
                 name=package, state="missing", found="not installed", needed_for=needed_for, need=need, remedy=remedy
             )
@@ -107,7 +110,7 @@ def _dali(host: Host) -> Iterator[Check]:
         )
         return
     if finding.error:
-        # Installed but broken: every DaliDecoder would try it.
+        # Installed but broken: every DaliDecoder would try to use it.
         yield Check(
             name="NVIDIA DALI",
             state="broken",
@@ -137,3 +140,60 @@ def _trial(host: Host, name: str, words: tuple[str, str], needed_for: str, remed
             name=name, state="broken", found=finding.error, needed_for=needed_for, need="always", remedy=remedy
         )
     return Check(name=name, state="ok", found="decoded", needed_for=needed_for, need="always")
+
+
+def check_limits(host: Host) -> Iterator[Check]:
+    """Yields the checks of limits; the package works whatever they find.
+
+    Args:
+        host: The machine.
+    """
+    allowed, present = host.cores()
+    quota = _quota(host)
+    few = quota is not None and quota < allowed
+    yield Check(
+        name="CPU cores",
+        state="ok",
+        needed_for="workers: use no more than there are cores",
+        found=f"{allowed} of {present}" + (f", {quota:g} by the quota of the container" if few else ""),
+    )
+    files = host.limit("nofile")
+    yield Check(
+        name="open files",
+        state="ok" if files < 0 or files >= FEW_FILES else "broken",
+        found=_shown(files),
+        needed_for="shards, and blocks on their way from workers",
+        remedy=f"ulimit -n 65536 (containers: --ulimit nofile=65536); {FEW_FILES} are enough for most jobs",
+    )
+    locked = host.limit("memlock")
+    yield Check(
+        name="locked memory",
+        state="ok",
+        found="unlimited" if locked < 0 else f"{locked / 2**20:.0f} MiB",
+        needed_for="RDMA; this package does not need any",
+    )
+    shared = host.free_bytes("/dev/shm")
+    little = shared is not None and shared < LITTLE_SHARED_BYTES
+    yield Check(
+        name="/dev/shm",
+        state="missing" if shared is None else "broken" if little else "ok",
+        found="not there" if shared is None else f"{shared / 2**30:.1f} GiB free",
+        needed_for="NCCL, other loaders; this one does not use it",
+        remedy="Start containers with --shm-size=8g or --ipc=host if you also use NCCL or a torch DataLoader",
+    )
+
+
+def _quota(host: Host) -> float | None:
+    """Returns the number of cores that the control group allows (cgroup v2, v1), None if it sets no limit."""
+    words = (host.text("/sys/fs/cgroup/cpu.max") or "").split()
+    if not words:
+        words = [host.text(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+    try:
+        quota, period = (float(word) for word in words[:2])
+    except ValueError:  # "max", or no such files
+        return None
+    return quota / period if quota > 0 < period else None
+
+
+def _shown(number: int) -> str:
+    return "unlimited" if number < 0 else str(number)

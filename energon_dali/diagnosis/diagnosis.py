@@ -1,4 +1,4 @@
-"""All checks of a machine, as a table and as plain values, and whether the path that is wanted works."""
+"""All checks of a machine, as a table and as plain values, and whether the wanted path works."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from energon_dali.diagnosis.check import Check
-from energon_dali.diagnosis.cpu_path import check_cpu_path
+from energon_dali.diagnosis.cpu_path import check_cpu_path, check_limits
 from energon_dali.diagnosis.gpu_path import check_gpu_path
-from energon_dali.diagnosis.host import Host
-from energon_dali.diagnosis.limits import check_limits
+from energon_dali.diagnosis.host import Check, Host
 
 WantedDevice = Literal["auto", "cpu", "gpu"]
 
@@ -20,29 +18,29 @@ _FOUND_WIDTH = 60
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found on a machine."""
+    """The results of all checks of a machine."""
 
     wanted: WantedDevice
-    """"cpu": the GPU was not looked at. "gpu": it has to work. "auto": it was looked at, and need not work."""
+    """"cpu": the GPU was not checked. "gpu": it must work. "auto": it was checked but need not work."""
     cpu_checks: tuple[Check, ...]
-    """What works without a GPU; here and below a later check may fail because of an earlier one."""
+    """Checks of the CPU path. Here and below, a later check may fail because of an earlier one."""
     gpu_checks: tuple[Check, ...]
-    """What the GPU path needs; none if it was not looked at."""
+    """Checks of the GPU path; none if it was not checked."""
     limit_checks: tuple[Check, ...]
-    """What the machine allows."""
+    """Checks of the limits of the machine."""
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All of them, in the order in which they are to be read."""
+        """All checks, in reading order."""
         return (*self.cpu_checks, *self.gpu_checks, *self.limit_checks)
 
     @property
     def works(self) -> bool:
-        """Whether the path that is wanted works."""
+        """Whether the wanted path works."""
         return not any(check.fails(gpu_wanted=self.wanted == "gpu") for check in self.checks)
 
     def lines(self) -> Iterator[str]:
-        """Yields a table of what was found, then what to do."""
+        """Yields the lines of a table of all checks, then what to do."""
         rows = [("", "what", "found", "needed for")]
         rows += [
             (check.state, check.name, textwrap.shorten(check.found, _FOUND_WIDTH, placeholder=" ..."), check.needed_for)
@@ -64,23 +62,23 @@ class Diagnosis:
         yield f"{path} {'works' if self.works else 'does not work'} here."
 
     def _wanted_checks(self) -> tuple[Check, ...]:
-        """Returns the checks that something may be done about: where there is no GPU, nothing for it is missed."""
+        """Returns the checks whose remedies to show: those of the GPU path are left out where there is no GPU."""
         first = self.gpu_checks[:1]
         if self.wanted == "auto" and first and first[0].name == "GPU" and first[0].state == "missing":
             return (*self.cpu_checks, *first, *self.limit_checks)
         return self.checks
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it as plain values."""
+        """Returns the diagnosis as plain values."""
         return {"wanted": self.wanted, "works": self.works, "checks": [check.to_json() for check in self.checks]}
 
 
 def diagnose(host: Host, wanted: WantedDevice = "auto") -> Diagnosis:
-    """Returns what a machine has and lacks. Tries it out in processes of their own; takes some seconds.
+    """Checks a machine. Each trial runs in its own process; all take some seconds.
 
     Args:
-        host: Where the facts come from.
-        wanted: Which path has to work; "cpu" does not look at the GPU.
+        host: The machine.
+        wanted: Which path has to work; "cpu" does not check the GPU.
     """
     gpu = () if wanted == "cpu" else tuple(check_gpu_path(host))
     return Diagnosis(wanted, tuple(check_cpu_path(host)), gpu, tuple(check_limits(host)))

@@ -1,13 +1,12 @@
-"""Checks of the GPU path: driver, GPU, libraries, Triton, and a picture, a film and a kernel on the GPU."""
+"""Checks of the GPU path: driver, GPU, libraries, Triton, and an image, a video and a kernel on the GPU."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from energon_dali.diagnosis.check import Check
 from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
-from energon_dali.diagnosis.host import Finding, Host
+from energon_dali.diagnosis.host import Check, Finding, Host
 from energon_dali.diagnosis.libraries import check_libraries
 
 MIN_DRIVER = {12: "525.60", 13: "580"}
@@ -15,29 +14,29 @@ MIN_DRIVER = {12: "525.60", 13: "580"}
 
 
 def check_gpu_path(host: Host) -> Iterator[Check]:
-    """Yields the checks of the GPU path; where no GPU is in sight, what depends on one is not tried.
+    """Yields the checks of the GPU path; without a visible GPU, those that need one are left out.
 
     Args:
-        host: Where the facts come from.
+        host: The machine.
     """
-    in_sight = host.has_gpu_in_sight()
-    if not in_sight:
+    has_gpu = host.shows_gpu()
+    if not has_gpu:
         yield Check(
             name="GPU",
             state="missing",
-            found="none in sight",
+            found="none visible",
             needed_for="the GPU path",
             need="gpu",
             remedy="On a machine with an NVIDIA GPU: install the driver, start containers with --gpus all, and let "
-            "CUDA_VISIBLE_DEVICES name the GPU or be unset. Without one nothing is to be done.",
+            "CUDA_VISIBLE_DEVICES name the GPU or be unset. On a machine without one there is nothing to do.",
         )
     else:
         yield from _driver(host)
-    yield _torch(host, in_sight)
+    yield _torch(host, has_gpu)
     if dali_of(host)[0]:
-        yield from check_libraries(host, in_sight)
+        yield from check_libraries(host, has_gpu)
     yield _triton(host)
-    if in_sight:
+    if has_gpu:
         yield from _trials(host)
 
 
@@ -90,7 +89,7 @@ def _driver(host: Host) -> Iterator[Check]:
         )
 
 
-def _torch(host: Host, in_sight: bool) -> Check:
+def _torch(host: Host, has_gpu: bool) -> Check:
     name, needed_for = "CUDA in torch", "tensors on the GPU"
     finding = host.probe("torch")
     if finding.error:
@@ -107,17 +106,17 @@ def _torch(host: Host, in_sight: bool) -> Check:
         return Check(
             name=name,
             state="missing",
-            found=f"{finding.facts['version']} is built for the CPU alone",
+            found=f"{finding.facts['version']} is built only for the CPU",
             needed_for=needed_for,
             need="gpu",
             remedy="pip uninstall torch, then pip install torch without a constraint or index of CPU builds; "
             "https://pytorch.org names the index of each CUDA",
         )
-    if in_sight and not finding.facts["available"]:
+    if has_gpu and not finding.facts["available"]:
         return Check(
             name=name,
             state="broken",
-            found=f"built for CUDA {cuda}, and finds no usable GPU",
+            found=f"built for CUDA {cuda}, but finds no usable GPU",
             needed_for=needed_for,
             need="gpu",
             remedy=f"Install a driver that runs CUDA {cuda}, or a torch built for the CUDA of this driver.",
@@ -147,17 +146,17 @@ def _triton(host: Host) -> Check:
         return Check(
             name=name,
             state="broken",
-            found=f"{version}, and torch wants {pinned}",
+            found=f"{version}, but torch requires {pinned}",
             needed_for=needed_for,
             remedy=wanted,
         )
     return Check(
-        name=name, state="ok", found=f"{version}, as torch wants it" if pinned else version, needed_for=needed_for
+        name=name, state="ok", found=f"{version}, as torch requires" if pinned else version, needed_for=needed_for
     )
 
 
 def _trials(host: Host) -> Iterator[Check]:
-    above = "See to the lines above first"
+    above = "First fix what the lines above report"
     yield _trial(
         host.probe("image", "gpu"), "JPEG, GPU", "images on the GPU", f"{above}; then report this line as it is."
     )
@@ -165,7 +164,7 @@ def _trials(host: Host) -> Iterator[Check]:
         host.probe("video", "gpu"),
         "H.264, NVDEC",
         "videos on the GPU",
-        f"{above} (libnvcuvid.so.1 most of all); some GPUs have no NVDEC. Until then videos are decoded by PyAV.",
+        f"{above} (libnvcuvid.so.1 most of all); some GPUs have no NVDEC. Until then PyAV decodes videos.",
     )
     yield _trial(
         host.probe("kernel"),

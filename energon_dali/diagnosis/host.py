@@ -1,4 +1,4 @@
-"""Where a diagnosis gets its facts from: this machine, or what a test makes up."""
+"""The facts of a machine that its diagnosis asks for, and how one thing that was checked is reported."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Limit = Literal["nofile", "memlock"]
+State = Literal["ok", "missing", "broken"]
+Need = Literal["always", "gpu", "optional"]
 
 _LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a probe gave."""
+    """The result of a probe."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     """Plain values; empty if it failed."""
@@ -29,57 +31,62 @@ class Finding:
     """Why it failed, in one line; "" if it did not."""
 
 
-class Host(Protocol):
-    """The facts of a machine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of a diagnosis: what was checked, what was found, and what to do about it."""
 
-    def version(self, package: str) -> str | None:
-        """Returns the version of an installed package, None if it is not installed."""
+    name: str
+    """What was checked."""
+    state: State
+    """"missing": it is not there. "broken": it is there but does not work."""
+    found: str
+    """Version, number or error, in one line."""
+    needed_for: str
+    """What does not work without it."""
+    need: Need = "optional"
+    """"always": nothing works without it. "gpu": the GPU path does not. "optional": something is slower or missing."""
+    remedy: str = ""
+    """What to do if the state is not "ok"."""
 
-    def requirements(self, package: str) -> list[str]:
-        """Returns what an installed package requires, as its metadata says it."""
+    def fails(self, *, gpu_wanted: bool) -> bool:
+        """Returns whether this keeps the wanted path from working.
 
-    def probe(self, name: str, *words: str) -> Finding:
-        """Returns what a function of `probes` finds, run in a process of its own: it may crash."""
+        Args:
+            gpu_wanted: Whether the GPU path is wanted.
+        """
+        return self.state != "ok" and (self.need == "always" or (self.need == "gpu" and gpu_wanted))
 
-    def text(self, path: str) -> str | None:
-        """Returns the text of a file, None if it cannot be read."""
-
-    def has_gpu_in_sight(self) -> bool:
-        """Returns whether the machine shows a GPU to this process."""
-
-    def limit(self, name: Limit) -> int:
-        """Returns the soft limit of this process; -1 where there is none."""
-
-    def free_bytes(self, path: str) -> int | None:
-        """Returns what is free on a file system, None if it is not there."""
-
-    def cores(self) -> tuple[int, int]:
-        """Returns the processor cores that this process may use, and those of the machine."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as plain values."""
+        return asdict(self)
 
 
-class ThisHost:
-    """The machine that this process runs on.
+class Host:
+    """The facts of the machine that this process runs on. Tests derive from it to make facts up.
 
     Args:
-        timeout_seconds: After that a probe counts as failed.
+        timeout_seconds: A probe that takes longer counts as failed.
     """
 
     def __init__(self, timeout_seconds: float = 120) -> None:
         self._timeout_seconds = timeout_seconds
 
     def version(self, package: str) -> str | None:
+        """Returns the version of an installed package, None if it is not installed."""
         try:
             return importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             return None
 
     def requirements(self, package: str) -> list[str]:
+        """Returns the requirements in the metadata of an installed package."""
         try:
             return list(importlib.metadata.requires(package) or ())
         except importlib.metadata.PackageNotFoundError:
             return []
 
     def probe(self, name: str, *words: str) -> Finding:
+        """Runs a function of `probes` in its own process, because it may crash, and returns what it found."""
         command = [sys.executable, "-m", "energon_dali.diagnosis.probes", name, *words]
         try:
             done = subprocess.run(
@@ -99,25 +106,30 @@ class ThisHost:
         return Finding(error=facts["error"]) if "error" in facts else Finding(facts)
 
     def text(self, path: str) -> str | None:
+        """Returns the text of a file, None if it cannot be read."""
         try:
             return Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
-    def has_gpu_in_sight(self) -> bool:
+    def shows_gpu(self) -> bool:
+        """Returns whether the machine shows a GPU to this process."""
         from energon_dali.decode.dali.runtime.device import sees_gpu
 
         return sees_gpu()
 
     def limit(self, name: Limit) -> int:
+        """Returns a soft limit of this process; -1 if there is none."""
         soft, _ = resource.getrlimit(_LIMITS[name])
         return -1 if soft == resource.RLIM_INFINITY else soft
 
     def free_bytes(self, path: str) -> int | None:
+        """Returns the free bytes of a file system, None if it does not exist."""
         try:
             return shutil.disk_usage(path).free
         except OSError:
             return None
 
     def cores(self) -> tuple[int, int]:
+        """Returns the number of CPU cores that this process may use, and the number of the machine."""
         return len(os.sched_getaffinity(0)), os.cpu_count() or 1

@@ -1,31 +1,30 @@
-"""Checks of the libraries of NVIDIA that DALI loads when it needs them."""
+"""Checks of the NVIDIA libraries that DALI loads when it needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from energon_dali.diagnosis.check import Check, Need
 from energon_dali.diagnosis.cpu_path import cuda_major_of, dali_of
-from energon_dali.diagnosis.host import Host
+from energon_dali.diagnosis.host import Check, Host, Need
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Shared libraries that come in one package, by major version of CUDA."""
+    """Shared libraries that one package contains, by major version of CUDA."""
 
     title: str
-    """What people call it."""
+    """Its usual name."""
     stems: tuple[str, ...]
     """Names of the files, without version."""
     versions: tuple[int, int]
-    """Of the files, for CUDA 12 and 13."""
+    """Versions of the files for CUDA 12 and 13."""
     packages: tuple[str, str]
-    """For CUDA 12 and 13."""
+    """Packages for CUDA 12 and 13."""
     needed_for: str
     """What does not work without it."""
     need: Need = "gpu"
-    """How badly."""
+    """Which path does not work without it."""
 
     def names(self, cuda: int) -> list[str]:
         """Returns the names of the files for a major version of CUDA, 12 or 13."""
@@ -58,18 +57,18 @@ LIBRARIES = (
         "cuFFT", ("libcufft",), (11, 12), ("nvidia-cufft-cu12", "nvidia-cufft"), "DALI's operators on sound", "optional"
     ),
 )
-"""In DALI's packages or those of CUDA. Where NPP is missing, whether videos decode is what the trial says."""
+"""From DALI's packages or those of CUDA. If NPP is missing, the trial shows whether videos can be decoded."""
 
 NVJPEG = LIBRARIES[1]
 NVDEC = "libnvcuvid.so.1"
 
 
-def check_libraries(host: Host, in_sight: bool) -> Iterator[Check]:
-    """Yields a check for each library, and for the hardware that two of them stand for.
+def check_libraries(host: Host, has_gpu: bool) -> Iterator[Check]:
+    """Yields a check for each library, and for the hardware behind two of them: NVDEC and the JPEG engine.
 
     Args:
-        host: Where the facts come from.
-        in_sight: Whether there is a GPU to try them on.
+        host: The machine.
+        has_gpu: Whether there is a GPU to try them on.
     """
     cuda = cuda_major_of(host)
     finding = host.probe("libraries", *(name for library in LIBRARIES for name in library.names(cuda)), NVDEC)
@@ -85,13 +84,13 @@ def check_libraries(host: Host, in_sight: bool) -> Iterator[Check]:
             remedy=f"pip install {library.packages[cuda == 13]}; or add the folder that holds {first} to "
             "LD_LIBRARY_PATH",
         )
-    if not in_sight:
+    if not has_gpu:
         return
-    place = str(finding.facts.get(NVDEC, ""))
+    path = str(finding.facts.get(NVDEC, ""))
     yield Check(
         name="NVDEC",
-        state="ok" if place else "missing",
-        found=finding.error or _short(place) or f"no {NVDEC}",
+        state="ok" if path else "missing",
+        found=finding.error or _short(path) or f"no {NVDEC}",
         needed_for="videos on the GPU",
         need="gpu",
         remedy="It belongs to the driver. In containers set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on "
@@ -110,7 +109,7 @@ def _jpeg_engine(host: Host, library: str) -> Check:
             state="broken",
             found=finding.error,
             needed_for=needed_for,
-            remedy="See to nvJPEG above; CUDA cores decode meanwhile.",
+            remedy="Fix nvJPEG above; until then CUDA cores decode.",
         )
     engines, cores = finding.facts["engines"], finding.facts["cores"]
     if not engines:
@@ -119,12 +118,12 @@ def _jpeg_engine(host: Host, library: str) -> Check:
             state="missing",
             found="this GPU has none",
             needed_for=needed_for,
-            remedy="Nothing is to be done: CUDA cores decode instead.",
+            remedy="There is nothing to do: CUDA cores decode instead.",
         )
     return Check(name=name, state="ok", found=f"{engines} with {cores} cores each", needed_for=needed_for)
 
 
-def _short(place: str) -> str:
-    """Returns the end of a path, which says more than its beginning."""
-    parts = place.split("/")
-    return place if len(parts) < 6 else "/".join(["...", *parts[-4:]])
+def _short(path: str) -> str:
+    """Returns the end of a path, which tells more than its beginning."""
+    parts = path.split("/")
+    return path if len(parts) < 6 else "/".join(["...", *parts[-4:]])

@@ -1,6 +1,6 @@
 """`python -m energon_dali.diagnosis.probes NAME [WORD ...]`: finds out one thing and prints it as a line of JSON.
 
-Each runs in a process of its own, as a broken driver or library may end it.
+Each probe runs in its own process, because a broken driver or library may end it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _CUDA_MAJOR_ATTRIBUTE, _CUDA_MINOR_ATTRIBUTE = 75, 76  # CUdevice_attribute: com
 
 
 def imports(*modules: str) -> dict[str, Any]:
-    """Returns {module: ""}, or what its import raised in place of ""."""
+    """Returns {module: error of its import}, "" if there was none."""
     found = {}
     for module in modules:
         try:
             import_module(module)
             found[module] = ""
-        except Exception as error:  # whatever a broken installation raises is the finding
+        except Exception as error:  # a broken installation may raise anything
             found[module] = _one_line(error)
     return found
 
 
 def torch_build() -> dict[str, Any]:
-    """Returns the version of torch, the CUDA it was built for (None: the CPU alone), and whether it sees a GPU."""
+    """Returns the version of torch, the CUDA it was built for (None: only the CPU), and whether it sees a GPU."""
     import torch
 
     return {"version": torch.__version__, "cuda": torch.version.cuda, "available": torch.cuda.is_available()}
 
 
 def dali_build() -> dict[str, Any]:
-    """Returns the version of DALI, the major version of CUDA it was built for, and the number of GPUs it sees."""
+    """Returns the version of DALI and the number of GPUs it sees."""
     from energon_dali.decode.dali.runtime.library import load_backend, load_dali
 
     try:
@@ -54,10 +54,10 @@ def dali_build() -> dict[str, Any]:
 
 
 def cuda_devices() -> dict[str, Any]:
-    """Returns what libcuda says: the newest CUDA that the driver runs, and each GPU's name, capability and memory.
+    """Returns, from libcuda, the newest CUDA that the driver runs, and each GPU's name, capability and memory.
 
     Raises:
-        DeviceError: The driver answers with an error.
+        DeviceError: The driver returns an error.
     """
     cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -91,7 +91,7 @@ def driver_version() -> dict[str, Any]:
     """Returns the version of the driver: from NVML, else the kernel module, else nvidia-smi.
 
     Raises:
-        DeviceError: None of them says it.
+        DeviceError: None of them knows it.
     """
     with contextlib.suppress(Exception):  # not installed, no driver, or one that does not fit
         import pynvml
@@ -105,15 +105,15 @@ def driver_version() -> dict[str, Any]:
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise DeviceError("Neither NVML, /sys/module/nvidia nor nvidia-smi tells of a driver.") from error
+        raise DeviceError("Neither NVML, /sys/module/nvidia nor nvidia-smi finds a driver.") from error
     return {"version": said.split()[0] if said.split() else "unknown", "from": "nvidia-smi"}
 
 
 def libraries(*names: str) -> dict[str, Any]:
-    """Returns {library: where it was loaded from}, "" where it is not found; looks where DALI looks.
+    """Returns {library: path it was loaded from}, "" if it is not found; searches where DALI does.
 
     Args:
-        *names: Such as "libnppc.so.12".
+        *names: File names such as "libnppc.so.12".
     """
     return {name: _load(name)[1] for name in names}
 
@@ -125,7 +125,7 @@ def jpeg_engine(library: str) -> dict[str, Any]:
         library: Name of nvJPEG, such as "libnvjpeg.so.12".
 
     Raises:
-        DeviceError: nvJPEG is not found or answers with an error.
+        DeviceError: nvJPEG is not found or returns an error.
     """
     nvjpeg, _ = _load(library)
     if nvjpeg is None:
@@ -142,15 +142,15 @@ def jpeg_engine(library: str) -> dict[str, Any]:
 
 
 def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
-    """Returns a library and where it was found: beside the packages of NVIDIA, in the toolkit, by the loader."""
-    places = [place for folder in sys.path for place in glob(os.path.join(folder, "nvidia", "*", "lib*", name))]
-    places += [place for folder in sys.path for place in glob(os.path.join(folder, "nvidia", "*", name))]
-    for place in (*places, os.path.join("/usr/local/cuda/lib64", name), name):
-        if place != name and not os.path.exists(place):
+    """Returns a library and its path, from NVIDIA's Python packages, the CUDA toolkit or the dynamic linker."""
+    paths = [path for folder in sys.path for path in glob(os.path.join(folder, "nvidia", "*", "lib*", name))]
+    paths += [path for folder in sys.path for path in glob(os.path.join(folder, "nvidia", "*", name))]
+    for path in (*paths, os.path.join("/usr/local/cuda/lib64", name), name):
+        if path != name and not os.path.exists(path):
             continue
         try:
-            return ctypes.CDLL(place), place
-        except OSError:  # the next may be whole
+            return ctypes.CDLL(path), path
+        except OSError:  # the next one may load
             continue
     return None, ""
 
@@ -160,7 +160,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def main(name: str, *words: str) -> None:
-    """Prints what a probe finds, or {"error": why it failed}."""
+    """Prints what a probe found, or {"error": why it failed}."""
     from energon_dali.diagnosis import trials
 
     known: dict[str, Callable[..., dict[str, Any]]] = {
@@ -177,10 +177,10 @@ def main(name: str, *words: str) -> None:
     }
     try:
         found = known[name](*words)
-    except Exception as error:  # the finding is that it fails, and why
+    except Exception as error:  # the error is the finding
         found = {"error": _one_line(error)}
     print(json.dumps(found), flush=True)
-    os._exit(0)  # what was found stands; libraries that crash when they are taken apart do not change it
+    os._exit(0)  # skips the libraries' exit handlers, which may crash
 
 
 if __name__ == "__main__":

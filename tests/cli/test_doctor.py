@@ -11,14 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from energon_dali.cli.main import main
-from energon_dali.diagnosis import Diagnosis, Finding, ThisHost, diagnose
+from energon_dali.diagnosis import Diagnosis, Finding, Host, diagnose
 from energon_dali.diagnosis.libraries import LIBRARIES, NVDEC
 
 
-class MadeUpHost:
+class MadeUpHost(Host):
     """A GPU host where everything works; tests take pieces away."""
 
     def __init__(self, cuda: int = 13) -> None:
+        super().__init__()
         self.versions: dict[str, str] = {
             "torch": "2.11.0",
             "numpy": "2.4.6",
@@ -31,7 +32,7 @@ class MadeUpHost:
             f"nvidia-dali-cuda{cuda}0": "2.4.0",
         }
         self.required = ["filelock", 'triton==3.7.0; platform_system == "Linux"']
-        self.gpu_in_sight = True
+        self.gpu_visible = True
         self.texts: dict[str, str] = {}
         self.limits = {"nofile": 65536, "memlock": -1}
         self.shared: int | None = 64 << 30
@@ -65,8 +66,8 @@ class MadeUpHost:
     def text(self, path: str) -> str | None:
         return self.texts.get(path)
 
-    def has_gpu_in_sight(self) -> bool:
-        return self.gpu_in_sight
+    def shows_gpu(self) -> bool:
+        return self.gpu_visible
 
     def limit(self, name: str) -> int:
         return self.limits[name]
@@ -119,7 +120,7 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "old driver": (finds("driver", version="570.1"), "driver", "broken", "580 or newer", "gpu"),
     "no libcuda": (fails("cuda", error="OSError: libcuda.so.1"), "libcuda.so.1", "broken", "--gpus all", "gpu"),
     "hidden GPU": (finds("cuda", devices=[]), "GPU", "missing", "CUDA_VISIBLE_DEVICES", "gpu"),
-    "no GPU": (has(gpu_in_sight=False), "GPU", "missing", "install the driver", "gpu"),
+    "no GPU": (has(gpu_visible=False), "GPU", "missing", "install the driver", "gpu"),
     "no NVDEC": (finds("libraries", **{NVDEC: ""}), "NVDEC", "missing", "NVIDIA_DRIVER_CAPABILITIES", "gpu"),
     "no nvJPEG": (finds("libraries", **{"libnvjpeg.so.13": ""}), "nvJPEG", "missing", "nvidia-nvjpeg;", "gpu"),
     "no NPP": (finds("libraries", **{"libnppig.so.13": ""}), "NPP", "missing", "pip install nvidia-npp;", ""),
@@ -167,7 +168,7 @@ def test_without_dali_and_gpu_the_cpu_path_works_and_little_is_advised() -> None
     host = MadeUpHost()
     del host.versions["nvidia-dali-cuda130"]
     host.findings["dali",] = Finding(error="ModuleNotFoundError: no nvidia")
-    host.gpu_in_sight = False
+    host.gpu_visible = False
     host.findings["torch",] = Finding({"version": "2.11.0+cpu", "cuda": None, "available": False})
     diagnosis = diagnose(host)
     assert diagnosis.works
@@ -197,7 +198,7 @@ def test_quotas_of_containers_are_seen(texts: dict[str, str], shown: str) -> Non
 
 
 def test_a_probe_that_fails_hangs_or_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = ThisHost()
+    host = Host()
     assert host.probe("imports", "json", "no_such_module").facts == {
         "json": "",
         "no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
@@ -205,7 +206,7 @@ def test_a_probe_that_fails_hangs_or_dies_is_a_finding(monkeypatch: pytest.Monke
     assert host.probe("jpeg_engine", "libnothing.so.1").error == "DeviceError: libnothing.so.1 is not found."
     assert host.probe("no_such_probe").error == "KeyError: 'no_such_probe'"
     assert host.probe("imports", "tests.cli.ending").error == "the process was ended by SIGSEGV"
-    assert ThisHost(timeout_seconds=0.5).probe("imports", "tests.cli.endless").error == "no answer within 0.5 s"
+    assert Host(timeout_seconds=0.5).probe("imports", "tests.cli.endless").error == "no answer within 0.5 s"
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -222,12 +223,12 @@ def test_this_machine(tmp_path: Path) -> None:
 def test_the_exit_status_is_that_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     for works in (True, False):
         monkeypatch.setattr(Diagnosis, "works", works)
-        monkeypatch.setattr("energon_dali.cli.doctor.ThisHost", MadeUpHost)
+        monkeypatch.setattr("energon_dali.cli.doctor.Host", MadeUpHost)
         assert CliRunner().invoke(main, ["doctor", "--device", "gpu"]).exit_code == (not works)
 
 
 def test_a_report_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("energon_dali.cli.doctor.ThisHost", MadeUpHost)
+    monkeypatch.setattr("energon_dali.cli.doctor.Host", MadeUpHost)
     (tmp_path / "file").touch()
     done = CliRunner().invoke(main, ["doctor", "--json", str(tmp_path / "file" / "doctor.json")])
     assert done.exit_code == 1
@@ -238,8 +239,8 @@ def test_a_report_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch
 def test_what_urls_alone_need_keeps_no_path_from_working() -> None:
     host = MadeUpHost()
     host.findings[("imports",)] = Finding({"multistorageclient": "ModuleNotFoundError: No module named 'xattr'"})
-    diagnosis = diagnose(host, "gpu")  # type: ignore[arg-type]
+    diagnosis = diagnose(host, "gpu")
     (check,) = [check for check in diagnosis.checks if check.name == "multi-storage-client"]
     assert (check.state, diagnosis.works) == ("broken", True)
     host.findings[("imports",)] = Finding({"av": "ImportError: libav.so"})
-    assert not diagnose(host, "gpu").works  # type: ignore[arg-type]
+    assert not diagnose(host, "gpu").works

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_dali.build.datasets import get_val_datasets
-from energon_dali.cli.jsonl import is_jsonl
-from energon_dali.cli.lint.flaw import Flaw
-from energon_dali.cli.lint.index_check import check_index
-from energon_dali.cli.lint.sample_check import check_samples
-from energon_dali.cli.metadataset import is_metadataset
+from energon_dali.cli.lint.checks import Flaw, check_index, check_samples
+from energon_dali.cli.single_file import is_jsonl, is_metadataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.metadataset.join.reader import JoinedReader
