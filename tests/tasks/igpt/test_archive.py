@@ -42,6 +42,26 @@ def test_what_python_3_writes_is_read(protocol: int, order: Any) -> None:
     assert found == value
 
 
+def test_the_binary_archive_holds_the_same(archive: Path, tmp_path: Path) -> None:
+    files = {}
+    for name in (*TRAIN, "test_batch"):
+        data, labels = pictures(name, 10 if name == "test_batch" else PER_BATCH)
+        rows = np.concatenate([np.array(labels, np.uint8)[:, None], data], axis=1)
+        files[f"cifar-10-batches-bin/{name}.bin"] = rows.tobytes()
+    files["cifar-10-batches-bin/batches.meta.txt"] = "\n".join([*CLASSES, "", ""]).encode()
+    found, expected = read_archive(write_archive(tmp_path, files)), read_archive(archive)
+    assert found.classes == expected.classes
+    for mine, theirs in ((found.train, expected.train), (found.test, expected.test)):
+        assert np.array_equal(mine.pixels, theirs.pixels)
+        assert np.array_equal(mine.labels, theirs.labels)
+    cut = {name: data[:-1] if name.endswith("1.bin") else data for name, data in files.items()}
+    with pytest.raises(DatasetFormatError, match=r"data_batch_1\.bin of .* bytes, which are not rows of 3073"):
+        read_archive(write_archive(tmp_path, cut))
+    files.pop("cifar-10-batches-bin/test_batch.bin")
+    with pytest.raises(DatasetFormatError, match=r"has no cifar-10-batches-bin/test_batch\.bin"):
+        read_archive(write_archive(tmp_path, files))
+
+
 class Runs:
     """Runs a command where it is unpickled by the usual reader."""
 

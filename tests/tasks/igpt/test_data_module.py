@@ -175,6 +175,24 @@ def test_what_cannot_work_is_said_in_words(options: dict[str, Any], message: str
         module(tmp_path, **options).prepare_data()
 
 
+def test_without_arguments_data_is_missed_only_when_it_is_asked_for() -> None:
+    assert ImageGPTDataConfig().data_dir is None
+    data = ImageGPTDataModule()
+    with pytest.raises(ConfigError, match="data_dir was not given"):
+        data.prepare_data("what", older="callers gave")
+    with pytest.raises(ConfigError, match="known after prepare_data"):
+        _ = data.model_data_kwargs
+
+
+def test_the_binary_archive_is_taken_where_there_is_no_other(tmp_path: Path) -> None:
+    cfg = ImageGPTDataConfig(data_dir=tmp_path)
+    assert cfg.archive_path.name == "cifar-10-python.tar.gz"
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
+    assert cfg.archive_path.name == "cifar-10-binary.tar.gz"
+    (tmp_path / "cifar-10-python.tar.gz").touch()
+    assert cfg.archive_path.name == "cifar-10-python.tar.gz"
+
+
 def test_numbers_are_known_after_setup(folder: Path) -> None:
     data = module(folder)
     with pytest.raises(ConfigError, match="known after prepare_data"):

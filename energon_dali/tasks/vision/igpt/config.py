@@ -13,6 +13,7 @@ from energon_dali.tasks.vision.igpt.cifar.shards import SplitRecipe
 
 DATASETS = ("cifar10",)
 ARCHIVE_NAME = "cifar-10-python.tar.gz"
+BINARY_ARCHIVE_NAME = "cifar-10-binary.tar.gz"
 
 
 @dataclass(kw_only=True)
@@ -30,7 +31,7 @@ class ImageGPTDataConfig(TransformerDataConfig):
     data_dir: str | Path | None = None
     """Folder of the archive and of the shards that are made of it; needed once data is asked for."""
     archive: str | None = None
-    """The archive cifar-10-python.tar.gz, or one in its format; None is the one in data_dir."""
+    """An archive in the format of cifar-10-python.tar.gz or cifar-10-binary.tar.gz; None is the one in data_dir."""
     download: bool = True
     """Fetch the archive if it is not in data_dir; its checksum must be the official one."""
     url: str = CIFAR10_URL
@@ -79,8 +80,15 @@ class ImageGPTDataConfig(TransformerDataConfig):
 
     @property
     def archive_path(self) -> Path:
-        """Where the archive is, or goes."""
-        return Path(self.archive).expanduser() if self.archive else self.folder / ARCHIVE_NAME
+        """Where the archive is, or goes: the one for Python, unless there is only the binary one.
+
+        Raises:
+            ConfigError: Neither archive nor data_dir was given.
+        """
+        if self.archive:
+            return Path(self.archive).expanduser()
+        path, binary = self.folder / ARCHIVE_NAME, self.folder / BINARY_ARCHIVE_NAME
+        return binary if binary.exists() and not path.exists() else path
 
     @property
     def recipe(self) -> SplitRecipe:

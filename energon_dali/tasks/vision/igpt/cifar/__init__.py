@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energon_dali.tasks.vision.igpt.cifar.archive import CifarArchive, LabelledPictures, read_archive
+from energon_dali.tasks.vision.igpt.cifar.archive import CifarArchive, LabelledImages, read_archive
 from energon_dali.tasks.vision.igpt.cifar.download import CIFAR10_MD5, CIFAR10_URL, download, md5_of
 
-__all__ = ["CIFAR10_MD5", "CIFAR10_URL", "CifarArchive", "LabelledPictures", "download", "md5_of", "read_archive"]
+__all__ = ["CIFAR10_MD5", "CIFAR10_URL", "CifarArchive", "LabelledImages", "download", "md5_of", "read_archive"]

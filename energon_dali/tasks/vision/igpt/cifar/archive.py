@@ -1,4 +1,4 @@
-"""The official CIFAR-10 archive for Python: what it holds, read without unpacking it."""
+"""The official CIFAR-10 archives, for Python and in binary form: what they hold, read without unpacking them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.tasks.vision.igpt.cifar.plain_pickle import load_plain
 
 SIDE_PX = 32
-"""Width and height of a picture."""
-FOLDER = "cifar-10-batches-py"
-TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-TEST_BATCH = "test_batch"
-META = "batches.meta"
+"""Width and height of an image."""
+_TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
+_PYTHON = tuple(f"cifar-10-batches-py/{name}" for name in (*_TRAIN, "test_batch", "batches.meta"))
+_BINARY = tuple(
+    f"cifar-10-batches-bin/{name}" for name in (*(f"{n}.bin" for n in (*_TRAIN, "test_batch")), "batches.meta.txt")
+)
+"""The files of an archive: of training in their order, of the test, and the names of the classes."""
+_ROW_BYTES = 3 * SIDE_PX * SIDE_PX
 _CHUNK_BYTES = 1 << 20
 _MAX_MEMBER_BYTES = 128 << 20
 """The official files are of 31 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LabelledPictures:
-    """Pictures and their classes."""
+class LabelledImages:
+    """Images and their classes."""
 
     pixels: NDArray[np.uint8]
     """uint8[N, 32, 32, 3]."""
@@ -43,42 +46,40 @@ class CifarArchive:
 
     classes: tuple[str, ...]
     """Names of the classes."""
-    train: LabelledPictures
-    """The pictures of data_batch_1 to data_batch_5, in this order."""
-    test: LabelledPictures
-    """Those of test_batch."""
+    train: LabelledImages
+    """The images of data_batch_1 to data_batch_5, in this order."""
+    test: LabelledImages
+    """The images of test_batch."""
 
 
 def read_archive(path: str | os.PathLike[str]) -> CifarArchive:
-    """Returns the pictures of an archive in the format of cifar-10-python.tar.gz; nothing is unpacked to disk.
+    """Returns the images of an archive; nothing is unpacked to disk. Formats: https://www.cs.toronto.edu/~kriz/cifar.html.
 
     Args:
-        path: The .tar.gz file.
+        path: A .tar.gz file in the format of cifar-10-python.tar.gz or cifar-10-binary.tar.gz.
 
     Raises:
         DatasetFormatError: It is damaged or cut off, a file is missing, or one holds what does not belong there.
         StorageError: It cannot be read.
     """
-    wanted = (*TRAIN_BATCHES, TEST_BATCH, META)
-    files = _read_members(Path(path), {f"{FOLDER}/{name}" for name in wanted})
-    missing = [name for name in wanted if f"{FOLDER}/{name}" not in files]
+    files = _read_members(Path(path), {*_PYTHON, *_BINARY})
+    binary = any(name in files for name in _BINARY)
+    wanted = _BINARY if binary else _PYTHON
+    missing = [name for name in wanted if name not in files]
     if missing:
         raise DatasetFormatError(
-            f"{path} has no {', '.join(f'{FOLDER}/{name}' for name in missing)}. It is to be the archive of CIFAR-10 "
-            "for Python, cifar-10-python.tar.gz."
+            f"{path} has no {', '.join(missing)}. It has to be an archive of CIFAR-10, cifar-10-python.tar.gz or "
+            "cifar-10-binary.tar.gz."
         )
-
-    def load(name: str) -> dict[str, Any]:
-        return _fields(files.pop(f"{FOLDER}/{name}"), f"{FOLDER}/{name} of {path}")
-
-    classes = _classes(load(META), f"{FOLDER}/{META} of {path}")
-    batches = {
-        name: _pictures(load(name), len(classes), f"{FOLDER}/{name} of {path}") for name in (*TRAIN_BATCHES, TEST_BATCH)
-    }
-    train = [batches[name] for name in TRAIN_BATCHES]
+    *batches, meta = wanted
+    classes = (_classes_of_text if binary else _classes)(files[meta], f"{meta} of {path}")
+    images = [
+        (_images_of_rows if binary else _images)(files.pop(name), len(classes), f"{name} of {path}") for name in batches
+    ]
+    *train, test = images
     pixels = np.concatenate([batch.pixels for batch in train])
     labels = np.concatenate([batch.labels for batch in train])
-    return CifarArchive(classes, LabelledPictures(pixels, labels), batches[TEST_BATCH])
+    return CifarArchive(classes, LabelledImages(pixels, labels), test)
 
 
 def _read_members(path: Path, wanted: set[str]) -> dict[str, bytes]:
@@ -113,7 +114,7 @@ def _check_name(path: Path, name: str) -> None:
 def _content(path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     if not member.isreg() or member.size > _MAX_MEMBER_BYTES:
         raise DatasetFormatError(
-            f"{path}: {member.name} is no file of at most {_MAX_MEMBER_BYTES >> 20} MiB, as in the "
+            f"{path}: {member.name} is not a file of at most {_MAX_MEMBER_BYTES >> 20} MiB, as in the "
             "official archive. Download it again."
         )
     file = tar.extractfile(member)
@@ -136,24 +137,40 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _classes(fields: dict[str, Any], name: str) -> tuple[str, ...]:
-    names = fields.get("label_names")
+def _classes(data: bytes, name: str) -> tuple[str, ...]:
+    names = _fields(data, name).get("label_names")
     if not isinstance(names, list) or not names:
         raise DatasetFormatError(f"{name} has no list label_names of the classes' names.")
     return tuple(_text(entry) for entry in names)
 
 
-def _pictures(fields: dict[str, Any], num_classes: int, name: str) -> LabelledPictures:
-    data, labels = fields.get("data"), fields.get("labels")
-    row = 3 * SIDE_PX * SIDE_PX
-    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != row:
-        found = f"shape {data.shape}" if isinstance(data, np.ndarray) else f"type {type(data).__name__}"
-        raise DatasetFormatError(f"{name}: data is of {found}, where uint8[N, {row}] is expected.")
-    known = isinstance(labels, list) and all(
-        isinstance(label, int) and not isinstance(label, bool) and 0 <= label < num_classes for label in labels
-    )
-    if not known or len(labels or ()) != len(data):
-        raise DatasetFormatError(f"{name}: labels must be {len(data)} numbers of classes, 0 to {num_classes - 1}.")
+def _classes_of_text(data: bytes, name: str) -> tuple[str, ...]:
+    names = _text(data).split()
+    if not names:
+        raise DatasetFormatError(f"{name} has no names of classes, one a line.")
+    return tuple(names)
+
+
+def _images(data: bytes, num_classes: int, name: str) -> LabelledImages:
+    fields = _fields(data, name)
+    rows, labels = fields.get("data"), fields.get("labels")
+    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.shape[1] != _ROW_BYTES:
+        found = f"shape {rows.shape}" if isinstance(rows, np.ndarray) else f"type {type(rows).__name__}"
+        raise DatasetFormatError(f"{name}: data is of {found}, where uint8[N, {_ROW_BYTES}] is expected.")
+    whole = isinstance(labels, list) and all(type(label) is int for label in labels)
+    return _labelled(rows, np.array(labels if whole else [], np.int64), num_classes, name)
+
+
+def _images_of_rows(data: bytes, num_classes: int, name: str) -> LabelledImages:
+    if len(data) % (1 + _ROW_BYTES):
+        raise DatasetFormatError(f"{name} has {len(data)} bytes, which are not rows of {1 + _ROW_BYTES}.")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, 1 + _ROW_BYTES)
+    return _labelled(rows[:, 1:], rows[:, 0].astype(np.int64), num_classes, name)
+
+
+def _labelled(rows: NDArray[np.uint8], labels: NDArray[np.int64], num_classes: int, name: str) -> LabelledImages:
+    if len(labels) != len(rows) or ((labels < 0) | (labels >= num_classes)).any():
+        raise DatasetFormatError(f"{name}: labels must be {len(rows)} numbers of classes, 0 to {num_classes - 1}.")
     # Row by row, first all of red: [N, 3, 32, 32].
-    pixels = np.ascontiguousarray(data.reshape(-1, 3, SIDE_PX, SIDE_PX).transpose(0, 2, 3, 1))
-    return LabelledPictures(pixels, np.array(labels, np.int64))
+    pixels = np.ascontiguousarray(rows.reshape(-1, 3, SIDE_PX, SIDE_PX).transpose(0, 2, 3, 1))
+    return LabelledImages(pixels, labels)

@@ -1,106 +1,46 @@
-"""Reads the pickles of a downloaded archive as data: lists, dicts, texts, numbers and arrays of bytes, nothing else.
+"""Reads the pickles of a downloaded archive as data: lists, dicts, texts, numbers and uint8 arrays, nothing else.
 
-A pickle is a program, and the usual reader runs it. Here no function of numpy or of any other package is called: the
-few names that arrays of uint8 need stand for stand-ins of this module, and every other name is refused.
+A pickle is a program, and the usual reader runs it. Here it may name only the functions that make an array, and set
+only the state of arrays and their dtypes. torch's reader of weights does not know the opcodes of Python 2, which wrote
+the official archive.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from energon_dali.errors import DatasetFormatError
 
-
-class _Dtype:
-    """Stands for numpy.dtype; only bytes without a sign are known."""
-
-    __slots__ = ()
-
-    def __init__(self, code: object = None, *_: object) -> None:
-        if code not in ("u1", b"u1", "uint8"):
-            raise pickle.UnpicklingError(f"an array of {code!r}, where only uint8 is expected")
-
-    def __setstate__(self, state: object) -> None:
-        """Byte order and the like, which a byte does not have."""
-
-
-class _Array:
-    """Stands for an array until the pickle was read."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, data: NDArray[np.uint8] | None = None) -> None:
-        self.data = data
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, fortran, raw = state
-        self.data = _array(raw, dtype, shape, fortran)
-
-
-class _Callable:
-    """Stands for a class or function; has no attribute that a pickle could set."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-    def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("a state for a function")
-
-
-def _array(raw: Any, dtype: Any, shape: Any, fortran: Any) -> NDArray[np.uint8]:
-    known = isinstance(shape, tuple) and all(isinstance(side, int) and side >= 0 for side in shape)
-    if isinstance(raw, str):  # bytes that Python 2 wrote, read as text
-        raw = raw.encode("latin1")
-    if not known or not isinstance(dtype, _Dtype) or not isinstance(raw, bytes | bytearray):
-        raise pickle.UnpicklingError("an array whose description cannot be understood")
-    if math.prod(shape) != len(raw):
-        raise pickle.UnpicklingError(f"an array of shape {shape} with {len(raw)} bytes")
-    pixels: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
-    return pixels
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"a text in {encoding!r}")
-    return text.encode("latin1")
-
-
-def _from_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    return _Array(_array(raw, dtype, shape, order == "F"))
-
-
-_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy", "ndarray"): lambda *_: _Array(),
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes in protocol 2
-}
-"""What pickles of arrays name. numpy 2 writes `numpy._core` for `numpy.core`."""
+_ARRAYS = {
+    (module.replace("numpy.core", core), name)
+    for core in ("numpy.core", "numpy._core")
+    for module, name in (("numpy.core.multiarray", "_reconstruct"), ("numpy.core.numeric", "_frombuffer"))
+} | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+"""What pickles of arrays name. numpy 2 writes `numpy._core`; Python 3 writes bytes in protocol 2 by `encode`."""
 
 
 # The reader in Python, not the one in C: that one takes memory for every number that a pickle counts objects with.
 class _PlainUnpickler(pickle._Unpickler):
+    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: RUF012  as the base class has it
+
     def find_class(self, module: str, name: str) -> Any:
-        call = _KNOWN.get((module.replace("numpy._core", "numpy.core"), name))
-        if call is None:
+        if (module, name) not in _ARRAYS:
             raise pickle.UnpicklingError(f"the name {module}.{name}")
-        return _Callable(call)
+        return super().find_class(module, name)
 
     def get_extension(self, code: int) -> None:
         raise pickle.UnpicklingError(f"the extension {code}")
+
+    def load_build(self) -> None:
+        if not isinstance(self.stack[-2], (np.ndarray, np.dtype)):
+            raise pickle.UnpicklingError(f"a state for a {type(self.stack[-2]).__name__}")
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
 
 
 def load_plain(data: bytes, name: str) -> Any:
@@ -114,26 +54,27 @@ def load_plain(data: bytes, name: str) -> Any:
         DatasetFormatError: It holds anything else, is damaged, or ends too early.
     """
     try:
-        return _finished(_PlainUnpickler(io.BytesIO(data), encoding="bytes").load())
+        value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+        _check_plain(value)
     except Exception as error:  # damaged pickles fail in any way, RecursionError and MemoryError among them
         raise DatasetFormatError(
-            f"{name} holds {error} ({type(error).__name__}). Read are lists, dicts, texts, numbers and uint8 arrays, "
-            "as in the official archive, and no code is run. Download the archive again."
+            f"{name} holds {error} ({type(error).__name__}). Only lists, dicts, texts, numbers and uint8 arrays are "
+            "read, as in the official archive, and no code is run. Download the archive again."
             if isinstance(error, pickle.UnpicklingError)
             else f"{name} is no whole pickle ({type(error).__name__}: {error}). Download the archive again."
         ) from error
-
-
-def _finished(value: Any) -> Any:
-    """Returns the value with arrays in the place of their stand-ins."""
-    if isinstance(value, _Array):
-        if value.data is None:
-            raise pickle.UnpicklingError("an array without bytes")
-        return value.data
-    if isinstance(value, dict):
-        return {_finished(key): _finished(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_finished(inner) for inner in value)
-    if value is not None and not isinstance(value, str | bytes | int | float):
-        raise pickle.UnpicklingError(f"a {type(value).__name__}")
     return value
+
+
+def _check_plain(value: Any) -> None:
+    """Raises an error for what is neither a plain value nor an array of bytes.
+
+    Raises:
+        UnpicklingError: It is something else.
+    """
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
+        return
+    if value is not None and type(value) not in (str, bytes, int, float, bool, list, tuple, dict):
+        raise pickle.UnpicklingError(f"a {type(value).__name__}")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        _check_plain(inner)

@@ -19,7 +19,7 @@ from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.shards import StoragePath, prepare_dataset
 from energon_dali.shards.meta.dataset_config import sample_config, write_dataset_config
 from energon_dali.shards.storage.atomic_file import write_atomically
-from energon_dali.tasks.vision.igpt.cifar.archive import LabelledPictures, read_archive
+from energon_dali.tasks.vision.igpt.cifar.archive import LabelledImages, read_archive
 from energon_dali.tasks.vision.igpt.cifar.download import md5_of
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     write_atomically(folder / FACTS, json.dumps(document).encode())
 
 
-def _write_part(folder: Path, part: str, prefix: str, pictures: LabelledPictures, indices: Sequence[int]) -> None:
+def _write_part(folder: Path, part: str, prefix: str, pictures: LabelledImages, indices: Sequence[int]) -> None:
     """Writes the shards of a part; a key is where the picture stands in the archive."""
     for shard, first in enumerate(range(0, len(indices), _SAMPLES_PER_SHARD)):
         with tarfile.open(folder / f"{part}-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
