@@ -1,16 +1,15 @@
-"""The state of a loader as plain values: what it holds, what it fits, and how the states of ranks become one."""
+"""The state of a loader as plain values: what it contains, which layouts it fits, and how to merge and split it."""
 
 from __future__ import annotations
 
 import base64
 import json
-import operator
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import LayoutError, StateError
-from energon_dali.loader.batch_size_change import with_batch_size
+from energon_dali.loader.state_compatibility import adapt_state, as_plain, config_in_todays_form
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.documents.state_entries import MAX_COUNT, MAX_STATE_DEPTH, check_plain
@@ -25,17 +24,17 @@ FORMAT = "energon_dali.loader"
 VERSION = 1
 
 MAX_STREAMS = 1 << 20
-"""Streams of a job, and ranks."""
+"""Most streams, and ranks, of a job."""
 MAX_CONFIG_BYTES = 64 << 20
-"""What the config of a state unpacks to: ten thousand datasets with long paths take 10 MiB."""
+"""Most bytes that a state's config may unpack to: ten thousand datasets with long paths take 10 MiB."""
 
 
 def make_state(rank_state: State, dataset: SavableDataset[Any]) -> State:
     """Returns the state of a rank's loader.
 
     Args:
-        rank_state: Of its RankIterator.
-        dataset: The dataset it iterates.
+        rank_state: The state of its RankIterator.
+        dataset: The dataset that it iterates.
     """
     config = dataset.worker_config
     return {
@@ -43,14 +42,14 @@ def make_state(rank_state: State, dataset: SavableDataset[Any]) -> State:
         "version": VERSION,
         "num_streams": config.layout.num_streams,
         "world_size": config.world_size,
-        "config": _packed(dataset.config()),
+        "config": _pack_config(dataset.config()),
         "given": {str(config.rank): rank_state["given"]},
         "streams": rank_state["streams"],
     }
 
 
 def merge_states(states: Sequence[State]) -> State:
-    """Returns the states of all ranks as one, which restores onto every layout that fits its streams.
+    """Merges the states of all ranks into one, which restores onto every layout that fits its streams.
 
     Raises:
         StateError: They are not the states of one job at one time.
@@ -81,10 +80,10 @@ def merge_states(states: Sequence[State]) -> State:
 
 
 def split_state(state: State, world_size: int) -> list[State]:
-    """Returns the states of the ranks of a job of another size, which each restores with `restore_state_rank`.
+    """Splits a state for the ranks of a job of another size; each restores its own with `restore_state_rank`.
 
     Args:
-        state: Of all ranks, as `merge_states` gives it.
+        state: The state of all ranks, as `merge_states` returns it.
         world_size: Number of ranks; it must divide the number of streams.
 
     Raises:
@@ -108,7 +107,7 @@ def split_state(state: State, world_size: int) -> list[State]:
 
 
 def unpack_config(state: State) -> dict[str, Any]:
-    """Returns what a state says of its dataset, as `SavableDataset.config` gave it.
+    """Returns the config of a state's dataset, in the form of today's `SavableDataset.config`.
 
     Raises:
         StateError: It cannot be read.
@@ -128,47 +127,30 @@ def unpack_config(state: State) -> dict[str, Any]:
     return config
 
 
-def rank_state(state: State, dataset: SavableDataset[Any]) -> State:
-    """Returns what the RankIterator of this rank restores from a rank's or a merged state.
+def rank_state(state: State, dataset: SavableDataset[Any]) -> tuple[State, SavableDataset[Any]]:
+    """Returns what the RankIterator of this rank restores from a rank's or a merged state, and from which dataset.
+
+    The dataset is a copy with the shares of validation of earlier releases, if they saved the state; else the one given.
 
     Raises:
-        StateError: The state is not a loader's, or of another dataset.
+        StateError: The state is not a loader's, or is of another dataset.
         LayoutError: The state has other streams than this loader, or lacks some of this rank.
     """
     check_format(state)
     config = dataset.worker_config
     _check_streams(state, config)
-    state = _fitted(state, dataset)
-    own = [str(stream) for stream in config.streams]
-    return {
+    if state["config"] != _pack_config(dataset.config()):
+        state, dataset = adapt_state(state, unpack_config(state), dataset)
+    rank = {
         "given": _given(state, config),
-        "shares": "even",  # a dataset with other shares does not look at it
-        "streams": {number: state["streams"][number] for number in own},
+        "shares": "even",  # a dataset with other shares ignores it
+        "streams": {str(stream): state["streams"][str(stream)] for stream in config.streams},
     }
-
-
-def fitting_dataset(state: State, dataset: SavableDataset[Any]) -> SavableDataset[Any]:
-    """Returns the dataset that continues a state: a copy with the shares of validation of earlier releases, if it is
-    a state of theirs, else the dataset itself.
-
-    Raises:
-        StateError: The state is not a loader's.
-    """
-    check_format(state)
-    return dataset.with_old_shares() if _has_old_shares(unpack_config(state)) else dataset
-
-
-def _has_old_shares(config: Any) -> bool:
-    if isinstance(config, dict):
-        order = config.get("order")
-        if isinstance(order, dict) and order.get("shuffle") is False:
-            return "shares" not in config
-        return any(_has_old_shares(value) for value in config.values())
-    return isinstance(config, list) and any(_has_old_shares(value) for value in config)
+    return rank, dataset
 
 
 def check_format(state: Any) -> None:
-    """Raises StateError unless `state` is a loader's, of a version that is known here."""
+    """Raises StateError unless `state` is a loader's, in a version that this release reads."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         what = excerpt(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
@@ -222,12 +204,12 @@ def _is_stream(value: Any) -> bool:
 
 def _check_streams(state: State, config: WorkerConfig) -> None:
     saved, layout = state["num_streams"], config.layout
-    fitting = [str(count) for count in range(1, saved + 1) if saved % count == 0]  # of at most MAX_STREAMS
+    divisors = [str(count) for count in range(1, saved + 1) if saved % count == 0]  # of at most MAX_STREAMS
     if saved != layout.num_streams:
         raise LayoutError(
             f"The state is of a job with {saved} streams; this loader has {layout.num_streams} (world_size "
             f"{config.world_size} x num_workers {config.num_workers}). Pass WorkerConfig(num_streams={saved}) with a "
-            f"rank x worker product that divides {saved}: {', '.join(fitting)}."
+            f"rank x worker product that divides {saved}: {', '.join(divisors)}."
         )
     missing = [stream for stream in config.streams if str(stream) not in state["streams"]]
     if missing:
@@ -235,105 +217,18 @@ def _check_streams(state: State, config: WorkerConfig) -> None:
             f"The state holds the streams {sorted(map(int, state['streams']))} of a job with world_size "
             f"{state['world_size']}, but rank {config.rank} of {config.world_size} runs {config.streams}. A rank's "
             "state restores onto the same rank of the same world; a global state (save_state_global, or merge_states "
-            f"of all ranks) restores onto any rank x worker product of {', '.join(fitting)}."
+            f"of all ranks) restores onto any rank x worker product of {', '.join(divisors)}."
         )
 
 
 def _given(state: State, config: WorkerConfig) -> int:
-    """Returns how many elements of its epoch this rank has given; over another number of ranks, its share."""
+    """Returns how many elements of its epoch this rank has delivered; with another number of ranks, its share."""
     given: dict[str, int] = state["given"]
     if state["world_size"] == config.world_size and str(config.rank) in given:
         return given[str(config.rank)]
     return sum(given.values()) // config.world_size
 
 
-def _plain(value: Any) -> Any:
-    """Returns a number of another library as an int, so that np.int64(8) and 8 are the same; all else as text."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        return str(value)
-
-
-def _packed(config: dict[str, Any]) -> str:
-    """Returns a config small: a hundred similar datasets take a few kilobytes."""
-    return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=_plain).encode(), 9)).decode()
-
-
-def _fitted(state: State, dataset: SavableDataset[Any]) -> State:
-    """Returns a state, counted in batches of this dataset's size.
-
-    Raises:
-        StateError: It is of another dataset.
-    """
-    config = dataset.config()
-    if state["config"] == _packed(config):
-        return state
-    now = json.loads(json.dumps(config, sort_keys=True, default=_plain))
-    state, saved = with_batch_size(state, unpack_config(state), now, dataset)
-    differences = _differences(saved, now, "")
-    if differences:  # else only the compression differs, by the version of its library
-        raise StateError(
-            "The state is of another dataset. What differs: "
-            + "; ".join(differences[:5])
-            + ("; ..." if len(differences) > 5 else "")
-            + ". Build the loader as it was built when the state was saved."
-        )
-    return state
-
-
-def _differences(saved: Any, now: Any, place: str) -> list[str]:
-    if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
-        found = []
-        for name in sorted(saved.keys() | now.keys()):
-            if name in ("ranges", "cooker") and name not in saved:  # a state from before they were told
-                continue
-            if name == "encoder" and isinstance(saved.get("hooks"), list):  # it named a class, whatever that overrides
-                continue
-            if name == "hooks" and isinstance(saved.get(name), list) and isinstance(now.get(name), dict):
-                found += _differences(sorted(saved[name]), sorted(now[name]), f"{place}.{name}" if place else name)
-                continue
-            where = f"{place}.{name}" if place else name
-            found += _differences(saved.get(name), now.get(name), where)
-        return found
-    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        return [
-            text
-            for i, (old, new) in enumerate(zip(saved, now, strict=True))
-            for text in _differences(old, new, f"{place}[{i}]")
-        ]
-    if saved == now:
-        return []
-    hints = {
-        "uuid": " (another dataset, or the same prepared anew)",
-        "ranges": " (other samples: the split, its exclusions or a join index changed)",
-        "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
-        "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
-    }
-    hint = hints.get(place.rpartition(".")[2], "")
-    return [f"{place or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict) and "type" in value:
-        return str(value["type"])
-    if isinstance(value, list) and value and all(isinstance(member, dict) for member in value):
-        return f"a list of {len(value)} datasets"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def config_in_todays_form(config: Any) -> Any:
-    """Returns the config of a dataset as today's `SavableDataset.config` gives it.
-
-    Earlier releases named the stages that cross processes and decode, which change no order, and DALI's own reader.
-    """
-    if isinstance(config, list):
-        return [config_in_todays_form(member) for member in config]
-    if not isinstance(config, dict):
-        return config
-    if config.get("type") in ("DecodeDataset", "WorkerBorder") and "inner" in config:
-        return config_in_todays_form(config["inner"])
-    if config.get("type") == "NativeSourceDataset" and "source" in config:
-        return config_in_todays_form(config["source"])
-    return {name: config_in_todays_form(value) for name, value in config.items()}
+def _pack_config(config: dict[str, Any]) -> str:
+    """Returns a config as compressed text: a hundred similar datasets take a few kilobytes."""
+    return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=as_plain).encode(), 9)).decode()

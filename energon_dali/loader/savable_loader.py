@@ -14,7 +14,7 @@ from energon_dali.datasets.resharding import refuse_resharding
 from energon_dali.errors import StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
-from energon_dali.loader.loader_state import fitting_dataset, make_state, merge_states, rank_state
+from energon_dali.loader.loader_state import make_state, merge_states, rank_state
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -86,9 +86,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "A state can only be restored before the first batch is taken, and this loader has delivered some. "
                 "Make a new loader and restore into that."
             )
-        tree = fitting_dataset(state, self._tree)
-        self._snapshot = rank_state(state, tree)
-        self._tree = tree
+        self._snapshot, self._tree = rank_state(state, self._tree)
 
     def state_dict(self) -> State:
         """Same as save_state_rank, under the name that torch's tools use."""

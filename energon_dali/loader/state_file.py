@@ -1,4 +1,4 @@
-"""Files that hold states of loaders: JSON, or what torch.save wrote."""
+"""Files with states of loaders: JSON, or written by torch.save."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class StateFile:
     path: Path
     """Where it is."""
     states: tuple[State, ...]
-    """One, or the list of all ranks' states."""
+    """One state, or the list of all ranks' states."""
     wrapped: bool
     """Whether the file holds `{"dataloader_state_dict": state}`, as Megatron-LM writes it."""
 
 
 def read_state_file(path: Path) -> StateFile:
-    """Returns what a file holds.
+    """Reads a file.
 
     Args:
         path: Ends in .json, .pt or .pth; the latter two are loaded with weights_only=True, so that no code runs.
 
     Raises:
-        StateError: It cannot be read, or holds no state of a loader.
+        StateError: It cannot be read, or does not contain the state of a loader.
     """
     value = _load(path)
     wrapped = isinstance(value, dict) and MEGATRON_KEY in value
@@ -60,14 +60,14 @@ def read_state_file(path: Path) -> StateFile:
 
 
 def write_state_files(files: Mapping[Path, State], *, wrapped: bool) -> None:
-    """Writes states, each in the format of its file name; replaces the old files only once all new ones are written.
+    """Writes states, each in the format of its file name. Old files are replaced only when all new ones are written.
 
     Args:
         files: States by path; each path ends in .json, .pt or .pth.
         wrapped: Write `{"dataloader_state_dict": state}`.
 
     Raises:
-        StateError: A name ends otherwise, or a file cannot be written. All files are then as they were before.
+        StateError: A name has another suffix, or a file cannot be written. All files are unchanged then.
     """
     for path in files:
         _check_suffix(path)
@@ -77,7 +77,7 @@ def write_state_files(files: Mapping[Path, State], *, wrapped: bool) -> None:
                 content = _packed(path, {MEGATRON_KEY: state} if wrapped else state)
                 replaced.enter_context(atomic_file(path)).write_bytes(content)
     except StorageError as error:
-        raise StateError(f"{error} The files of before are unchanged.") from error
+        raise StateError(f"{error} The old files are unchanged.") from error
 
 
 def _packed(path: Path, value: Any) -> bytes:
@@ -85,16 +85,16 @@ def _packed(path: Path, value: Any) -> bytes:
         return (json.dumps(value) + "\n").encode()
     import torch
 
-    content = io.BytesIO()  # torch.save turns the errors of a file of its own into a RuntimeError without a reason
+    content = io.BytesIO()  # given a path, torch.save turns errors into a RuntimeError without the reason
     torch.save(value, content)
     return content.getvalue()
 
 
 def find_state_files(paths: Sequence[Path]) -> list[Path]:
-    """Returns files as they are, and of each folder the files in it that may hold states, in the order of their names.
+    """Returns the given files, and for each folder the files in it that may hold states, sorted by name.
 
     Raises:
-        StateError: A folder holds none.
+        StateError: A folder has none.
     """
     found: list[Path] = []
     for path in paths:

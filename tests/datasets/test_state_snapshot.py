@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.stream import Rest, Snapshot, StreamContext, plain
-from energon_dali.loader.state_transfer import StateReceiver, StateSender
+from energon_dali.loader.processes.state_transfer import StateReceiver, StateSender
 from tests.datasets.oracle import Counting, config
 
 BUFFER = 60

@@ -26,7 +26,7 @@ from energon_dali.loader.processes.messages import (
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess, end_members
 from energon_dali.loader.processes.serialization import deserialize
 from energon_dali.loader.processes.signals import interrupts_deferred
-from energon_dali.loader.state_transfer import StateReceiver
+from energon_dali.loader.processes.state_transfer import StateReceiver
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import State

@@ -19,7 +19,7 @@ from energon_dali.loader.processes.messages import (
 )
 from energon_dali.loader.processes.process_group import ProcessGroup, ServedProcess
 from energon_dali.loader.processes.serialization import deserialize
-from energon_dali.loader.state_transfer import StateReceiver
+from energon_dali.loader.processes.state_transfer import StateReceiver
 from energon_dali.loader.workers.worker import WorkerTask
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, Message, StartStream, decode
 from energon_dali.loader.processes.serialization import serialize
 from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
-from energon_dali.loader.state_transfer import StateSender
+from energon_dali.loader.processes.state_transfer import StateSender
 
 if TYPE_CHECKING:
     from energon_dali.datasets.worker_border import BlockIterator, WorkerBorder

@@ -1,4 +1,4 @@
-"""Sends the states of a stream to another process, parts that many states share only once."""
+"""Sends the states of a stream to another process; parts that several states share are sent once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from energon_dali.datasets.stream import Snapshot
 
 SentStates = tuple[bytes, dict[int, bytes], list[int]]
-"""(pickled states with the numbers of snapshots in them, pickled snapshots that are new, numbers that stay known)."""
+"""(pickled states that contain numbers of snapshots, new pickled snapshots by number, numbers that stay known)."""
 
 
 class StateSender:
@@ -18,11 +18,11 @@ class StateSender:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, Snapshot]] = {}
-        """By id, (number, snapshot) of what the states that were sent last refer to; held, so that ids stay theirs."""
+        """By id, (number, snapshot) of what the last sent states refer to; kept alive, so that the ids stay valid."""
         self._count = 0
 
     def send(self, states: Any) -> SentStates:
-        """Returns states, in any nesting, as a StateReceiver takes them; in the order in which it will."""
+        """Returns states, in any nesting, in the form that a StateReceiver takes, in this order."""
         live: dict[int, tuple[int, Snapshot]] = {}
         new: dict[int, bytes] = {}
 
@@ -60,7 +60,7 @@ class _StatePickler(pickle.Pickler):
         self._number_of = number_of
 
     def reducer_override(self, obj: Any) -> Any:
-        # Asked for objects of classes alone, so that plain values cost nothing.
+        # Called for instances of classes alone, so plain values cost nothing.
         return (_known_snapshot, (self._number_of(obj),)) if type(obj) is Snapshot else NotImplemented
 
 
@@ -74,5 +74,5 @@ class _StateUnpickler(pickle.Unpickler):
 
 
 def _known_snapshot(number: int) -> Snapshot:
-    """Stands in pickled states for the look-up of a snapshot."""
+    """Represents the look-up of a snapshot in pickled states."""
     raise AssertionError(f"snapshot {number} was unpickled without its table")

@@ -1,0 +1,246 @@
+"""Fits a saved state to today's dataset: states of earlier releases, another batch size, and what must not differ."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import operator
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.wrappers.map import MapDataset
+from energon_dali.errors import StateError
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.datasets.stream import State
+
+_EPOCHS = ("EpochizeDataset", "LimitDataset")
+_BATCHES = ("BatchDataset", "MixBatchDataset")
+
+
+def adapt_state(state: State, saved: dict[str, Any], dataset: SavableDataset[Any]) -> tuple[State, SavableDataset[Any]]:
+    """Returns (state, dataset) that fit each other.
+
+    The state is counted in batches of the dataset's size. The dataset has the shares of validation of earlier
+    releases if the state is from one of them.
+
+    Args:
+        state: Of a loader.
+        saved: Its config, in today's form.
+        dataset: The dataset that is to continue.
+
+    Raises:
+        StateError: The state is of another dataset.
+    """
+    if _has_old_shares(saved):
+        dataset = dataset.with_old_shares()
+    now = json.loads(json.dumps(dataset.config(), sort_keys=True, default=as_plain))
+    state, saved = _with_batch_size(state, saved, now, dataset)
+    differences = _differences(saved, now, "")
+    if differences:  # else only the compressed text differs: it depends on the version of zlib
+        raise StateError(
+            "The state is of another dataset. What differs: "
+            + "; ".join(differences[:5])
+            + ("; ..." if len(differences) > 5 else "")
+            + ". Build the loader as it was built when the state was saved."
+        )
+    return state, dataset
+
+
+def as_plain(value: Any) -> Any:
+    """Returns another library's number as an int, so that np.int64(8) and 8 are the same; anything else as text."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return str(value)
+
+
+# --- states of earlier releases ------------------------------------------------------------------------------------
+
+
+def config_in_todays_form(config: Any) -> Any:
+    """Returns the config of a dataset as today's `SavableDataset.config` gives it.
+
+    Earlier releases included the stages that cross processes and decode, which change no order, and DALI's reader.
+    """
+    if isinstance(config, list):
+        return [config_in_todays_form(member) for member in config]
+    if not isinstance(config, dict):
+        return config
+    if config.get("type") in ("DecodeDataset", "WorkerBorder") and "inner" in config:
+        return config_in_todays_form(config["inner"])
+    if config.get("type") == "NativeSourceDataset" and "source" in config:
+        return config_in_todays_form(config["source"])
+    return {name: config_in_todays_form(value) for name, value in config.items()}
+
+
+def _has_old_shares(config: Any) -> bool:
+    if isinstance(config, dict):
+        order = config.get("order")
+        if isinstance(order, dict) and order.get("shuffle") is False:
+            return "shares" not in config
+        return any(_has_old_shares(value) for value in config.values())
+    return isinstance(config, list) and any(_has_old_shares(value) for value in config)
+
+
+# --- another batch size --------------------------------------------------------------------------------------------
+
+
+def _with_batch_size(
+    state: State, saved: dict[str, Any], now: dict[str, Any], dataset: SavableDataset[Any]
+) -> tuple[State, dict[str, Any]]:
+    """Returns (state, its config), counted in batches of this loader's size; both unchanged if the size is the same.
+
+    A batch is a run of samples of a stream, so the samples are the same whatever its size, as long as the loader
+    delivers batches. Counts of batches in the state are multiplied by the old size and divided by the new one.
+
+    Args:
+        state: Of a loader.
+        saved: Its config.
+        now: Config of the dataset that is to continue.
+        dataset: That dataset.
+
+    Raises:
+        StateError: The saved position is not between batches of the new size, or a hook is a generator function, so
+            that the number of outputs of a smaller batch is unknown.
+    """
+    depth = _depth_of_batches(saved, now)
+    if depth is None:
+        return state, saved
+    change = _Change(*(_batches(config, depth)["batch_size"] for config in (saved, now)))
+    generator = _generator_hook(dataset)
+    if generator:
+        raise StateError(
+            f"The state was saved with batch_size={change.old}, and this loader has batch_size={change.new}. "
+            f"{generator} is a generator function, so the number of its batches depends on their size: restore with "
+            f"batch_size={change.old}."
+        )
+    hooks = depth - (saved["type"] in _EPOCHS)
+    streams = {
+        number: {**stream, "count": change.of(stream["count"]), "state": _scaled(stream["state"], hooks, change)}
+        for number, stream in state["streams"].items()
+    }
+    given = {rank: change.of(count) for rank, count in state["given"].items()}
+    return {**state, "given": given, "streams": streams}, _resized(saved, depth, change.new)
+
+
+class _Change:
+    """A change from one batch size to another."""
+
+    def __init__(self, old: int, new: int) -> None:
+        self.old = old
+        self.new = new
+
+    def of(self, count: Any) -> int:
+        """Converts a number of batches to batches of the new size.
+
+        Raises:
+            StateError: It is not a whole number of them.
+        """
+        if not isinstance(count, int):
+            raise StateError(f"The state is damaged: it counts batches as {count!r}. Restore another one.")
+        batches, left = divmod(count * self.old, self.new)
+        if left:
+            raise StateError(
+                f"The state was saved after {count} batches of {self.old} samples in a stream, which is not a whole "
+                f"number of batches of {self.new}. Restore with a batch_size that divides {self.old}, or save after "
+                "another number of batches."
+            )
+        return batches
+
+
+def _depth_of_batches(saved: Any, now: Any) -> int | None:
+    """Returns how many datasets surround the batches, if the loader delivers these and only their size differs."""
+    depth = 0
+    while isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
+        kind = saved.get("type")
+        if kind in _BATCHES:
+            sizes = [config.get("batch_size") for config in (saved, now)]
+            usable = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+            return depth if usable and sizes[0] != sizes[1] else None
+        if kind != "MapDataset" and not (kind in _EPOCHS and not depth):
+            return None
+        saved, now, depth = saved.get("inner"), now.get("inner"), depth + 1
+    return None
+
+
+def _batches(config: dict[str, Any], depth: int) -> dict[str, Any]:
+    for _ in range(depth):
+        config = config["inner"]
+    return config
+
+
+def _resized(config: dict[str, Any], depth: int, size: int) -> dict[str, Any]:
+    """Returns a config with another batch size."""
+    return {**config, "inner": _resized(config["inner"], depth - 1, size)} if depth else {**config, "batch_size": size}
+
+
+def _generator_hook(dataset: SavableDataset[Any]) -> str:
+    """Returns the name of a hook that may yield several batches for one; "" if there is none."""
+    while not isinstance(dataset, BatchDataset):
+        if isinstance(dataset, MapDataset) and inspect.isgeneratorfunction(dataset.map_fn):
+            return dataset.stage
+        (dataset,) = dataset.children
+    return "batch" if inspect.isgeneratorfunction(dataset.gather) else ""
+
+
+def _scaled(state: Any, hooks: int, change: _Change) -> Any:
+    """Returns the state of a stream with its counts of batches converted.
+
+    Args:
+        state: Of a stream, also in the form of earlier releases.
+        hooks: Number of hooks around the batches.
+        change: The sizes.
+    """
+    if not isinstance(state, dict) or "inner" not in state:
+        return state
+    if "index" not in state:  # the count of a pipeline, or a stage of earlier releases
+        given = {"given": change.of(state["given"])} if "given" in state else {}
+        return {**state, **given, "inner": _scaled(state["inner"], hooks, change)}
+    inner = _scaled(state["inner"], hooks - 1, change) if hooks else state["inner"]
+    return {**state, "index": change.of(state["index"]), "inner": inner}
+
+
+# --- what differs --------------------------------------------------------------------------------------------------
+
+
+def _differences(saved: Any, now: Any, place: str) -> list[str]:
+    if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
+        found = []
+        for name in sorted(saved.keys() | now.keys()):
+            if name in ("ranges", "cooker") and name not in saved:  # saved before these existed
+                continue
+            if name == "encoder" and isinstance(saved.get("hooks"), list):  # it named a class, whatever it overrides
+                continue
+            if name == "hooks" and isinstance(saved.get(name), list) and isinstance(now.get(name), dict):
+                found += _differences(sorted(saved[name]), sorted(now[name]), f"{place}.{name}" if place else name)
+                continue
+            where = f"{place}.{name}" if place else name
+            found += _differences(saved.get(name), now.get(name), where)
+        return found
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [
+            text
+            for i, (old, new) in enumerate(zip(saved, now, strict=True))
+            for text in _differences(old, new, f"{place}[{i}]")
+        ]
+    if saved == now:
+        return []
+    hints = {
+        "uuid": " (another dataset, or the same, prepared again)",
+        "ranges": " (other samples: the split, its exclusions or a join index changed)",
+        "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
+        "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
+    }
+    hint = hints.get(place.rpartition(".")[2], "")
+    return [f"{place or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and "type" in value:
+        return str(value["type"])
+    if isinstance(value, list) and value and all(isinstance(member, dict) for member in value):
+        return f"a list of {len(value)} datasets"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
