@@ -130,7 +130,7 @@ def unpack_config(state: State) -> dict[str, Any]:
 def rank_state(state: State, dataset: SavableDataset[Any]) -> tuple[State, SavableDataset[Any]]:
     """Returns what the RankIterator of this rank restores from a rank's or a merged state, and from which dataset.
 
-    The dataset is a copy with the shares of validation of earlier releases, if they saved the state; else the one given.
+    The dataset is the one given; for states of earlier releases, a copy with the shares of validation that they had.
 
     Raises:
         StateError: The state is not a loader's, or is of another dataset.

@@ -68,7 +68,7 @@ def config_in_todays_form(config: Any) -> Any:
         return [config_in_todays_form(member) for member in config]
     if not isinstance(config, dict):
         return config
-    if config.get("type") in ("DecodeDataset", "WorkerBorder") and "inner" in config:
+    if config.get("type") in ("DecodeDataset", "HandOverDataset") and "inner" in config:
         return config_in_todays_form(config["inner"])
     if config.get("type") == "NativeSourceDataset" and "source" in config:
         return config_in_todays_form(config["source"])
