@@ -182,7 +182,7 @@ def _generator_hook(dataset: SavableDataset[Any]) -> str:
         if isinstance(dataset, MapDataset) and inspect.isgeneratorfunction(dataset.map_fn):
             return dataset.stage
         (dataset,) = dataset.children
-    return "batch" if inspect.isgeneratorfunction(dataset.gather) else ""
+    return "batch" if inspect.isgeneratorfunction(dataset.hook) else ""
 
 
 def _scaled(state: Any, hooks: int, change: _Change) -> Any:
