@@ -1,4 +1,4 @@
-"""Reads lists of clips: each range becomes one tensor and its times, in the order of the ranges."""
+"""Reads lists of clips: each range becomes one tensor with its times, in the order of the ranges."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def read_video_clips(
 ) -> Clips:
     """Returns (clips, timestamps) of a video; `AVDecoder.get_video_clips` says what they are.
 
-    Frames that several clips share are decoded once.
+    Frames shared by several clips are decoded once.
 
     Raises:
-        ConfigError: A range is reversed or no number, or the unit or size is wrong.
+        ConfigError: A range is reversed or not numeric, or the unit or size is wrong.
         DecodeError: There is no video, nothing in a range, or it cannot be decoded within the limits.
     """
     import torch
@@ -52,13 +52,13 @@ def read_video_clips(
         what = f"{len(index)} frames, from {index.start_seconds:g} s to {index.end_seconds:g} s"
         raise _nothing_there(pairs[spans.index(None)], unit, "video", what, reader.facts.codec)
     wanted = [np.arange(first, last + 1) for first, last in (span or (0, -1) for span in spans)]
-    pictures = reader.read(np.concatenate([*wanted, np.zeros(0, np.int64)]), size, upright=upright)
+    frames = reader.read(np.concatenate([*wanted, np.zeros(0, np.int64)]), size, upright=upright)
     edges = np.cumsum([0, *map(len, wanted)])
     clips, timestamps = [], []
     for place, (span, asked) in enumerate(zip(spans, pairs, strict=True)):
-        clip = pictures[edges[place] : edges[place + 1]]
-        if len(clip) < len(pictures):
-            clip = clip.copy()  # A clip that is kept or sent away must not carry the others with it.
+        clip = frames[edges[place] : edges[place + 1]]
+        if len(clip) < len(frames):
+            clip = clip.copy()  # a clip that is kept or sent must not keep the others alive
         clips.append(torch.from_numpy(np.ascontiguousarray(clip)).permute(0, 3, 1, 2))
         if span is None:
             ends = (index.start_seconds, index.end_seconds)
@@ -72,7 +72,7 @@ def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: Aud
     """Returns (clips, timestamps) of audio; `AVDecoder.get_audio_clips` says what they are.
 
     Raises:
-        ConfigError: A range is reversed or no number, or the unit is wrong.
+        ConfigError: A range is reversed or not numeric, or the unit is wrong.
         DecodeError: There is no audio, nothing in a range, or it cannot be decoded within the limits.
     """
     import torch
@@ -96,10 +96,10 @@ def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: Aud
 
 
 def check_ranges(ranges: Any) -> list[ClipRange]:
-    """Returns clip ranges as pairs of floats; numbers of numpy and torch are numbers too.
+    """Returns clip ranges as pairs of floats; numbers of numpy and torch are accepted.
 
     Raises:
-        ConfigError: They are no pairs of numbers, such as one range that is not in a list.
+        ConfigError: They are not pairs of numbers, for example a single range outside a list.
     """
     try:
         pairs = [(start, end) for start, end in ranges]
@@ -114,14 +114,14 @@ def check_ranges(ranges: Any) -> list[ClipRange]:
 
 
 def _times_outside(asked: ClipRange, count: int, ends: tuple[float, float]) -> tuple[float, float]:
-    """Returns the times of frames or samples that are not there: the start or the end of the stream."""
+    """Returns the times for frames or samples that do not exist: the start or the end of the stream."""
     return (ends[1], ends[1]) if asked[0] >= count else (ends[0], ends[0])
 
 
 def _nothing_there(asked: ClipRange, unit: str, kind: str, what: str, codec: str) -> DecodeError:
     return DecodeError(
-        f"Nothing of the {kind} lies in the clip range ({asked[0]:g}, {asked[1]:g}) in {unit}: it has {what}. Ask for "
-        'what is there, or give missing="empty" for a clip of length 0 in its place',
+        f"Nothing of the {kind} is in the clip range ({asked[0]:g}, {asked[1]:g}) in {unit}: it has {what}. Ask for "
+        'what exists, or give missing="empty" to get a clip of length 0 instead',
         codec,
         ROUTE,
     )

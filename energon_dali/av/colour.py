@@ -1,11 +1,11 @@
-"""Turns decoded frames into RGB by the colours that they declare.
+"""Converts decoded frames to RGB according to the colours that they declare.
 
-The rule for what a frame does not declare:
+If a frame does not declare its colours:
 
-- Matrix: BT.709 where the picture is at least 1280 wide or more than 576 high, BT.601 otherwise. This is what players
-  do (mpv and libplacebo by this very rule, others by the height alone). Plain swscale, and so PyAV and Energon, take
-  BT.601 for every untagged file; for standard definition the outcome is the same.
-- Range: limited (16 to 235), but full where the pixel format says so ("yuvj420p").
+- Matrix: BT.709 if the frame is at least 1280 pixels wide or more than 576 high, BT.601 otherwise. This is what players
+  do (mpv and libplacebo use this rule, others only the height). Plain swscale, and so PyAV and Energon, use BT.601 for
+  every untagged file; for standard definition the result is the same.
+- Range: limited (16 to 235), unless the pixel format implies the full range ("yuvj420p").
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _LUMA_WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class ColourFacts:
-    """How the numbers of a frame stand for colours."""
+    """How the numbers of a frame represent colours."""
 
     matrix: Matrix
-    """Which matrix makes RGB of YCbCr."""
+    """The matrix that converts YCbCr to RGB."""
     full_range: bool
-    """Whether luma takes 0 to 255 (at 8 bits), not 16 to 235."""
+    """Whether luma ranges over 0 to 255 (at 8 bits) instead of 16 to 235."""
 
     def to_rgb_matrix(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Returns (matrix, offset), float64 [3, 3] and [3]: RGB is `matrix @ (ycbcr - offset)`, all in 0..255."""
@@ -66,7 +66,7 @@ class ColourFacts:
 
 
 def find_colours(matrix: int, colour_range: int, pixel_format: str, width: int, height: int) -> ColourFacts:
-    """Returns the colours of a frame by its tags, and by the rule of this module where there are none.
+    """Returns the colours of a frame by its tags, or by the rule of this module if there are none.
 
     Args:
         matrix: AVColorSpace; 2 for unspecified.
@@ -93,14 +93,14 @@ def colours_of_frame(frame: VideoFrame) -> ColourFacts:
 
 
 class FrameConverter:
-    """Writes decoded frames as RGB of one size into arrays; swscale does size, matrix and range in one pass.
+    """Writes decoded frames as RGB of one size into arrays. swscale applies size, matrix and range in one pass.
 
-    Bilinear, like Energon and PyAV. For exact rounding swscale needs flags that cost four times the time; without them
-    a channel is off by up to 2.
+    Bilinear, like Energon and PyAV. Exact rounding needs swscale flags that take four times as long; without them a
+    channel is off by up to 2.
 
     Args:
-        width: Of what is written, in pixels.
-        height: Of what is written, in pixels.
+        width: Width of the result in pixels.
+        height: Height of the result in pixels.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -121,9 +121,9 @@ class FrameConverter:
         given: dict[str, Any] = {}
         if facts.matrix != "rgb":
             given = {"src_colorspace": _SWS_MATRICES[facts.matrix], "src_color_range": 2 if facts.full_range else 1}
-        picture = self._reformatter.reformat(
+        converted = self._reformatter.reformat(
             frame, self.width, self.height, "rgb24", interpolation="BILINEAR", threads=1, **given
         )
-        plane = picture.planes[0]
+        plane = converted.planes[0]
         rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)  # type: ignore[call-overload]
         target[...] = rows[: self.height, : self.width * 3].reshape(self.height, self.width, 3)

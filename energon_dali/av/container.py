@@ -1,4 +1,4 @@
-"""A media file that is opened once, when it is first needed, and closed with its owner."""
+"""A media file that is opened once, on first use, and closed with its owner."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 ROUTE = "pyav"
 READ_BYTES = 1 << 17
-"""What FFmpeg asks for at once: a read from Python costs the interpreter lock, so a few large ones."""
+"""Bytes that FFmpeg reads at a time. Each read takes the interpreter lock, so a few large reads are better."""
 MAX_THREADS = 8
-"""More decoding threads than this cost memory and delay, and no clip is faster."""
+"""More decoding threads than this cost memory and latency, and make no clip faster."""
 LEAST_PYAV = (17, 1)
-"""The oldest that the tests have run with; 17.0 and older cannot open a clip."""
+"""The oldest tested version; 17.0 and older cannot open a clip."""
 
 _forked = False
 
@@ -58,17 +58,15 @@ def load_pyav() -> ModuleType:
         if tuple(map(int, re.findall(r"\d+", av.__version__)[:2])) >= LEAST_PYAV:
             return av
         found = f"this is PyAV {av.__version__}"
-    raise DeviceError(
-        f"Videos and sounds need PyAV 17.1 or 18, and {found}. Install it with pip install 'av>=17.1,<19'."
-    )
+    raise DeviceError(f"Video and audio need PyAV 17.1 or 18, and {found}. Install it with pip install 'av>=17.1,<19'.")
 
 
 def count_threads(threads: int | None) -> int:
     """Returns how many threads FFmpeg decodes with.
 
     Args:
-        threads: As asked for. None: one in worker and forked processes, whose siblings keep the other cores busy; else
-            as many as OMP_NUM_THREADS says (the loader's workers have 1 there), or one per core, up to `MAX_THREADS`.
+        threads: The number asked for. None: one in worker and forked processes, whose siblings keep the other cores
+            busy; otherwise OMP_NUM_THREADS (which is 1 in the loader's workers), or one per core, up to `MAX_THREADS`.
     """
     if threads is not None:
         return threads
@@ -80,15 +78,15 @@ def count_threads(threads: int | None) -> int:
 
 
 class MediaFile:
-    """One video or audio file: opens its container on first use, once, and keeps it until closed.
+    """One video or audio file. Opens its container once, on first use, and keeps it open until closed.
 
-    It may be used from several threads, one at a time (`opened` holds a lock), and is picklable: what travels is the
-    source, memory out of band, and not the container. A forked child opens the file anew.
+    Several threads may use it, one at a time (`opened` holds a lock). It is picklable: the source travels (memory out
+    of band), the open container does not. A forked child opens the file again.
 
     Args:
         source: The bytes of the file (kept as a view), a seekable binary stream, or a path.
-        limits: How much it may cost.
-        threads: Threads that FFmpeg decodes with; None chooses (`count_threads`). The pictures do not depend on it.
+        limits: Limits for decoding it.
+        threads: Threads that FFmpeg decodes with; None chooses (`count_threads`). The frames do not depend on it.
 
     Raises:
         ConfigError: The source is none of these, or `threads` is not positive.
@@ -96,27 +94,27 @@ class MediaFile:
 
     def __init__(self, source: MediaSource, *, limits: AVLimits | None = None, threads: int | None = None) -> None:
         if limits is not None and not isinstance(limits, AVLimits):
-            raise ConfigError(f"limits={limits!r} was given. Limits are an AVLimits(...), or None for the usual ones.")
+            raise ConfigError(f"limits={limits!r} was given. Limits are an AVLimits(...), or None for the defaults.")
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise ConfigError(f"threads={threads!r} was given. At least one decodes. Give 1 or more, or None.")
         self._container: InputContainer | None = None
         self._reader: Any = None
-        """What the open container reads from."""
+        """The object that the open container reads from."""
         self._is_at_start = False
-        """Whether nobody chose a stream to read since the container was opened."""
+        """Whether no stream was selected since the container was opened."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self.source = check_source(source)
         self.limits = limits or AVLimits()
         self.threads = threads
         self.cache: dict[Any, Any] = {}
-        """What readers learnt about this file, such as its frame index."""
+        """What readers found out about this file, such as its frame index."""
 
     @contextmanager
     def opened(self) -> Iterator[InputContainer]:
-        """Gives the open container, for one user at a time; errors of FFmpeg become DecodeError.
+        """Yields the open container, to one user at a time. Errors of FFmpeg become DecodeError.
 
-        Its position and the state of its decoders are unknown: a user seeks first.
+        Its position and the state of its decoders are unknown, so seek first.
 
         Raises:
             DecodeError: The file cannot be opened, or FFmpeg failed while it was used.
@@ -155,7 +153,7 @@ class MediaFile:
     def find_stream(self, kind: str) -> StreamFacts | None:
         """Returns the facts about the first stream of a kind ("video", "audio"), None if there is none.
 
-        Cover pictures do not count as video.
+        Cover images do not count as video.
 
         Raises:
             DecodeError: The file cannot be opened.
@@ -163,7 +161,7 @@ class MediaFile:
         return next((facts for facts in self.streams if facts.kind == kind and not facts.is_cover), None)
 
     def select(self, stream: Stream) -> None:
-        """Lets the container skip the packets of all streams but one, and sets up its decoder's threads and limits."""
+        """Makes the container skip all other streams, and sets the threads and limits of the decoder."""
         import av
 
         assert self._container is not None
@@ -180,7 +178,7 @@ class MediaFile:
                 context.options = {"max_pixels": str(self.limits.max_pixels)}
 
     def deadline(self) -> Deadline:
-        """Returns the clock of one call."""
+        """Returns the deadline of a call that starts now."""
         return Deadline(self.limits.max_seconds, self.format)
 
     @property
@@ -189,18 +187,18 @@ class MediaFile:
         return self._is_at_start
 
     def rewind(self) -> InputContainer:
-        """Returns the container at its first packet, opened anew if it was read; only inside `opened`.
+        """Returns the container at its first packet, reopened if something was read; only inside `opened`.
 
         Raises:
-            DecodeError: The file cannot be opened any more.
+            DecodeError: The file can no longer be opened.
         """
         return self.container if self._is_at_start else self.reopen()
 
     def reopen(self) -> InputContainer:
-        """Returns the container opened anew, at its first packet; only inside `opened`.
+        """Returns the reopened container, at its first packet; only inside `opened`.
 
         Raises:
-            DecodeError: The file cannot be opened any more.
+            DecodeError: The file can no longer be opened.
         """
         with self._lock, translated_errors(self.format):
             self._shut()
@@ -208,7 +206,7 @@ class MediaFile:
             return self._container
 
     def close(self) -> None:
-        """Closes the container; it opens again when it is used again."""
+        """Closes the container. It reopens on the next use."""
         if self._pid != os.getpid():
             self._abandon()
         with self._lock:
@@ -232,7 +230,7 @@ class MediaFile:
         return open_container(self._reader, buffer_size=READ_BYTES, timeout=timeout)
 
     def _abandon(self) -> None:
-        """Forgets a container of the parent process without freeing it: its decoding threads are not in this one."""
+        """Drops a container of the parent process without freeing it: its decoding threads do not exist here."""
         if self._container is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._container))
         self._container = self._reader = None
@@ -262,22 +260,22 @@ def _restore(kind: type[MediaFile], source: Any, limits: AVLimits, threads: int 
 
 
 def demux_stream(container: Any, stream: Any, *, tolerant: bool = False) -> Iterator[Packet[Any]]:
-    """Yields the packets of a stream from where the container stands, and mostly an empty one behind the last.
+    """Yields the packets of a stream from the container's position on, usually with an empty packet after the last.
 
     Args:
         container: PyAV's open container.
         stream: One of its streams.
-        tolerant: Takes a place that cannot be read for the end; else its error comes out.
+        tolerant: Whether unreadable data counts as the end of the file instead of raising.
 
     Raises:
-        FFmpegError: The container cannot be read on.
+        FFmpegError: The container cannot be read further.
     """
     from av.error import FFmpegError
 
     try:
         yield from container.demux(stream)
     except IndexError:
-        # PyAV 18.1 fails so behind the last packet, by chance, where FFmpeg met more streams on the way (FLV, MPEG-TS).
+        # PyAV 18.1 sometimes raises this after the last packet, if FFmpeg found more streams on the way (FLV, MPEG-TS).
         return
     except (FFmpegError, EOFError):
         if not tolerant:
@@ -285,11 +283,11 @@ def demux_stream(container: Any, stream: Any, *, tolerant: bool = False) -> Iter
 
 
 class Deadline:
-    """The time that one call may take.
+    """The time limit of one call.
 
     Args:
-        seconds: How long, from now on; None for ever.
-        format: Of the file, for the message.
+        seconds: Time from now; None for no limit.
+        format: Format of the file, for the message.
     """
 
     def __init__(self, seconds: float | None, format: str = "") -> None:
@@ -298,10 +296,10 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def check(self) -> None:
-        """Does nothing before the end.
+        """Checks the time.
 
         Raises:
-            DecodeError: The time is over.
+            DecodeError: The time limit has passed.
         """
         if self._end is not None and time.monotonic() > self._end:
             raise DecodeError(
@@ -314,20 +312,20 @@ class Deadline:
 
 @contextmanager
 def translated_errors(format: str = "") -> Iterator[None]:
-    """Turns what FFmpeg and PyAV raise inside into DecodeError.
+    """Turns exceptions of FFmpeg and PyAV inside the context into DecodeError.
 
     Args:
         format: Of the file, for the message.
 
     Raises:
-        DecodeError: In place of an error of FFmpeg or PyAV.
-        DeviceError: There is no PyAV, or an older one.
+        DecodeError: FFmpeg or PyAV raised an exception.
+        DeviceError: PyAV is missing or too old.
     """
     pyav = load_pyav()
     try:
         yield
     except pyav.error.FFmpegError as error:
-        file = "it" if error.filename in (None, "", "<none>") else error.filename  # "<none>" where bytes are read
+        file = "it" if error.filename in (None, "", "<none>") else error.filename  # "<none>" if it reads from memory
         raise DecodeError(f"FFmpeg cannot read {file}: {error.strerror or error}", format, ROUTE) from error
     except (EOFError, UnicodeError, OverflowError) as error:
         raise DecodeError(f"FFmpeg cannot read it: {error}", format, ROUTE) from error

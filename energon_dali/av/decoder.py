@@ -1,4 +1,4 @@
-"""AVDecoder: a video or audio file from which clips are decoded when they are asked for."""
+"""AVDecoder: a video or audio file that decodes clips on request."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @edataclass
 class AVData:
-    """Clips of one file, in the order in which they were asked for; lists are empty where nothing was."""
+    """Clips of one file, in the order of the request; lists are empty if nothing was requested."""
 
     video_clips: list[torch.Tensor]
     """Frames of each clip, uint8 (frames, 3, H, W) in RGB."""
     video_timestamps: list[tuple[float, float]]
     """When the first frame of each clip starts and the last one ends, in seconds."""
     audio_clips: list[torch.Tensor]
-    """Sound of each clip, (channels, samples) in the codec's sample type."""
+    """Audio of each clip, (channels, samples) in the codec's sample type."""
     audio_timestamps: list[tuple[float, float]]
     """When the first sample of each clip starts and the last one ends, in seconds."""
 
@@ -56,38 +56,38 @@ class AVData:
 
 
 class AVDecoder:
-    """A video or audio file; nothing is opened or decoded until a method is called, and the file is opened only once.
+    """A video or audio file. It is opened once, when a method first needs it, and decoded only on request.
 
     Ranges of video are (first, last), **both included**. In "frames" they count from 0. In "seconds" they are
-    presentation times, as the file gives them: a stream that starts at 2 s has nothing at 1 s. They go from the frame
-    shown at the start through the one shown at the end, so (t, t) is the one frame shown at t, also where the frame
-    rate varies. A range that begins before the stream or ends behind it gives the frames there are.
+    presentation times, as in the file: a stream that starts at 2 s has nothing at 1 s. A range runs from the frame
+    shown at its start through the one shown at its end, so (t, t) is the one frame shown at t, even if the frame rate
+    varies. A range that begins before the stream or ends after it returns the frames that exist.
 
-    Ranges of audio go up to the end, **without it**: samples (0, 100) are 100 samples, and one second of 16 kHz is
+    Ranges of audio **exclude the end**: samples (0, 100) are 100 samples, and one second of 16 kHz is
     16,000 samples. In "samples" they count from 0, in "seconds" they are presentation times.
 
-    A range with nothing in it, wholly before or behind the stream, raises DecodeError; with `missing="empty"` it gives
-    a clip of no frames or samples, so that there are always as many clips as ranges.
+    A range entirely before or after the stream raises DecodeError. With `missing="empty"` it returns a clip without
+    frames or samples, so that there are always as many clips as ranges.
 
-    It is picklable, with what was given as stream and options; an open file stays behind. One decoder may be used by
-    several threads, one at a time.
+    It is picklable, with its stream and options but without the open file. Several threads may use a decoder, one at a
+    time.
 
     Args:
         stream: The file: bytes, bytearray or memoryview (never copied), a seekable binary stream, or a path.
-        suppress_warnings: Taken for Energon's sake: no method warns.
-        missing: What a range gives in which there is nothing: "error" or "empty".
-        damaged: What happens where the file cannot be decoded: "error" raises where such frames or samples are asked
-            for; "partial" takes the rest for the whole, at the cost of decoding all of it once.
-        apply_rotation: Turns frames upright as the file says (multiples of 90 degrees). Energon does not.
+        suppress_warnings: Accepted for compatibility with Energon; no method warns.
+        missing: What happens for a range without frames or samples: "error" or "empty".
+        damaged: What happens if parts of the file cannot be decoded: "error" raises if such frames or samples are
+            requested; "partial" treats the rest as the whole file, which costs one full decode.
+        apply_rotation: Rotates frames upright as the file says (multiples of 90 degrees). Energon does not.
         sample_rate: Samples per second of audio that is returned and counted; None keeps the file's.
-        audio_channels: Mixes audio to so many channels, 1 to 8; None keeps the file's.
-        exact_audio: Audio clips are bit for bit slices of the whole. This costs up to the decoding of the whole audio
-            where a decoder makes noise of its own (AAC). False always seeks, and such noise may be other noise.
-        limits: What one call may cost; None for `AVLimits()`.
+        audio_channels: Mixes audio to this number of channels, 1 to 8; None keeps the file's.
+        exact_audio: Audio clips equal slices of the whole audio bit for bit. If a decoder generates noise (AAC), this
+            can require decoding all of the audio. False always seeks, and that noise may differ.
+        limits: Limits for one call; None for `AVLimits()`.
         threads: Threads of FFmpeg; None for one per core, but one in worker and forked processes.
 
     Raises:
-        ConfigError: An option is unknown or cannot work.
+        ConfigError: An option is invalid.
     """
 
     @explain_call
@@ -118,7 +118,7 @@ class AVDecoder:
 
     @property
     def stream(self) -> BinaryIO:
-        """The file as a binary stream at its start: the one that was given, else a new one (of bytes: over a copy)."""
+        """The file as a binary stream at its start: the given stream, or a new one (of a copy, if bytes were given)."""
         source = self.file.source
         if isinstance(source, memoryview):
             return io.BytesIO(source)
@@ -166,7 +166,7 @@ class AVDecoder:
             video_out_frame_size: (width, height) in pixels that frames are resized to; None keeps theirs.
 
         Raises:
-            ConfigError: A range is reversed or no number, or a unit or size is wrong.
+            ConfigError: A range is reversed or not numeric, or a unit or size is wrong.
             DecodeError: A stream is not there, has nothing in a range, or cannot be decoded within the limits.
         """
         data = AVData(video_clips=[], video_timestamps=[], audio_clips=[], audio_timestamps=[])
@@ -183,15 +183,15 @@ class AVDecoder:
         video_unit: VideoUnit = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
-        """Returns (clips, timestamps): uint8 (frames, 3, H, W) per clip, and (start, end) in seconds of what it shows.
+        """Returns (clips, timestamps): uint8 (frames, 3, H, W) per clip, and the (start, end) in seconds of each.
 
         Args:
-            video_clip_ranges: (first, last) of each clip, both included, see the class.
+            video_clip_ranges: (first, last) of each clip, both included; see the class.
             video_unit: "seconds" or "frames".
             video_out_frame_size: (width, height) in pixels that frames are resized to; None keeps theirs.
 
         Raises:
-            ConfigError: A range is reversed or no number, or the unit or size is wrong.
+            ConfigError: A range is reversed or not numeric, or the unit or size is wrong.
             DecodeError: There is no video, nothing in a range, or it cannot be decoded within the limits.
         """
         return read_video_clips(
@@ -201,25 +201,25 @@ class AVDecoder:
     def get_audio_clips(
         self, audio_clip_ranges: Sequence[ClipRange], audio_unit: AudioUnit = "seconds"
     ) -> tuple[list[torch.Tensor], list[tuple[float, float]]]:
-        """Returns (clips, timestamps): (channels, samples) per clip, and (start, end) in seconds of what is heard.
+        """Returns (clips, timestamps): (channels, samples) per clip, and the (start, end) in seconds of each.
 
         Samples keep the type of the codec: uint8, int16, int32, float32 or float64.
 
         Args:
-            audio_clip_ranges: (start, end) of each clip, without the end, see the class.
+            audio_clip_ranges: (start, end) of each clip, end excluded; see the class.
             audio_unit: "seconds" or "samples".
 
         Raises:
-            ConfigError: A range is reversed or no number, or the unit is wrong.
+            ConfigError: A range is reversed or not numeric, or the unit is wrong.
             DecodeError: There is no audio, nothing in a range, or it cannot be decoded within the limits.
         """
         return read_audio_clips(self.audio, audio_clip_ranges, audio_unit, self.missing)
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData | None:
-        """Returns the whole file: its video if it has one, else its audio; None if it has neither.
+        """Returns the whole file: its video if any, else its audio; None if it has neither.
 
         Args:
-            video_decode_audio: A video brings its audio too, if it has any.
+            video_decode_audio: Whether the audio of a video is returned too, if there is any.
 
         Raises:
             DecodeError: The file cannot be decoded within the limits.
@@ -239,17 +239,17 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """Returns what is known of the file, None for what it does not have; decodes nothing that can be told without.
+        """Returns facts about the file, None for what it does not have. Decodes only if the facts require it.
 
-        Durations are exact, from the start of the first frame or sample to the end of the last, as decoding gives them.
+        Durations are exact: from the start of the first decoded frame or sample to the end of the last.
 
         Args:
             get_video: Describes the video.
-            get_video_duration: Finds its exact duration; else what the header says.
+            get_video_duration: Finds its exact duration. Otherwise returns the header's.
             get_video_frame_count: Counts its frames.
-            get_video_frame_size: Gives its width and height.
-            get_audio: Describes the audio, as the file has it.
-            get_audio_duration: Finds its exact duration; else what the header says.
+            get_video_frame_size: Returns its width and height.
+            get_audio: Describes the audio as stored in the file.
+            get_audio_duration: Finds its exact duration. Otherwise returns the header's.
             get_audio_num_samples: Counts its samples.
 
         Raises:
@@ -281,7 +281,7 @@ class AVDecoder:
         return len(self.video.index) / (self.video.index.end_seconds - self.video.index.start_seconds)
 
     def get_audio_samples_per_second(self) -> int:
-        """Returns the number of samples per second and channel, as they are returned and counted.
+        """Returns the number of samples per second and channel of returned audio.
 
         Raises:
             DecodeError: There is no audio, or it cannot be read.
@@ -289,7 +289,7 @@ class AVDecoder:
         return self.audio.wanted.sample_rate or self.audio.facts.sample_rate
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
-        """Returns (duration in seconds, number of frames); None where there is no video or it was not asked for.
+        """Returns (duration in seconds, number of frames); None if there is no video or it was not requested.
 
         Args:
             get_frame_count: Counts the frames.
@@ -309,7 +309,7 @@ class AVDecoder:
         return self.get_metadata(get_video=False).audio_duration
 
     def has_video_stream(self) -> bool:
-        """Returns whether there is a video; a cover picture is none.
+        """Returns whether there is a video; a cover image does not count.
 
         Raises:
             DecodeError: The file cannot be opened.
@@ -325,7 +325,7 @@ class AVDecoder:
         return self.file.find_stream("audio") is not None
 
     def close(self) -> None:
-        """Closes the file; it opens again when it is used again."""
+        """Closes the file. It reopens on the next use."""
         self.file.close()
 
     def __enter__(self) -> AVDecoder:

@@ -1,4 +1,4 @@
-"""Which frames a video shows, when, and from where each can be decoded: plain numbers, no file."""
+"""Which frames a video shows, when, and where decoding must start for each: plain numbers, no file access."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 NO_TIME = np.iinfo(np.int64).min
-"""Stands in a packet table for a time stamp that the file does not give."""
+"""Marks a missing time stamp in a packet table."""
 TOLERANCE_SECONDS = 1e-9
-"""A time this little before a frame counts as at it: sums of floats do not meet time stamps exactly."""
+"""A time less than this before a frame counts as at the frame, because sums of floats miss time stamps slightly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PacketTable:
-    """The packets of one stream in the order of the file, which is the order of decoding."""
+    """The packets of one stream in file order, which is decoding order."""
 
     pts: Int64s
-    """Presentation time stamps in units of the stream; `NO_TIME` where there is none."""
+    """Presentation time stamps in units of the stream; `NO_TIME` if missing."""
     dts: Int64s
-    """Decoding time stamps; `NO_TIME` where there is none."""
+    """Decoding time stamps; `NO_TIME` if missing."""
     durations: Int64s
-    """Durations; 0 where unknown."""
+    """Durations; 0 if unknown."""
     offsets: Int64s
-    """Places in the file, in bytes; -1 where unknown."""
+    """Byte offsets in the file; -1 if unknown."""
     is_key: Bools
-    """Whether decoding may begin there: the container says so, and the codec's own header does not object."""
+    """Whether decoding may start there: the container says so, and the codec's header does not contradict."""
     is_hidden: Bools
-    """Whether it is decoded but not shown: outside the edit list, or so marked by the codec."""
+    """Whether it is decoded but not shown: outside the edit list, or marked so by the codec."""
     encoder_note: bytes = b""
-    """What a decoder that does not begin with the first packet must be told (`key_packets.find_encoder_note`)."""
+    """Data that a decoder needs if it does not start at the first packet (`key_packets.find_encoder_note`)."""
 
     def __len__(self) -> int:
         return len(self.pts)
@@ -46,24 +46,24 @@ class PacketTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameIndex:
-    """The frames that a video shows, in the order in which it shows them."""
+    """The frames that a video shows, in presentation order."""
 
     pts: Int64s
-    """When each frame is shown, in units of `time_base`; never falling."""
+    """When each frame is shown, in units of `time_base`; never decreasing."""
     durations: Int64s
-    """For how long, in units of `time_base`; 0 where the file does not say."""
+    """For how long, in units of `time_base`; 0 if the file does not say."""
     is_key: Bools
-    """Whether decoding may begin at this frame."""
+    """Whether decoding may start at this frame."""
     positions: Int64s
-    """Number of the packet that gives the frame, in the order of decoding."""
+    """Index of the packet that contains the frame, in decoding order."""
     starts: Int64s
-    """Number of the packet from which on decoding gives this frame exactly."""
+    """Index of the packet at which decoding must start to get this frame exactly."""
     time_base: Fraction
     """Seconds per unit."""
     packets: PacketTable
-    """The packets that the numbers refer to."""
+    """The packets that these indices refer to."""
     proven: bool = False
-    """Whether every frame was decoded once to find this out; else it was told by the packets."""
+    """Whether the index was found by decoding every frame once, and not from the packets."""
 
     def __len__(self) -> int:
         return len(self.pts)
@@ -102,22 +102,22 @@ class FrameIndex:
 
     def frame_at(self, seconds: float) -> int:
         """Returns the number of the frame shown at a time: the last that starts at or before it, or the first."""
-        # Not `times`: an array of all frames for each clip takes milliseconds where the video lasts hours.
+        # Not `times`: for a video of hours, an array of all frames takes milliseconds per clip.
         return max(0, bisect_right(range(len(self)), seconds + TOLERANCE_SECONDS, key=self._start_seconds) - 1)
 
     def range_of_seconds(self, start: float, end: float) -> tuple[int, int] | None:
         """Returns (first, last) of the frames shown from `start` through `end`, both inclusive; None if there are none.
 
-        The first is the frame shown at `start` (the very first if the range begins before it), the last the one
-        shown at `end`; (t, t) is one frame. There are none where the range begins at or after the end of the video,
-        or ends before its first frame.
+        The first is the frame shown at `start` (or the first of the video if the range begins before it), and the last
+        is the frame shown at `end`; (t, t) is one frame. There are none if the range begins at or after the end of the
+        video, or ends before its first frame.
 
         Args:
             start: Presentation time in seconds; may be negative.
             end: Presentation time in seconds; `math.inf` for the end of the video.
 
         Raises:
-            ConfigError: The range is reversed, or not made of numbers.
+            ConfigError: The range is reversed or contains NaN.
         """
         if math.isnan(start) or math.isnan(end) or end < start:
             raise ConfigError(
@@ -140,7 +140,7 @@ class FrameIndex:
             end: Number of the last frame; `math.inf` for the last of the video.
 
         Raises:
-            ConfigError: The range is reversed, or not made of numbers.
+            ConfigError: The range is reversed or contains NaN.
         """
         if math.isnan(start) or math.isnan(end) or end < start:
             raise ConfigError(
@@ -155,16 +155,16 @@ class FrameIndex:
 
 
 def find_starts(positions: Int64s, order: Int64s, packets: PacketTable, packet_order: Int64s) -> Int64s:
-    """Returns for each frame the packet where decoding begins: int64 [frames].
+    """Returns the packet at which decoding must start for each frame: int64 [frames].
 
-    That is the last key packet at or before it that is also shown no later: frames shown before a key frame that
-    precedes them in the file (leading frames of an open group of pictures) refer to what came before the key frame.
+    That is the last key packet at or before the frame that is also shown no later. Frames that follow a key frame in
+    the file and are shown before it (leading frames of an open GOP) refer to frames before the key frame.
 
     Args:
         positions: Packet of each frame, int64 [frames].
-        order: Rank in time of each frame, int64 [frames].
+        order: Rank of each frame in time, int64 [frames].
         packets: The packets.
-        packet_order: Rank in time of each packet, comparable with `order`; int64 [packets].
+        packet_order: Rank of each packet in time, comparable with `order`; int64 [packets].
     """
     keys = np.flatnonzero(packets.is_key)
     if not len(keys):

@@ -1,4 +1,4 @@
-"""How much one video or audio file may cost: the guard against files that lie about themselves."""
+"""Limits for decoding one video or audio file, against files whose headers are false."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from energon_dali.errors import ConfigError
 @explain_call
 @dataclass(frozen=True, slots=True)
 class AVLimits:
-    """Upper bounds of what is made of one file; what would go beyond is refused before its memory is taken.
+    """Upper bounds for one file. Anything beyond them is refused before memory is allocated for it.
 
     Raises:
         ConfigError: A limit is not positive.
@@ -20,15 +20,15 @@ class AVLimits:
     max_frames: int = 1_000_000
     """Frames that one call may return."""
     max_pixels: int = 128 * 1024 * 1024
-    """Width x height of one frame, as stored and as asked for."""
+    """Width x height of one frame, as stored and as requested."""
     max_bytes: int = 4 << 30
-    """Bytes that one call may return, of pictures or of sound."""
+    """Bytes of frames or of audio that one call may return."""
     max_audio_samples: int = 1 << 31
     """Samples per channel that one call may return."""
     max_packets: int = 50_000_000
-    """Packets of a stream that are listed in its index."""
+    """Packets in the index of a stream."""
     max_seconds: float | None = None
-    """Time that one call may take, in seconds of the clock; None sets no bound. Looked at between packets."""
+    """Wall-clock seconds that one call may take; None for no limit. Checked between packets."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

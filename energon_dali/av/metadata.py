@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 def describe_video(
     metadata: AVMetadata, reader: VideoReader, *, duration: bool, frame_count: bool, frame_size: bool, upright: bool
 ) -> None:
-    """Writes what is known of the video into the metadata.
+    """Writes the facts of the video into the metadata.
 
     Args:
         metadata: Written to.
         reader: The video.
-        duration: Finds the exact duration, which needs the frame index; else the header's, if it has one.
+        duration: Finds the exact duration, which needs the frame index. Otherwise uses the header's, if any.
         frame_count: Finds the number of frames, which needs the frame index.
         frame_size: Writes width and height.
-        upright: Width and height are those after turning the frames upright.
+        upright: Whether width and height are those after rotating the frames upright.
 
     Raises:
         DecodeError: The file cannot be read.
@@ -43,12 +43,12 @@ def describe_video(
 
 
 def describe_audio(metadata: AVMetadata, reader: AudioReader, *, duration: bool, num_samples: bool) -> None:
-    """Writes what is known of the audio into the metadata.
+    """Writes the facts of the audio into the metadata.
 
     Args:
         metadata: Written to.
         reader: The audio.
-        duration: Finds the exact duration, which needs the audio index; else the header's, if it has one.
+        duration: Finds the exact duration, which needs the audio index. Otherwise uses the header's, if any.
         num_samples: Finds the number of samples, which needs the audio index.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Refuses MP4 headers that claim more samples than the file has bytes, before FFmpeg takes memory for each of them.
+"""Refuses MP4 headers that claim more samples than the file has bytes, before FFmpeg allocates memory for each of them.
 
-A sample table with a common sample size, and a fragment without per-sample fields, state a count of 32 bits in twenty
-bytes; FFmpeg makes an index entry of 24 bytes for each. Box layouts: ISO/IEC 14496-12.
+A sample table with a common sample size, or a fragment without per-sample fields, takes twenty bytes to state a count
+of 32 bits, and FFmpeg creates an index entry of 24 bytes for each sample. Box layouts: ISO/IEC 14496-12.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from energon_dali.errors import DecodeError
 
 _CONTAINERS = frozenset((b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"))
 _MAX_BOXES = 100_000
-"""Boxes that are looked at; a file with more is left to FFmpeg's own limits."""
+"""Most boxes to examine; a file with more is left to FFmpeg's own limits."""
 
 
 def screen_mp4(data: memoryview) -> None:
-    """Does nothing for a file that is no MP4, or whose sample counts are possible.
+    """Checks the sample counts of an MP4; accepts every file of another format.
 
     Args:
         data: The whole file, one-dimensional bytes.

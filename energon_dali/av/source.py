@@ -1,4 +1,4 @@
-"""Where the bytes of a media file come from, and how they travel between processes."""
+"""The source of the bytes of a media file, and how it travels between processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MediaSource = bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
 
 
 class MemoryReader:
-    """A seekable reader over bytes that somebody else holds; nothing is copied but what is read.
+    """A seekable reader over bytes that it does not own; only what is read is copied.
 
     Args:
         view: One-dimensional bytes.
@@ -38,14 +38,14 @@ class MemoryReader:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Returns up to `size` bytes from the position on, all that are left if it is negative."""
+        """Returns up to `size` bytes from the position on, or all remaining bytes if `size` is negative."""
         start = self._position
         stop = len(self._view) if size < 0 else min(start + size, len(self._view))
         self._position = max(start, stop)
         return self._view[start:stop].tobytes()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves the position and returns it; it never lies before the start."""
+        """Moves the position and returns it; it is never before the start."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
         self._position = max(0, base + offset)
         return self._position
@@ -56,7 +56,7 @@ class MemoryReader:
 
 
 class FileReader:
-    """A seekable reader over a file; FFmpeg would take some paths for something else ("concat:a|b", "img%03d.png").
+    """A seekable reader over a file. FFmpeg itself would misread some paths ("concat:a|b", "img%03d.png").
 
     Args:
         path: Of a file.
@@ -83,7 +83,7 @@ class FileReader:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Returns up to `size` bytes from the position on, all that are left if it is negative.
+        """Returns up to `size` bytes from the position on, or all remaining bytes if `size` is negative.
 
         Raises:
             OSError: The file cannot be read.
@@ -94,10 +94,10 @@ class FileReader:
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves the position and returns it; it never lies before the start.
+        """Moves the position and returns it; it is never before the start.
 
         Raises:
-            OSError: The size of the file cannot be found out.
+            OSError: The size of the file is not available.
         """
         if whence == os.SEEK_END:
             base = os.fstat(self._descriptor).st_size
@@ -111,7 +111,7 @@ class FileReader:
         return self._position
 
     def close(self) -> None:
-        """Closes the file; nothing can be read any more."""
+        """Closes the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -121,18 +121,18 @@ class FileReader:
 
 
 def check_source(source: Any) -> MediaSource:
-    """Returns the source in the form that is kept: memory as a flat view, a path as a string, a stream as it is.
+    """Returns the source in the form to keep: memory as a flat view, a path as a string, a stream unchanged.
 
     Raises:
-        ConfigError: It is nothing that bytes can be read from, or a stream that cannot be read at any place.
+        ConfigError: It is not a source of bytes, or it is a stream without seek.
     """
     if type(source) is io.BytesIO:
-        source = source.getvalue()  # Shares the bytes where the stream was made from bytes.
+        source = source.getvalue()  # shares the bytes if the stream was created from bytes
     if isinstance(source, (bytes, bytearray, memoryview, pickle.PickleBuffer)):
         view = memoryview(source)
         if not view.contiguous:
             raise ConfigError(
-                "The media file was given as a memoryview with gaps. Its bytes must lie side by side. "
+                "The media file was given as a memoryview with gaps. Its bytes must be contiguous. "
                 "Give `bytes(view)` or a contiguous view."
             )
         return view.cast("B")
@@ -147,14 +147,14 @@ def check_source(source: Any) -> MediaSource:
         )
     if not hasattr(source, "seek") or not getattr(source, "seekable", lambda: True)():
         raise ConfigError(
-            "A media file was given as a stream without seek. Its index and its frames lie at different places. "
+            "A media file was given as a stream without seek. Its index and its frames are at different positions. "
             "Read it into bytes first: `stream.read()`."
         )
     return cast(BinaryIO, source)
 
 
 def pickle_source(source: MediaSource, protocol: int) -> Any:
-    """Returns the source as something that pickle takes; memory goes out of band where the protocol can (5)."""
+    """Returns the source in a picklable form; memory travels out of band from protocol 5 on."""
     if isinstance(source, memoryview):
         return pickle.PickleBuffer(source) if protocol >= 5 else source.tobytes()
     return source
@@ -162,9 +162,9 @@ def pickle_source(source: MediaSource, protocol: int) -> Any:
 
 @contextmanager
 def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
-    """Gives the bytes of a source without copying: memory, or a file that is mapped; None for a stream.
+    """Yields the bytes of a source without copying (memory, or a mapped file), or None for a stream.
 
-    The view ends with the `with` block.
+    The view is valid inside the `with` block.
     """
     if isinstance(source, memoryview):
         yield source
@@ -180,10 +180,10 @@ def view_bytes(source: MediaSource) -> Iterator[memoryview | None]:
 
 
 def open_source(source: MediaSource) -> Any:
-    """Returns what FFmpeg reads from: an object with read, seek and tell, at its start.
+    """Returns the object that FFmpeg reads from, with read, seek and tell, at its start.
 
     Raises:
-        ConfigError: It is a stream that was closed.
+        ConfigError: It is a closed stream.
         DecodeError: It is the path of a file that cannot be opened.
     """
     if isinstance(source, memoryview):
@@ -196,7 +196,7 @@ def open_source(source: MediaSource) -> Any:
             raise DecodeError(f"FFmpeg cannot read {source}: {reason}", "", "pyav") from error
     if getattr(source, "closed", False):
         raise ConfigError(
-            "The media file was given as a stream, and that is closed. Keep it open as long as it is used, "
+            "The media file was given as a stream that is closed. Keep it open as long as it is used, "
             "or give its path or its bytes."
         )
     source.seek(0)  # type: ignore[union-attr]

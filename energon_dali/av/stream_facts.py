@@ -1,4 +1,4 @@
-"""What is known about a stream of a media file before anything of it is decoded."""
+"""What is known about a stream of a media file before any of it is decoded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RECTANGULAR = 0
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What the header and the first packets of a stream say."""
+    """Facts from the header and the first packets of a stream."""
 
     kind: str
     """"video", "audio", "subtitle", "data" or "attachment"."""
     position: int
-    """Place of the stream in the file."""
+    """Index of the stream in the file."""
     codec: str
     """FFmpeg's name of the codec ("h264", "vp9", "aac", "pcm_s16le"); "" if this FFmpeg cannot decode it."""
     profile: str
@@ -30,13 +30,13 @@ class StreamFacts:
     time_base: Fraction
     """Seconds per unit of time stamps."""
     start: int | None
-    """First time stamp in units of `time_base`, as the header says."""
+    """First time stamp in units of `time_base`, according to the header."""
     duration: int | None
-    """Duration in units of `time_base`, as the header says."""
+    """Duration in units of `time_base`, according to the header."""
     frames: int
-    """Number of frames that the header claims; 0 if it does not."""
+    """Number of frames according to the header; 0 if unknown."""
     is_cover: bool = False
-    """Whether it is a picture attached to the file, not a video."""
+    """Whether it is an image attached to the file, not a video."""
     width: int = 0
     """Width in pixels as stored."""
     height: int = 0
@@ -60,7 +60,7 @@ class StreamFacts:
 
     @property
     def duration_seconds(self) -> float | None:
-        """Duration as the header says, in seconds; None if it does not."""
+        """Duration in seconds according to the header; None if unknown."""
         return None if self.duration is None else float(self.duration * self.time_base)
 
 
@@ -102,7 +102,7 @@ def find_facts(stream: Stream) -> StreamFacts:
 
 
 def _codec_name(context: Any) -> str:
-    """Returns the codec's own name where the decoder has another ("av1", decoded by "libdav1d")."""
+    """Returns the codec's name, even if the decoder has another one ("av1", decoded by "libdav1d")."""
     if context is None:
         return ""
     name = context.codec.canonical_name if hasattr(context.codec, "canonical_name") else context.name
@@ -110,7 +110,11 @@ def _codec_name(context: Any) -> str:
 
 
 def is_interlaced_mpeg4(extradata: bytes | None) -> bool:
-    """Returns whether pictures may be interlaced; False where the header does not say.
+    """Returns whether frames of an MPEG-4 (part 2) video may be interlaced; False if the header does not say.
+
+    FFmpeg keeps the distance between fields from the first B-frame that it decodes. So interlaced B-frames are right
+    only in one thread and when decoding from the start of the stream; elsewhere they differ or are missing.
+    Source: ISO/IEC 14496-2 6.2.3, VideoObjectLayer.
 
     Args:
         extradata: The decoder configuration of the stream.
@@ -132,7 +136,7 @@ def is_interlaced_mpeg4(extradata: bytes | None) -> bool:
     resolution = _number(bits, at + 3, 16)
     at += 20
     at += 1 + max(1, (resolution - 1).bit_length()) if bits[at : at + 1] == "1" else 1  # fixed rate
-    return bits[at + 29 : at + 30] == "1"  # behind width, height and three markers
+    return bits[at + 29 : at + 30] == "1"  # after width, height and three markers
 
 
 def _bits(data: bytes) -> str:

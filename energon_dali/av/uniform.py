@@ -1,4 +1,4 @@
-"""Clips and frames spread evenly over a file."""
+"""Clips and frames at equal distances over a file."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def get_clips_uniform(
 ) -> AVData:
     """Returns clips of equal duration at equal distances: the first at the start, the last up to the end.
 
-    The end is that of the shorter one where both video and audio are requested. Clips of a file that is shorter than
-    one clip are the whole file. A duration of 0 gives single frames: from the middle of the first frame to the middle
+    If both video and audio are requested, the end is that of the shorter one. If the file is shorter than one clip,
+    each clip is the whole file. A duration of 0 returns single frames, from the middle of the first frame to the middle
     of the last.
 
     Args:
         av_decoder: The file.
         clip_duration_seconds: Duration of each clip, in seconds, at least 0.
         num_clips: Number of clips, at least 1.
-        request_video: Gives video.
-        request_audio: Gives audio.
+        request_video: Whether to return video.
+        request_audio: Whether to return audio.
         video_out_frame_size: (width, height) in pixels that frames are resized to; None keeps theirs.
 
     Raises:
         ConfigError: Neither video nor audio is requested, or a number is too small.
-        DecodeError: A requested stream is not there, or cannot be decoded within the limits.
+        DecodeError: A requested stream is missing, or cannot be decoded within the limits.
     """
     if not (request_video or request_audio):
         raise ConfigError(
@@ -56,9 +56,9 @@ def get_clips_uniform(
         starts.append(frames.start_seconds)
         ends.append(frames.end_seconds)
     if request_audio:
-        sound = av_decoder.audio.index
-        starts.append(sound.start_seconds)
-        ends.append(sound.end_seconds)
+        samples = av_decoder.audio.index
+        starts.append(samples.start_seconds)
+        ends.append(samples.end_seconds)
     first, last = max(starts), max(max(starts), min(ends) - clip_duration_seconds)
     if clip_duration_seconds == 0:
         first, last = _middles_of_frames(av_decoder, first, last)
@@ -101,7 +101,7 @@ def get_single_frames_uniform(
 
     Args:
         av_decoder: The file.
-        num_frames: Number of frames, at least 1; frames repeat where the video has fewer.
+        num_frames: Number of frames, at least 1; frames repeat if the video has fewer.
         video_out_frame_size: (width, height) in pixels that frames are resized to; None keeps theirs.
         return_timestamps: Also returns when each frame starts, in seconds.
 
@@ -121,7 +121,7 @@ def _is_duration(value: object) -> bool:
 
 
 def _middles_of_frames(av_decoder: AVDecoder, first: float, last: float) -> tuple[float, float]:
-    """Returns the range of times without half a frame at its start and end, where there is a video."""
+    """Returns the range of times, shortened by half a frame at both ends if there is a video."""
     if not av_decoder.has_video_stream():
         return first, last
     half = 0.5 / av_decoder.get_video_fps()

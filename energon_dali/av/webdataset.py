@@ -1,4 +1,4 @@
-"""The handler of video and audio parts that webdataset's decoders take."""
+"""A handler of video and audio parts for webdataset's decoders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class AVWebdatasetDecoder:
-    """Makes an AVDecoder, the decoded file, or PyAV's container of a part; None of what is neither video nor audio.
+    """Returns an AVDecoder, the decoded file, or PyAV's container for a part; None if it is neither video nor audio.
 
     Args:
-        video_decode_audio: With "torch", a video brings its audio too.
+        video_decode_audio: With "torch", whether the audio of a video is decoded too.
         av_decode: "AVDecoder" (nothing is decoded yet), "torch" (`AVData` of the whole file) or "pyav" (an open
             `av.container.InputContainer`).
         **options: Options of `AVDecoder`.
@@ -37,15 +37,15 @@ class AVWebdatasetDecoder:
         self.options = options
 
     def read_av_data(self, data: bytes | memoryview) -> AVDecoder:
-        """Returns the decoder of a file; nothing is opened yet."""
+        """Returns the decoder of a file, which is not opened yet."""
         return AVDecoder(data, **self.options)
 
     def __call__(self, key: str, data: bytes | memoryview) -> AVDecoder | AVData | InputContainer | None:
-        """Returns what a part becomes; None if its name says that it is neither video nor audio.
+        """Returns what a part becomes; None if by its name it is neither video nor audio.
 
         Args:
             key: Part name or file name ("mp4", "left.mp4").
-            data: Its content; what is returned may keep a view of it.
+            data: Its content; the result may keep a view of it.
 
         Raises:
             DecodeError: The file cannot be opened, or decoded within the limits.

@@ -1,4 +1,4 @@
-"""Damaged files: a clear error or what is there, within limits of memory and time; never a hang, never a crash."""
+"""Damaged files give a clear error or what can be decoded, within limits; they never hang or crash."""
 
 from __future__ import annotations
 

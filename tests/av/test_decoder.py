@@ -93,11 +93,11 @@ def test_ranges_outside_are_never_dropped() -> None:
     ranges = [(0, 0.1), (50, 60), (1, 1.1)]
     data = video_file("h264-aac-mp4")
     with AVDecoder(data) as decoder:
-        with pytest.raises(DecodeError, match=r"video lies in the clip range \(50, 60\) in seconds: it has 60 frames"):
+        with pytest.raises(DecodeError, match=r"video is in the clip range \(50, 60\) in seconds: it has 60 frames"):
             decoder.get_clips(ranges)
         with pytest.raises(DecodeError, match=r'\(500, 600\) in frames.*missing="empty"'):
             decoder.get_video_clips([(500, 600)], "frames")
-        with pytest.raises(DecodeError, match=r"audio lies in the clip range \(50, 60\)"):
+        with pytest.raises(DecodeError, match=r"audio is in the clip range \(50, 60\)"):
             decoder.get_audio_clips(ranges)
         with pytest.raises(ConfigError, match=r"\(2.0, 1.0\)"):
             decoder.get_video_clips([(2, 1)])

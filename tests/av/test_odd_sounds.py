@@ -1,4 +1,4 @@
-"""Sounds as they lie about: many channels, files put one behind the other, sample types that are rare."""
+"""Unusual audio files: many channels, concatenated files, rare sample types."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_one_tensor_cannot_hold_is_named() -> None:
     samples = bytes(8 * 4000)
     body = b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 8000, 64000, 8, 64) + b"data" + struct.pack("<I", len(samples))
     wide = b"RIFF" + struct.pack("<I", len(body) + len(samples) + 4) + b"WAVE" + body + samples
-    with AVDecoder(wide) as decoder, pytest.raises(DecodeError, match=r"PyAV cannot give its samples.*s64"):
+    with AVDecoder(wide) as decoder, pytest.raises(DecodeError, match=r"PyAV cannot return its samples.*s64"):
         decoder.get_audio()
 
 

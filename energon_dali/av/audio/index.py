@@ -1,4 +1,4 @@
-"""Which samples each packet of a sound stream gives, and when they are heard: plain numbers, no file."""
+"""Which samples each packet of an audio stream contains, and when they are heard: plain numbers, no file access."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from energon_dali.av.frame_index import Int64s
 from energon_dali.errors import ConfigError
 
 GAP_SECONDS = 0.01
-"""A packet further than this from where the samples before it end starts a new span. Matroska rounds times to 1 ms."""
+"""A packet further than this from the end of the samples before it starts a new span. Matroska rounds times to 1 ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioIndex:
-    """The samples of a stream as a decode from its first packet to its last gives them, counted from 0."""
+    """The samples of a stream as a decode from its first packet to its last returns them, counted from 0."""
 
     starts: Int64s
-    """First sample that each packet gives; the last number is that of all samples. int64 [packets + 1]."""
+    """First sample of each packet, then the number of all samples. int64 [packets + 1]."""
     pts: Int64s
-    """Time stamp of each packet, in units of the stream; `NO_TIME` where there is none. int64 [packets]."""
+    """Time stamp of each packet, in units of the stream; `NO_TIME` if missing. int64 [packets]."""
     sizes: Int64s
     """Bytes of each packet, int64 [packets]."""
     rate: int
@@ -36,11 +36,11 @@ class AudioIndex:
     dtype: np.dtype[np.generic]
     """Type of the samples."""
     span_starts: Int64s
-    """First sample of each uninterrupted span; one span where the sound has no gaps. int64 [spans]."""
+    """First sample of each uninterrupted span; a single span if the audio has no gaps. int64 [spans]."""
     span_seconds: npt.NDArray[np.float64]
-    """When each span begins, in seconds, rising: float64 [spans]."""
+    """When each span begins, in seconds, increasing: float64 [spans]."""
     proven: bool = False
-    """Whether all packets were decoded once to find this out; else it was told by the packets."""
+    """Whether the index was found by decoding all packets once, and not from the packets."""
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -59,7 +59,7 @@ class AudioIndex:
         """Returns when a sample is heard.
 
         Args:
-            position: Its number, or a place between two.
+            position: Index of the sample, possibly fractional.
         """
         span = max(0, int(np.searchsorted(self.span_starts, position, side="right")) - 1)
         if span and position == self.span_starts[span] == len(self):
@@ -67,7 +67,7 @@ class AudioIndex:
         return float(self.span_seconds[span] + (position - int(self.span_starts[span])) / self.rate)
 
     def position(self, seconds: float) -> float:
-        """Returns the place of a time among the samples, below 0 before the first; in a gap, where the gap is."""
+        """Returns the (fractional) sample index of a time: negative before the first; a gap has a single index."""
         span = max(0, int(np.searchsorted(self.span_seconds, seconds, side="right")) - 1)
         place = int(self.span_starts[span]) + (seconds - float(self.span_seconds[span])) * self.rate
         if span + 1 < len(self.span_starts):
@@ -75,18 +75,18 @@ class AudioIndex:
         return place
 
     def range_of_seconds(self, start: float, end: float, rate: int | None = None) -> tuple[int, int] | None:
-        """Returns (first, stop) of the samples from `start` to `end`, None if the stream has none there.
+        """Returns (first, stop) of the samples from `start` to `end`, stop exclusive; None if there are none.
 
-        The first is the one nearest to `start`; there are `round((end - start) * rate)` of them, unless the stream
-        begins or ends in between. An empty range inside the stream gives (first, first).
+        The first is the one nearest to `start`, and there are `round((end - start) * rate)` of them, unless the stream
+        begins or ends in between. An empty range inside the stream returns (first, first).
 
         Args:
             start: In seconds.
             end: In seconds, `math.inf` for the end of the stream.
-            rate: Samples per second of what is counted; None for the stream's own.
+            rate: Samples per second at which to count; None for the stream's own.
 
         Raises:
-            ConfigError: The range is reversed, or not made of numbers.
+            ConfigError: The range is reversed or contains NaN.
         """
         check_range(start, end, "seconds")
         scale = 1.0 if rate is None else rate / self.rate
@@ -100,20 +100,20 @@ class AudioIndex:
         spans = np.maximum(np.searchsorted(self.span_seconds, (start, end), side="right"), 1)
         if math.isfinite(first) and spans[0] == spans[1]:
             stop = int(first) + math.floor((end - start) * self.rate * scale + 0.5)
-            if spans[1] < len(self.span_starts):  # no further than the gap
+            if spans[1] < len(self.span_starts):  # not past the gap
                 stop = min(stop, math.floor(int(self.span_starts[spans[1]]) * scale + 0.5))
         return _clip(first, stop, total, is_empty=start == end)
 
     def range_of_samples(self, start: float, stop: float, rate: int | None = None) -> tuple[int, int] | None:
-        """Returns (first, stop) of the samples numbered `start` to `stop`, without `stop`; None if there are none.
+        """Returns (first, stop) of the samples numbered `start` to `stop`, stop exclusive; None if there are none.
 
         Args:
             start: First sample, counted from 0.
-            stop: The sample after the last, `math.inf` for all.
-            rate: Samples per second of what is counted; None for the stream's own.
+            stop: Last sample, exclusive; `math.inf` for all.
+            rate: Samples per second at which to count; None for the stream's own.
 
         Raises:
-            ConfigError: The range is reversed, or not made of numbers.
+            ConfigError: The range is reversed or contains NaN.
         """
         check_range(start, stop, "samples")
         total = self.count_at(rate)
@@ -124,12 +124,12 @@ class AudioIndex:
         return _clip(first, last, total, is_empty=start == stop)
 
     def count_at(self, rate: int | None) -> int:
-        """Returns how many samples the whole stream has at a rate; the first lies at the same time as its own."""
+        """Returns the number of samples of the whole stream at a rate; the first keeps its time."""
         return len(self) if rate is None else len(self) * rate // self.rate
 
 
 def check_range(start: float, end: float, unit: str) -> None:
-    """Does nothing for a range that begins before it ends.
+    """Checks that a range begins before it ends.
 
     Raises:
         ConfigError: The range is reversed, or not made of numbers.
@@ -145,8 +145,8 @@ def find_spans(starts: Int64s, seconds: npt.NDArray[np.float64], rate: int) -> t
     """Returns (first sample, time) of each uninterrupted span.
 
     Args:
-        starts: First sample of some packets, rising; int64 [n], n > 0.
-        seconds: When they are heard, NaN where unknown; float64 [n].
+        starts: First sample of some packets, increasing; int64 [n], n > 0.
+        seconds: When they are heard, NaN if unknown; float64 [n].
         rate: Samples per second.
     """
     known = ~np.isnan(seconds)
@@ -162,7 +162,7 @@ def find_spans(starts: Int64s, seconds: npt.NDArray[np.float64], rate: int) -> t
             break
         at += int(apart[0])
         start, time = int(starts[at]), float(seconds[at])
-        if time >= spans[-1][1] + start / rate:  # what comes late opens a gap; what comes early cannot be heard twice
+        if time >= spans[-1][1] + start / rate:  # late samples open a gap; early ones cannot overlap
             spans.append((start, float(offsets[at])))
         else:
             offsets[at] = spans[-1][1]

@@ -1,4 +1,4 @@
-"""Takes the packets of a sound stream out of its container, and puts a decoder back to the start."""
+"""Reads the packets of an audio stream, and resets its decoder to the start."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from energon_dali.av.stream_facts import StreamFacts
 
 _COPIED = ("aac", "mp3", "opus", "vorbis", "flac")
-"""Codecs whose decoder needs nothing but the codec's own header to be made anew."""
+"""Codecs whose decoder can be recreated from the codec's header alone."""
 MOST_PLANES = 7
-"""Channels that frames may have one by one: with eight PyAV 18.1 takes what lies behind for further ones (SIGSEGV)."""
+"""Most planes of a planar frame: with eight, PyAV 18.1 reads past the end for further ones (SIGSEGV)."""
 HEAD = "audio_head"
-"""Key of (pts, size, what to cut away) of the first packets in `MediaFile.cache`."""
+"""Key in `MediaFile.cache` of the first packets: (pts, size, side data on samples to skip)."""
 CUT: Literal["skip_samples"] = "skip_samples"
 
 
 def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator[Packet[Any]]:
-    """Yields the packets of a stream from where the container stands, within the limits of the file.
+    """Yields the packets of a stream from the container's position on, within the limits of the file.
 
     Raises:
         DecodeError: It takes too long, or there are too many packets.
@@ -37,13 +37,13 @@ def demux(file: MediaFile, position: int, *, tolerant: bool = False) -> Iterator
         if not number & 15:
             deadline.check()
         if number >= most:
-            raise DecodeError(f"The sound has more packets than AVLimits(max_packets={most}) allows", "", ROUTE)
+            raise DecodeError(f"The audio has more packets than AVLimits(max_packets={most}) allows", "", ROUTE)
         if packet.size:
             yield packet
 
 
 def decode_frames(context: Any, packet: Packet[Any] | None, *, tolerant: bool = False) -> list[AudioFrame]:
-    """Returns the frames that a packet gives; None takes out what the decoder still holds."""
+    """Returns the frames of a packet; None flushes the decoder."""
     from av.error import FFmpegError
 
     try:
@@ -59,7 +59,7 @@ def read_channels(frame: AudioFrame) -> npt.NDArray[Any]:
     """Returns the samples of a frame, [channels, samples], possibly a view.
 
     Raises:
-        DecodeError: They are of a type that numpy does not get from PyAV (64-bit integers).
+        DecodeError: PyAV cannot convert their type to numpy (64-bit integers).
     """
     samples: npt.NDArray[Any]
     try:
@@ -69,15 +69,15 @@ def read_channels(frame: AudioFrame) -> npt.NDArray[Any]:
             (frame,) = AudioResampler(format=frame.format.packed.name).resample(frame)
         samples = frame.to_ndarray()
     except ValueError as error:
-        raise DecodeError(f"PyAV cannot give its samples: {error}", "", ROUTE) from error
+        raise DecodeError(f"PyAV cannot return its samples: {error}", "", ROUTE) from error
     return samples if frame.format.is_planar else samples.reshape(frame.samples, -1).T
 
 
 def start_over(file: MediaFile, facts: StreamFacts, *, tolerant: bool = False) -> tuple[Any, Iterator[Packet[Any]]]:
-    """Returns (codec context, packets) of a stream: a decoder that has seen nothing, and all packets from the first on.
+    """Returns (codec context, packets) of a stream: a new decoder, and all packets from the first on.
 
-    Where the start was seen before, the container goes back there, which is cheaper than to open it anew. Some
-    containers then forget what to cut away in front (Matroska, Ogg): that is put back.
+    If the start was read before, this seeks there, which is cheaper than reopening the file. Some containers (Matroska,
+    Ogg) then lose how many samples to skip at the start: this is restored.
     """
     from av.error import FFmpegError
 
@@ -99,7 +99,7 @@ def start_over(file: MediaFile, facts: StreamFacts, *, tolerant: bool = False) -
 
 
 def _copy_context(context: Any) -> Any:
-    """Returns a decoder for the same stream that has seen nothing: noise generators survive a flush."""
+    """Returns a new decoder for the same stream, because a flush does not reset noise generators."""
     import av
 
     fresh = av.CodecContext.create(context.codec, "r")
@@ -111,7 +111,7 @@ def _copy_context(context: Any) -> Any:
 
 
 def select(file: MediaFile, container: Any, position: int) -> Any:
-    """Returns the codec context of a stream, the only one whose packets come from now on."""
+    """Selects a stream, so that only its packets are read from now on, and returns its codec context."""
     stream = container.streams[position]
     file.select(stream)
     return stream.codec_context

@@ -1,4 +1,4 @@
-"""Decodes ranges of samples: near the start from the start, far from it by seeking, if that provably gives the same."""
+"""Decodes ranges of samples: near the start from the start, elsewhere by seeking if the result is provably the same."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from energon_dali.av.video.scan import Damaged
 if TYPE_CHECKING:
     from av.audio.frame import AudioFrame
 
-Sound = npt.NDArray[Any]
+Samples = npt.NDArray[Any]
 
 _STATELESS = ("pcm_", "flac", "alac")
-"""Codecs whose packets need nothing of the packets before them."""
+"""Codecs whose packets do not depend on earlier packets."""
 _STATEFUL = ("pcm_dvd",)
-"""Those of them that do: blocks of samples go over the ends of packets."""
+"""Exceptions to these: blocks of samples span packets."""
 _WARM_UP_SECONDS = 1.0
-"""How long before a range its decoding begins. MP3 needs 0.15 s to be bit-exact, Opus 0.7 s."""
+"""How long before a range decoding starts. To be bit-exact, MP3 needs 0.15 s and Opus 0.7 s."""
 
 
 class IndexWrongError(Exception):
-    """A packet gave another number of samples than the index says."""
+    """A packet contained another number of samples than the index says."""
 
 
 @dataclass(slots=True, eq=False)
 class AudioRange:
-    """A range of samples on its way."""
+    """A range of samples to decode."""
 
     start: int
-    """Its first sample."""
+    """First sample."""
     stop: int
-    """The sample after its last."""
-    samples: Sound
-    """[channels, stop - start]; filled by the feed."""
+    """Last sample, exclusive."""
+    samples: Samples
+    """[channels, stop - start]; filled by `RangeDecoder`."""
     filled: int = 0
-    """How many samples are there."""
+    """Number of samples filled."""
 
 
 class RangeDecoder:
-    """Fills ranges of samples from one stream; lives during one call, inside `MediaFile.opened`.
+    """Fills ranges of samples from one stream, during one call, inside `MediaFile.opened`.
 
     Args:
         file: The file.
         facts: Its audio stream.
         index: The samples of the stream.
-        damaged: "partial" passes over packets that cannot be decoded.
+        damaged: "partial" skips packets that cannot be decoded.
         exact: See `AudioReader`.
     """
 
@@ -67,43 +67,43 @@ class RangeDecoder:
         self._exact = exact
         self._starts: list[int] = index.starts.tolist()
         self._number = -1
-        """The packet whose frames come."""
+        """The packet of the current frames."""
         self._next = 0
-        """The sample that the next of them begins with."""
+        """The first sample of the next frame."""
 
-    def fill(self, parts: list[AudioRange]) -> None:
-        """Decodes the samples of all parts: near the start from the start, far from it with a warm-up."""
-        waiting = [part for part in parts if part.stop > part.start]
+    def fill(self, spans: list[AudioRange]) -> None:
+        """Decodes the samples of all ranges: near the start from the start, elsewhere with a warm-up."""
+        waiting = [span for span in spans if span.stop > span.start]
         if not waiting:
             return
         stateless = self.facts.codec.startswith(_STATELESS) and self.facts.codec not in _STATEFUL
         warm_up = 0 if stateless else int(_WARM_UP_SECONDS * self.index.rate)
         # Twice the warm-up and twice the range, because two decodes must agree.
-        effort = sum((1 if stateless else 2) * (part.stop - part.start) + 3 * warm_up for part in waiting)
-        if effort < max(part.stop for part in waiting) and not self._tolerant:
+        effort = sum((1 if stateless else 2) * (span.stop - span.start) + 3 * warm_up for span in waiting)
+        if effort < max(span.stop for span in waiting) and not self._tolerant:
             waiting = [
-                part for part in waiting if not self._fill_far(part, warm_up, twice=not stateless and self._exact)
+                span for span in waiting if not self._fill_far(span, warm_up, twice=not stateless and self._exact)
             ]
         if waiting:
             self._decode_from_start(waiting)
 
-    def _fill_far(self, part: AudioRange, warm_up: int, *, twice: bool) -> bool:
-        """Returns whether the part was filled from a seek on, provably as a decode from the start would.
+    def _fill_far(self, span: AudioRange, warm_up: int, *, twice: bool) -> bool:
+        """Decodes a range after a seek; returns whether the result provably equals a decode from the start.
 
-        Two decodes that begin at different packets agree on a range only where nothing before it matters any more. The
-        state that a flush leaves as it is (the noise generator of AAC) has moved on between them, if the range used it.
+        Two decodes that start at different packets agree on a range only if nothing before it matters any longer. State
+        that a flush does not reset (the noise generator of AAC) has advanced between them if the range uses it.
         """
-        if not self._decode_from(part.start - 2 * warm_up if twice else part.start - warm_up, part):
+        if not self._decode_from(span.start - 2 * warm_up if twice else span.start - warm_up, span):
             return False
         if twice:
-            second = AudioRange(part.start, part.stop, np.empty_like(part.samples))
-            if not self._decode_from(part.start - warm_up, second):
+            second = AudioRange(span.start, span.stop, np.empty_like(span.samples))
+            if not self._decode_from(span.start - warm_up, second):
                 return False
-            return part.samples.tobytes() == second.samples.tobytes()
+            return span.samples.tobytes() == second.samples.tobytes()
         return True
 
-    def _decode_from(self, sample: int, part: AudioRange) -> bool:
-        """Decodes a part from the packet on that holds `sample`; returns whether all went as the index says."""
+    def _decode_from(self, sample: int, span: AudioRange) -> bool:
+        """Decodes a range from the packet that contains `sample`; returns whether everything matched the index."""
         from av.error import FFmpegError
 
         index = self.index
@@ -115,7 +115,7 @@ class RangeDecoder:
         stream = container.streams[position]
         self.file.select(stream)
         context = stream.codec_context
-        number, part.filled, self._number = -1, 0, -1
+        number, span.filled, self._number = -1, 0, -1
         try:
             container.seek(int(index.pts[first]), stream=stream)
             for packet in demux(self.file, position):
@@ -127,17 +127,17 @@ class RangeDecoder:
                     continue
                 packet.opaque = number
                 for frame in decode_frames(context, packet):
-                    self._place(frame, [part])
-                if part.filled == part.stop - part.start:
+                    self._copy(frame, [span])
+                if span.filled == span.stop - span.start:
                     return True
             for frame in decode_frames(context, None):
-                self._place(frame, [part])
+                self._copy(frame, [span])
         except (FFmpegError, IndexWrongError, EOFError):
             return False
-        return part.filled == part.stop - part.start
+        return span.filled == span.stop - span.start
 
-    def _decode_from_start(self, parts: list[AudioRange]) -> None:
-        """Decodes from the first packet to the last that a part needs, with a fresh decoder.
+    def _decode_from_start(self, spans: list[AudioRange]) -> None:
+        """Decodes from the first packet to the last that a range needs, with a new decoder.
 
         Raises:
             DecodeError: A packet cannot be decoded.
@@ -145,33 +145,33 @@ class RangeDecoder:
         tolerant = self._tolerant
         context, packets = start_over(self.file, self.facts, tolerant=tolerant)
         self._number, self._next = -1, 0
-        for part in parts:
-            part.filled = 0
-        last = max(part.stop for part in parts)
+        for span in spans:
+            span.filled = 0
+        last = max(span.stop for span in spans)
         for number, packet in enumerate(packets):
             packet.opaque = number
             for frame in decode_frames(context, packet, tolerant=tolerant):
-                self._place(frame, parts)
-            if self._next >= last and all(part.filled == part.stop - part.start for part in parts):
+                self._copy(frame, spans)
+            if self._next >= last and all(span.filled == span.stop - span.start for span in spans):
                 return
         for frame in decode_frames(context, None, tolerant=tolerant):
-            self._place(frame, parts)
-        if any(part.filled != part.stop - part.start for part in parts):
+            self._copy(frame, spans)
+        if any(span.filled != span.stop - span.start for span in spans):
             raise IndexWrongError
 
-    def _place(self, frame: AudioFrame, parts: list[AudioRange]) -> None:
-        """Copies what parts want of a decoded frame.
+    def _copy(self, frame: AudioFrame, spans: list[AudioRange]) -> None:
+        """Copies the samples of a decoded frame into the ranges.
 
         Raises:
-            IndexWrongError: A wanted packet gave other samples than the index says.
+            IndexWrongError: A needed packet contained other samples than the index says.
         """
         index, number = self.index, int(frame.opaque)  # type: ignore[call-overload]
         if number != self._number:
             self._number, self._next = number, self._starts[number]
         start, self._next = self._next, self._next + frame.samples
-        samples: Sound | None = None
-        for part in parts:
-            low, high = max(start, part.start), min(self._next, part.stop)
+        samples: Samples | None = None
+        for span in spans:
+            low, high = max(start, span.start), min(self._next, span.stop)
             if low >= high:
                 continue
             if samples is None:
@@ -179,12 +179,12 @@ class RangeDecoder:
                 fits = samples.shape[0] == index.channels and samples.dtype == index.dtype
                 if not fits or self._next > self._starts[number + 1] or frame.sample_rate != index.rate:
                     raise IndexWrongError
-            part.samples[:, low - part.start : high - part.start] = samples[:, low - start : high - start]
-            part.filled += high - low
+            span.samples[:, low - span.start : high - span.start] = samples[:, low - start : high - start]
+            span.filled += high - low
 
 
 def _number_of(packet: Any, index: AudioIndex, near: int) -> int:
-    """Returns the number of the packet that a seek led to, -1 if it cannot be told."""
+    """Returns the index of the packet that a seek led to, -1 if it is ambiguous."""
     found = np.flatnonzero(
         (index.pts == (NO_TIME if packet.pts is None else packet.pts)) & (index.sizes == packet.size)
     )

@@ -1,4 +1,4 @@
-"""Decodes ranges of samples, bit for bit what a decode of the whole stream gives there."""
+"""Decodes ranges of samples that equal those of a full decode bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from energon_dali.av.stream_facts import StreamFacts
 from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import ConfigError, DecodeError
 
-Sound = npt.NDArray[Any]
+Samples = npt.NDArray[Any]
 AudioUnit = Literal["seconds", "samples"]
 
 
@@ -26,7 +26,7 @@ AudioUnit = Literal["seconds", "samples"]
 class AudioClip:
     """The samples of a range."""
 
-    samples: Sound
+    samples: Samples
     """[channels, samples] in the codec's sample type; a new array."""
     start_seconds: float
     """When the first sample is heard."""
@@ -41,10 +41,10 @@ class AudioReader:
         file: The file; not closed by this.
         sample_rate: Resamples to this many samples per second; None keeps the stream's rate.
         channels: Mixes to this many channels; None keeps the stream's.
-        damaged: "error": a packet that cannot be decoded raises. "partial": the sound is what can be decoded.
-        exact: Where a decoder's state depends on more than the last second (noise of AAC), decodes from the start of
-            the file, so that a range is bit for bit a slice of the whole. False begins a second earlier at most, and
-            such noise may be other noise.
+        damaged: "error": a packet that cannot be decoded raises. "partial": the audio is what can be decoded.
+        exact: If a decoder's state depends on more than the last second (noise of AAC), decodes from the start of the
+            file, so that a range equals a slice of the whole bit for bit. False starts at most one second earlier, and
+            that noise may differ.
 
     Raises:
         ConfigError: The rate or the number of channels is not positive, or `damaged` is unknown.
@@ -81,7 +81,7 @@ class AudioReader:
 
     @property
     def index(self) -> AudioIndex:
-        """The samples of the stream; found once per file.
+        """The samples of the stream, determined once per file.
 
         Raises:
             DecodeError: The file cannot be read.
@@ -104,7 +104,7 @@ class AudioReader:
 
     @property
     def num_samples(self) -> int:
-        """How many samples the whole stream has, at `sample_rate`."""
+        """Number of samples of the whole stream, at `sample_rate`."""
         return self.index.count_at(self._rate(self.index))
 
     @property
@@ -117,7 +117,7 @@ class AudioReader:
         """FFmpeg's name of the channel layout of the stream."""
         return self.index.layout
 
-    def read(self, start: int, stop: int) -> Sound:
+    def read(self, start: int, stop: int) -> Samples:
         """Returns samples `start` to `stop` (exclusive), counted from 0: [channels, samples], a new array.
 
         Raises:
@@ -126,15 +126,15 @@ class AudioReader:
         """
         (clip,) = self.read_clips([(start, stop)], "samples")
         if clip is None:
-            raise DecodeError(f"There are no samples {start} to {stop}: the sound has {len(self.index)}", "", ROUTE)
+            raise DecodeError(f"There are no samples {start} to {stop}: the audio has {len(self.index)}", "", ROUTE)
         return clip.samples
 
     def read_clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit = "seconds") -> list[AudioClip | None]:
-        """Returns the samples of each range; None where the stream has none.
+        """Returns the samples of each range; None for a range without samples.
 
         Args:
-            ranges: (start, end): in samples counted from 0, without the end; or in seconds, as
-                `AudioIndex.range_of_seconds` says.
+            ranges: (start, end), in samples counted from 0 with the end excluded, or in seconds as in
+                `AudioIndex.range_of_seconds`.
             unit: "seconds" or "samples", the latter at the rate of what is read.
 
         Raises:
@@ -152,20 +152,20 @@ class AudioReader:
             return self._read_clips(ranges, unit)
         except IndexWrongError as error:
             raise DecodeError(
-                "Its rate, channels or type of samples change in the middle, or decoding it twice gives two results. "
-                "It is several files put one behind the other, or damaged. Encode it anew",
+                "Its rate, channels or type of samples change in the middle, or decoding it twice differs. "
+                "It is several files concatenated, or damaged. Encode it again",
                 self.facts.codec,
                 ROUTE,
             ) from error
 
     def check(self) -> None:
-        """Decodes every sample and keeps none: takes the time of a whole decode, and no more memory than a decoder.
+        """Decodes every sample and keeps none: takes as long as a full decode, and only the memory of a decoder.
 
         Raises:
             DecodeError: A packet cannot be decoded.
         """
         index: AudioIndex | None = self.file.cache.get(("audio_index", self.damaged))
-        if index is None or not index.proven:  # else all of it was decoded to count its samples
+        if index is None or not index.proven:  # otherwise everything was decoded to count the samples
             scan_audio(self.file, self.facts, damaged=self.damaged, decode_all=True)
 
     def _read_clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit) -> list[AudioClip | None]:
@@ -182,7 +182,7 @@ class AudioReader:
         return [None if span is None else self._finish(next(following), span, index) for span in found]
 
     def _finish(self, part: AudioRange, span: tuple[int, int], index: AudioIndex) -> AudioClip:
-        """Returns the clip of samples `span`, made of those of the stream."""
+        """Returns the clip of samples `span` from samples of the stream."""
         samples = part.samples
         if self.wanted.changes(index):
             try:
@@ -191,7 +191,7 @@ class AudioReader:
             except DecodeError as error:
                 raise DecodeError(
                     f"FFmpeg cannot bring {index.channels} channels ({index.layout}) at {index.rate} Hz to "
-                    f"{self.channels} at {self.sample_rate} Hz. Leave the number of channels out and mix them",
+                    f"{self.channels} at {self.sample_rate} Hz. Leave out the number of channels, and mix yourself",
                     self.facts.codec,
                     ROUTE,
                 ) from error
@@ -202,7 +202,7 @@ class AudioReader:
         return AudioClip(samples, start, index.start_seconds + span[1] / self.sample_rate)
 
     def _rate(self, index: AudioIndex) -> int | None:
-        """Returns the rate that samples are counted at, None if it is the stream's own."""
+        """Returns the rate at which samples are counted, None for the stream's own."""
         return None if self.wanted.sample_rate in (None, index.rate) else self.wanted.sample_rate
 
     def _check_size(self, spans: list[tuple[int, int]], index: AudioIndex) -> None:

@@ -1,4 +1,4 @@
-"""Brings sound to another sample rate and number of channels, so that clips are slices of the whole."""
+"""Converts audio to another sample rate and number of channels, so that clips are slices of the whole."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from energon_dali.av.audio.packets import MOST_PLANES
 from energon_dali.errors import ConfigError
 
 MAX_CHANNELS = 8
-"""FFmpeg knows a usual layout for up to so many."""
+"""FFmpeg has a default layout for up to this many."""
 _FILTER_TAPS = 32
 """Length of swresample's filter, in samples of the lower of the two rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """What sound is brought to.
+    """The format that audio is converted to.
 
     Raises:
         ConfigError: A number is not positive, or there are too many channels.
@@ -32,7 +32,7 @@ class AudioFormat:
     sample_rate: int | None = None
     """Samples per second; None keeps the stream's."""
     channels: int | None = None
-    """Number of channels, in FFmpeg's usual layout (1 mono, 2 stereo, 6 is 5.1); None keeps the stream's."""
+    """Number of channels, in FFmpeg's default layout (1 mono, 2 stereo, 6 is 5.1); None keeps the stream's."""
 
     def __post_init__(self) -> None:
         if self.sample_rate is not None and not is_count(self.sample_rate):
@@ -43,13 +43,14 @@ class AudioFormat:
             raise ConfigError(f"audio_channels={self.channels!r} was given. Give 1 to {MAX_CHANNELS}, or None.")
 
     def changes(self, index: AudioIndex) -> bool:
-        """Returns whether sound of a stream has to be changed at all."""
+        """Returns whether the audio of a stream must be converted at all."""
         return self.sample_rate not in (None, index.rate) or self.channels not in (None, index.channels)
 
     def plan(self, span: tuple[int, int], index: AudioIndex) -> tuple[int, int]:
-        """Returns (first, stop) of the stream's samples that samples `span` of the wanted rate are made of.
+        """Returns (first, stop) of the samples of the stream that are needed for samples `span` at the wanted rate.
 
-        The first is where the filter is in the same phase as at the start of the stream, far enough in front.
+        The first is far enough before the span, and at a position where the filter has the same phase as at the start
+        of the stream.
         """
         step_in, step_out = _steps(self, index)
         if step_in == step_out or span[0] == span[1]:
@@ -61,7 +62,7 @@ class AudioFormat:
 
 
 def is_count(value: object) -> bool:
-    """Returns whether a value is a whole number of at least 1, of whatever library."""
+    """Returns whether a value is an integer of at least 1, of any library."""
     return isinstance(value, Integral) and int(value) >= 1
 
 
@@ -71,27 +72,27 @@ def resample_part(
     """Returns samples `span` of the wanted format: [channels, span], of the same type; a new array or a view of one.
 
     Args:
-        samples: What `AudioFormat.plan` asked for, [channels, samples].
+        samples: The samples that `AudioFormat.plan` asked for, [channels, samples].
         start: Number of its first sample.
         span: (first, stop) at the wanted rate.
         index: The stream.
-        wanted: What it is brought to.
+        wanted: The format to convert to.
     """
     channels = wanted.channels or index.channels
     if span[0] == span[1]:
         return np.empty((channels, 0), samples.dtype)
     step_in, step_out = _steps(wanted, index)
     if step_in != step_out and samples.shape[1] < _margin(step_in, step_out):
-        # The whole stream is shorter than the filter, for which swresample gives nothing or less than it should.
-        behind = _margin(step_in, step_out) - samples.shape[1]
-        samples = np.pad(samples, ((0, 0), (0, behind)), constant_values=128 if samples.dtype == np.uint8 else 0)
+        # For a stream shorter than the filter swresample returns too few samples.
+        padding = _margin(step_in, step_out) - samples.shape[1]
+        samples = np.pad(samples, ((0, 0), (0, padding)), constant_values=128 if samples.dtype == np.uint8 else 0)
     result = np.concatenate(_convert(samples, index, wanted), axis=1)
     before = span[0] - start // step_in * step_out
     return result[:, before : before + span[1] - span[0]]
 
 
 def _margin(step_in: int, step_out: int) -> int:
-    """Returns how many samples on either side a resampled one depends on, and one more."""
+    """Returns the number of samples on either side that a resampled one depends on, plus one."""
     return _FILTER_TAPS * max(1, math.ceil(step_in / step_out)) + 1
 
 
@@ -120,7 +121,7 @@ def _convert(samples: npt.NDArray[Any], index: AudioIndex, wanted: AudioFormat) 
 
 
 def _steps(wanted: AudioFormat, index: AudioIndex) -> tuple[int, int]:
-    """Returns the smallest numbers of samples before and after that last equally long."""
+    """Returns the smallest numbers of samples before and after conversion with the same duration."""
     rate = wanted.sample_rate or index.rate
     common = math.gcd(rate, index.rate)
     return index.rate // common, rate // common

@@ -1,8 +1,9 @@
-"""Finds out which samples each packet of a sound stream gives: told by the packets, or by decoding all of them once.
+"""Finds out which samples each packet of an audio stream contains: from the packets, or by decoding all of them once.
 
-What a packet will give follows from its codec (PCM: its bytes; Opus: its first byte; AAC, MP3: the codec's frame) or
-from its duration. The first packets are decoded to see that this holds and what is cut away in front (encoder delay,
-edit lists), the last ones to see what is cut away behind. Where it does not hold, all packets are decoded.
+The number of samples of a packet follows from its codec (PCM: its bytes; Opus: its first byte; AAC, MP3: the codec's
+frame) or from its duration. Decoding the first packets verifies this and shows how much is skipped at the start
+(encoder delay, edit lists); decoding the last ones shows how much is skipped at the end. If it does not hold, all
+packets are decoded.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ if TYPE_CHECKING:
     from energon_dali.av.stream_facts import StreamFacts
 
 _HEAD_PACKETS = 8
-"""Decoded at the start: encoder delay covers a few packets, and what follows must be as foretold."""
+"""Packets to decode at the start: encoder delay covers a few, and the following ones must match the prediction."""
 _TAIL_PACKETS = 6
-"""Decoded at the end, of which the first half only brings the decoder into step."""
+"""Packets to decode at the end; the first half only warms up the decoder."""
 _BEFORE_ALL = -(1 << 40)
-"""A time stamp before that of any packet."""
+"""A time stamp before all packets."""
 _UNKNOWN = -1
 
 
 @dataclass(slots=True)
 class _Packets:
-    """What was seen of the packets."""
+    """What is known of the packets so far."""
 
     pts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    foretold: list[int] = field(default_factory=list)
-    """Samples that each packet should give, `_UNKNOWN` where nothing tells."""
+    expected: list[int] = field(default_factory=list)
+    """Samples that each packet should contain, `_UNKNOWN` if nothing tells."""
     given: dict[int, int] = field(default_factory=dict)
-    """Samples that decoded packets gave."""
+    """Samples that decoded packets contained."""
     first_time: Fraction | None = None
     """When the first decoded sample is heard, in seconds."""
     first_number: int = 0
-    """The packet that gave it."""
+    """The packet that contained it."""
     frame: AudioFrame | None = None
     """The first decoded frame."""
 
@@ -65,16 +66,16 @@ class _Packets:
 def scan_audio(
     file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error", decode_all: bool = False
 ) -> AudioIndex:
-    """Returns the index of a sound stream.
+    """Returns the index of an audio stream.
 
     Args:
         file: The file.
-        facts: Its sound stream.
-        damaged: "partial" decodes everything, and passes over packets that cannot be decoded.
-        decode_all: Decodes everything, because the packets are known not to tell the truth.
+        facts: Its audio stream.
+        damaged: "partial" decodes everything, and skips packets that cannot be decoded.
+        decode_all: Decodes everything, because the packets are known to be misleading.
 
     Raises:
-        DecodeError: The file cannot be read, or gives no sample.
+        DecodeError: The file cannot be read, or contains no sample.
     """
     with file.opened():
         if damaged == "partial" or decode_all:
@@ -90,27 +91,27 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
     for number, packet in enumerate(demux(file, facts.position)):
         seen.pts.append(NO_TIME if packet.pts is None else packet.pts)
         seen.sizes.append(packet.size)
-        seen.foretold.append(_foretell(packet, facts, context, seen))
+        seen.expected.append(_expected_samples(packet, facts, context, seen))
         if number < _HEAD_PACKETS:
             head.append((packet.pts, packet.size, packet.get_sidedata(CUT) if packet.has_sidedata(CUT) else None))
             packet.opaque = number
             for frame in decode_frames(context, packet):
                 seen.note(frame)
-        # Most packets have no side data at all; asking for it by name would take a tenth of the whole index's time.
+        # Most packets have no side data; asking for it by name would take a tenth of the time of the whole index.
         elif packet.is_discard or (next(packet.iter_sidedata(), None) is not None and packet.has_sidedata(CUT)):
             cut.append(number)
     count = len(seen.pts)
     pts = np.array(seen.pts, np.int64)
     if (cut and cut[0] < count - _TAIL_PACKETS // 2) or (np.diff(pts[pts != NO_TIME]) < 0).any():
-        return None  # Several files put one behind the other: each has its own delay, end, and maybe decoder header.
-    if count > _HEAD_PACKETS:  # A packet that is first and last has both of its ends cut, which a seek loses in part.
+        return None  # concatenated files: each has its own delay, end, and perhaps decoder header
+    if count > _HEAD_PACKETS:  # a packet that is first and last has both ends cut, which a seek partly loses
         file.cache[HEAD] = head
-    if count < _HEAD_PACKETS + _TAIL_PACKETS or _UNKNOWN in seen.foretold[_HEAD_PACKETS:]:
+    if count < _HEAD_PACKETS + _TAIL_PACKETS or _UNKNOWN in seen.expected[_HEAD_PACKETS:]:
         return None
     decoded = _HEAD_PACKETS - 1  # the last may still be in the decoder
-    if any(seen.given.get(number) != seen.foretold[number] for number in range(decoded - 2, decoded)):
+    if any(seen.given.get(number) != seen.expected[number] for number in range(decoded - 2, decoded)):
         return None
-    given = np.array(seen.foretold, np.int64)
+    given = np.array(seen.expected, np.int64)
     given[:decoded] = [seen.given.get(number, 0) for number in range(decoded)]
     tail = _decode_tail(file, facts, seen)
     if tail is None:
@@ -120,9 +121,9 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
 
 
 def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
-    """Returns the codec context of the stream, with its first packet coming next.
+    """Returns the codec context of the stream, positioned before its first packet.
 
-    MP4 files that were read before are sought back, where others lose after a seek what to cut away in front.
+    Already read MP4 files are sought back to the start. Other formats lose the number of samples to skip on a seek.
     """
     if file.is_at_start or not file.format.startswith("mov"):
         return select(file, file.rewind(), facts.position)
@@ -132,7 +133,7 @@ def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
 
 
 def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[int] | None:
-    """Returns how many samples each of the last packets gives, None if they cannot be reached."""
+    """Returns the number of samples of each of the last packets, None if they cannot be reached."""
     first = len(seen.pts) - _TAIL_PACKETS
     if NO_TIME in seen.pts[first:]:
         return None
@@ -154,13 +155,14 @@ def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[in
     if reached != list(range(first, len(seen.pts))):
         return None
     middle = first + _TAIL_PACKETS // 2
-    if tail.given.get(middle) != seen.foretold[middle]:
+    if tail.given.get(middle) != seen.expected[middle]:
         return None
     return [tail.given.get(number, 0) for number in range(middle, len(seen.pts))]
 
 
 def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -> AudioIndex:
-    # The stream's own decoder: one made anew does not know the unit of time stamps, so cutting away does not move them.
+    # The stream's own decoder: a new one does not know the unit of time stamps, so skipping samples would not move
+    # them.
     context = select(file, file.rewind(), facts.position)
     seen = _Packets()
     for number, packet in enumerate(demux(file, facts.position, tolerant=tolerant)):
@@ -178,7 +180,7 @@ def _index_by_decoding(file: MediaFile, facts: StreamFacts, *, tolerant: bool) -
 def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -> AudioIndex:
     frame = seen.frame
     if frame is None:
-        raise DecodeError("No sample of the sound can be decoded", facts.codec, ROUTE)
+        raise DecodeError("No sample of the audio can be decoded", facts.codec, ROUTE)
     starts = np.concatenate(([0], np.cumsum(given)))
     pts = np.array(seen.pts, np.int64)
     seconds = np.where(pts == NO_TIME, np.nan, pts * float(facts.time_base))
@@ -201,10 +203,10 @@ def _build(seen: _Packets, given: Int64s, facts: StreamFacts, *, proven: bool) -
     )
 
 
-def _foretell(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Packets) -> int:
-    """Returns how many samples a packet should give before anything is cut away, `_UNKNOWN` if nothing tells."""
+def _expected_samples(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Packets) -> int:
+    """Returns the number of samples of a packet before any are skipped, `_UNKNOWN` if nothing tells."""
     if facts.codec.startswith("pcm_"):
-        # A damaged first packet gives nothing, and blocks of DVD sound go over the ends of packets.
+        # A damaged first packet contains nothing, and blocks of DVD audio span packets.
         if not seen.given.get(0) or not seen.sizes[0] or facts.codec == "pcm_dvd":
             return _UNKNOWN
         samples, size = seen.given[0], seen.sizes[0]
@@ -224,10 +226,10 @@ def _foretell(packet: Packet[Any], facts: StreamFacts, context: Any, seen: _Pack
 
 
 def _count_flac(start: bytes) -> int:
-    """Returns the samples of a FLAC frame (RFC 9639, 9.1), `_UNKNOWN` if it is none.
+    """Returns the samples of a FLAC frame (RFC 9639, 9.1), `_UNKNOWN` if it is not one.
 
     Args:
-        start: Its first 13 bytes, as far as it has them.
+        start: Its first 13 bytes, or fewer if it is shorter.
     """
     if len(start) < 13 or start[0] != 0xFF or start[1] & 0xFE != 0xF8:
         return _UNKNOWN
@@ -236,7 +238,7 @@ def _count_flac(start: bytes) -> int:
         return _UNKNOWN
     if code not in (6, 7):
         return 192 if code == 1 else 576 << code - 2 if code < 6 else 256 << code - 8
-    number = 4  # the frame's own, as long as a character of UTF-8 that begins with its first byte
+    number = 4  # the frame number, as long as the UTF-8 character that begins with its first byte
     while start[4] << (number - 4) & 0x80:
         number += 1
     at = max(number, 5)
@@ -244,10 +246,10 @@ def _count_flac(start: bytes) -> int:
 
 
 def _count_opus(start: bytes) -> int:
-    """Returns the samples at 48 kHz of an Opus packet (RFC 6716, 3.1 and 3.2), `_UNKNOWN` if it is none.
+    """Returns the samples at 48 kHz of an Opus packet (RFC 6716, 3.1 and 3.2), `_UNKNOWN` if it is not one.
 
     Args:
-        start: Its first two bytes, as far as it has them.
+        start: Its first two bytes, or fewer if it is shorter.
     """
     if not start:
         return _UNKNOWN

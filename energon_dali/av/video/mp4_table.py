@@ -1,9 +1,9 @@
 """Lists the packets of an MP4 video from its sample tables, without reading the media: seconds saved on long files.
 
-FFmpeg gives decoding times, places and key flags in its index; what it does not give, composition offsets and
-durations, stands in the boxes `ctts` and `stts` (ISO/IEC 14496-12, 8.6). Nothing is taken on trust: packets are read at
-the start, in the middle and at the end, and where one differs from what the tables say, or the file is of a rarer kind
-(fragments, edits that cut or repeat), all packets are read instead.
+FFmpeg's index has decoding times, byte offsets and key flags. Composition offsets and durations are in the boxes `ctts`
+and `stts` (ISO/IEC 14496-12, 8.6). The tables are verified: packets are read at the start, in the middle and at the
+end. If one differs from the tables, or the file is unusual (fragments, edits that cut or repeat), all packets are read
+instead.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _DISCARDED = 2
 """AVINDEX_DISCARD_FRAME: an edit list leaves the packet out."""
 _PROBES = 6
-"""Packets that are read at each of three places."""
+"""Packets to read at each of three positions."""
 _NESTED = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
 
 
 def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | None:
-    """Returns the packets of a video stream by its sample tables; None where they do not tell all, or not the truth.
+    """Returns the packets of a video stream from its sample tables; None if these are incomplete or wrong.
 
     Args:
-        file: The file, inside `opened`; the container is moved.
+        file: The file, inside `opened`; its position changes.
         facts: Its video stream.
     """
     container = file.container
@@ -56,17 +56,17 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
         if origin is None:
             return None
         extradata = stream.codec_context.extradata
-        is_key, hidden = _look_inside(data, table, sizes, facts.codec, extradata)
+        is_key, hidden = _read_packet_headers(data, table, sizes, facts.codec, extradata)
         first = bytes(data[offsets[0] : offsets[0] + sizes[0]])  # a view would keep a mapped file open
         note = find_encoder_note(facts.codec, memoryview(first), find_length_size(facts.codec, extradata), extradata)
         return PacketTable(table.pts + origin, dts, durations, offsets, is_key, hidden, note)
 
 
 def _track_boxes(data: memoryview, track: int) -> dict[bytes, bytes] | None:
-    """Returns the contents of the boxes of a track by type; None if it is not there, or the file has fragments."""
+    """Returns the contents of the boxes of a track by type; None if it is missing, or the file has fragments."""
     for kind, content in _boxes(data):
         if kind == b"moov":
-            tracks = [dict(_leaves(inner)) for name, inner in _boxes(content) if name == b"trak"]
+            tracks = [dict(_inner_boxes(inner)) for name, inner in _boxes(content) if name == b"trak"]
             if any(name == b"mvex" for name, _ in _boxes(content)):
                 return None
             return next((boxes for boxes in tracks if _track_number(boxes.get(b"tkhd", b"")) == track), None)
@@ -74,13 +74,13 @@ def _track_boxes(data: memoryview, track: int) -> dict[bytes, bytes] | None:
 
 
 def _track_number(header: bytes) -> int:
-    """Returns the number in a `tkhd` box, -1 if it is cut."""
+    """Returns the track number in a `tkhd` box, -1 if it is truncated."""
     at = 20 if header[:1] == b"\1" else 12
     return int.from_bytes(header[at : at + 4], "big") if len(header) >= at + 4 else -1
 
 
 def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Yields (type, content) of the boxes side by side in `data`; stops where one is malformed."""
+    """Yields (type, content) of the consecutive boxes in `data`; stops at a malformed one."""
     at = 0
     while at + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, at)
@@ -94,22 +94,23 @@ def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         at += size
 
 
-def _leaves(data: memoryview) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (type, content) of the small boxes inside a track, at any depth that matters."""
+def _inner_boxes(data: memoryview) -> Iterator[tuple[bytes, bytes]]:
+    """Yields (type, content) of the needed boxes inside a track, at any depth."""
     for kind, content in _boxes(data):
         if kind in _NESTED:
-            yield from _leaves(content)
+            yield from _inner_boxes(content)
         elif kind in (b"tkhd", b"stts", b"ctts", b"elst"):
             yield kind, bytes(content)
 
 
 def _expand(content: bytes, count: int, dtype: str) -> Int64s | None:
-    """Returns the values of a run-length table, one per sample, int64 [count]; None if it is not one of `count`.
+    """Returns the values of a run-length table, one per sample, int64 [count]; None if it does not have `count`
+    samples.
 
     Args:
         content: Version and flags, number of runs, then (samples, value) of each, 32 bits each.
         count: Number of samples.
-        dtype: Of the values, ">u4" or ">i4".
+        dtype: Type of the values, ">u4" or ">i4".
     """
     runs = (len(content) - 8) // 8
     if runs < 1 or int.from_bytes(content[4:8], "big") != runs:
@@ -135,7 +136,7 @@ def _is_plain_edit(content: bytes) -> bool:
 
 
 def _probe(file: MediaFile, stream: Any, table: PacketTable, sizes: Int64s) -> int | None:
-    """Returns what is to be added to pts, found from packets at three places; None where they contradict the table."""
+    """Returns the offset to add to pts, from packets at three positions; None if they contradict the table."""
     container = file.container
     found: set[int] = set()
     for time in (table.dts[0], table.dts[len(table) // 2], table.dts[-1]):
@@ -154,12 +155,14 @@ def _probe(file: MediaFile, stream: Any, table: PacketTable, sizes: Int64s) -> i
     return found.pop() if len(found) == 1 else None
 
 
-def _look_inside(data: memoryview, table: PacketTable, sizes: Int64s, codec: str, extradata: Any) -> tuple[Any, Any]:
-    """Returns (is_key, is_hidden) by the packets' own headers: only key packets are looked at, or each of VP9."""
+def _read_packet_headers(
+    data: memoryview, table: PacketTable, sizes: Int64s, codec: str, extradata: Any
+) -> tuple[Any, Any]:
+    """Returns (is_key, is_hidden) by the packets' headers: of key packets only, or of each packet for VP8 and VP9."""
     is_key, hidden = table.is_key.copy(), table.is_hidden.copy()
     length_size = find_length_size(codec, extradata)
-    places = np.flatnonzero(is_key) if codec in ("h264", "hevc") else ()
-    for at in places:
+    key_packets = np.flatnonzero(is_key) if codec in ("h264", "hevc") else ()
+    for at in key_packets:
         packet = data[table.offsets[at] : table.offsets[at] + sizes[at]]
         is_key[at] = is_clean_start(codec, packet, length_size)
     if codec in ("vp8", "vp9"):

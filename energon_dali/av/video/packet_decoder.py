@@ -1,4 +1,4 @@
-"""Feeds the decoder: from a key packet to the last wanted frame, then on to the next run, seeking in between."""
+"""Decodes runs of packets, each from a key packet to the last wanted frame, and seeks between runs."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 RESTAMPED = frozenset(("vp9", "av1"))
-"""Codecs that show an earlier picture again: the frame bears the time of the packet that says so, and the mark of the
-packet that brought it. Their frames are known by their time, those of others by the mark."""
+"""Codecs that can show an earlier frame again: it then has the time of the packet that says so, and the mark of the
+packet that contained it. Their frames are identified by time, those of other codecs by the mark."""
 _SKIPS_NONREF = frozenset(("h264", "mpeg4", "mpeg2video", "mpeg1video"))
-"""Codecs where FFmpeg's skip_frame=NONREF leaves out pictures that nothing refers to, and changes no other."""
+"""Codecs for which FFmpeg's skip_frame=NONREF skips frames that nothing refers to, and changes no other frame."""
 _FORWARD_PACKETS = 64
-"""A target this close is reached by reading on: a seek costs about as much as reading so many packets."""
+"""A target this close is reached by reading on, because a seek costs about as much as reading this many packets."""
 _SEEK_ATTEMPTS = 4
 _SEEKABLE = ("mov", "matroska", "avi", "flv")
-"""Containers where a seek ends at a whole packet that can be recognised. Elsewhere (MPEG streams) reading begins at the
-start: packets that are not decoded cost little."""
+"""Containers in which a seek ends at a whole, identifiable packet. In others (MPEG streams) reading starts at the
+beginning: packets that are not decoded cost little."""
 
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """The number of a packet, as its `opaque`.
+    """The index of a packet, attached as its `opaque`; FFmpeg passes it on to the frames of the packet.
 
-    PyAV 18.1 keeps opaque objects under their `id` and forgets one as soon as any packet that bore it is freed: one
-    object on two packets is lost. So every packet has a mark of its own, where an int would be shared.
+    PyAV 18.1 stores opaque objects by their `id` and drops one as soon as any packet that had it is freed, so an object
+    on two packets is lost. Therefore every packet has its own mark; an int would be shared.
     """
 
     number: int
-    """Place of the packet in the order of decoding."""
+    """Index of the packet in decoding order."""
 
 
 def read_mark(frame: Frame) -> int:
-    """Returns the number of the packet that a frame came from; -1 if the frame has no mark."""
+    """Returns the index of the packet that a frame came from; -1 if the frame has no mark."""
     mark = frame.opaque
     return mark.number if isinstance(mark, Mark) else -1
 
 
 class PacketDecoder:
-    """Decodes runs of packets of one stream; lives during one call, inside `MediaFile.opened`.
+    """Decodes runs of packets of one stream, during one call, inside `MediaFile.opened`.
 
     Args:
         file: The file.
         facts: Its video stream.
         index: The frames and packets of the stream.
-        tolerant: Whether a packet that cannot be decoded is passed over; else its error comes out.
+        tolerant: Whether packets that cannot be decoded are skipped instead of raising.
     """
 
     def __init__(self, file: MediaFile, facts: StreamFacts, index: FrameIndex, *, tolerant: bool) -> None:
@@ -64,7 +64,7 @@ class PacketDecoder:
         self._index = index
         self._tolerant = tolerant
         self._next = -1
-        """Number of the packet that comes next; -1 where that is unknown."""
+        """Index of the next packet; -1 if unknown."""
         self._packets: Iterator[Packet[Any]] = iter(())
         self._held: Packet[Any] | None = None
         self._offsets = index.packets.offsets
@@ -74,17 +74,17 @@ class PacketDecoder:
         if facts.codec in RESTAMPED:
             times = index.packets.pts[index.positions]
             self._packet_at = dict(zip(times.tolist(), index.positions.tolist(), strict=True))
-        # Where B-pictures come packed behind others (MPEG-4 in AVI), the decoder would throw away the wrong ones.
+        # If B-frames are packed after others (MPEG-4 in AVI), the decoder would skip the wrong ones.
         packed = facts.codec == "mpeg4" and index.proven
         self._skips = facts.codec in _SKIPS_NONREF and not packed and not facts.is_interlaced_mpeg4
 
     def decode(self, wanted: Int64s, starts: Int64s, *, to_end: bool = False) -> Iterator[tuple[int, VideoFrame]]:
-        """Yields (number, frame) of the wanted frames that come, each once.
+        """Yields (number, frame) of the wanted frames that can be decoded, each once.
 
         Args:
-            wanted: Numbers of frames, without repetition; int64 [n].
-            starts: Packet where decoding begins, for each; int64 [n].
-            to_end: Goes on behind the packets of a frame until it comes, as a decode of the whole does.
+            wanted: Frame numbers, without repetition; int64 [n].
+            starts: Packet at which decoding starts, for each; int64 [n].
+            to_end: Continues after the packets of a frame until it is returned, as a full decode does.
 
         Raises:
             DecodeError: It takes too long, or the file changed.
@@ -97,7 +97,7 @@ class PacketDecoder:
             yield from self._run(start, last, numbers, to_end=to_end)
 
     def _ends(self, positions: Int64s) -> Int64s:
-        """Returns the last packet that each frame is made of: a second field, or more, may follow the first packet."""
+        """Returns the last packet of each frame: a second field, or more, may follow the first packet."""
         if not self._index.proven:
             return positions
         every = np.sort(self._index.positions)
@@ -105,7 +105,7 @@ class PacketDecoder:
         return np.append(every, len(self._index.packets))[after] - 1
 
     def _run(self, start: int, last: int, numbers: dict[int, int], *, to_end: bool) -> Iterator[tuple[int, VideoFrame]]:
-        """Decodes packets `start` through `last`, takes out what the decoder still holds, and yields wanted frames."""
+        """Decodes packets `start` through `last`, flushes the decoder, and yields wanted frames."""
         from av.error import FFmpegError
 
         context = self._stream.codec_context
@@ -148,8 +148,8 @@ class PacketDecoder:
         """Yields those of a few decoded frames that are wanted.
 
         Args:
-            frames: As they came from the decoder.
-            numbers: Packet to number of frame, for wanted frames; what is yielded leaves it.
+            frames: Frames from the decoder.
+            numbers: Packet to frame number, for wanted frames; yielded frames are removed.
         """
         for frame in frames:
             packet = read_mark(frame) if self._packet_at is None else self._packet_at.get(frame.pts, -1)
@@ -168,13 +168,13 @@ class PacketDecoder:
             if not packet.size:
                 packet = None
         if self._next < len(self._offsets) and packet.pos is not None and packet.pos != self._offsets[self._next]:
-            self._next = -1  # Not the packet that the index knows: whoever waits for its frame begins anew.
+            self._next = -1  # not the packet in the index: the caller starts again to get its frame
             return None
         self._next += 1
         return packet
 
     def _move_to(self, number: int) -> None:
-        """Makes packet `number` the next one: reads on where it is near, seeks where it is far."""
+        """Makes packet `number` the next one: reads on if it is near, otherwise seeks."""
         if not 0 <= self._next <= number or number - self._next > _FORWARD_PACKETS:
             self._seek(number)
         while self._next < number:
@@ -182,7 +182,7 @@ class PacketDecoder:
                 return
 
     def _seek(self, number: int) -> None:
-        """Goes to a packet at or before `number`, as near as the container's index allows; to the start at worst."""
+        """Moves to a packet at or before `number`, as near as the container's index allows, or to the start."""
         from av.error import FFmpegError
 
         container = self._file.container
@@ -201,7 +201,7 @@ class PacketDecoder:
         self._next = 0
 
     def _targets(self, number: int) -> Iterator[int]:
-        """Yields times to seek to, in units of the stream, from the best on: containers search by pts or by dts."""
+        """Yields times to seek to, in units of the stream, best first: containers search by pts or by dts."""
         table = self._index.packets
         keys = np.flatnonzero(table.is_key[: number + 1])[: -_SEEK_ATTEMPTS - 1 : -1]
         for time in (table.pts[number], *table.dts[keys].tolist()):
@@ -216,10 +216,10 @@ class PacketDecoder:
         self._next = -1
 
     def _number_of(self, packet: Packet[Any]) -> int:
-        """Returns the number of a packet in the table, -1 if it is not there or not the only one like it.
+        """Returns the index of a packet in the table, -1 if it is missing or not unique.
 
-        Its place in the file says which it is; its times do where an edit list shows a packet twice. They alone would
-        not do: after a seek FFmpeg may guess others.
+        Its byte offset identifies it, and its times if an edit list shows a packet twice. Times alone are not enough:
+        after a seek FFmpeg may guess other ones.
         """
         table = self._index.packets
         found = np.flatnonzero(table.offsets == (-1 if packet.pos is None else packet.pos))
@@ -230,20 +230,21 @@ class PacketDecoder:
 
 
 def _with_note(packet: Packet[Any], note: bytes) -> Packet[Any]:
-    """Returns a packet with the note about its encoder in front."""
+    """Returns the packet with the encoder's note prepended."""
     import av
 
-    told = av.Packet(note + bytes(packet))
-    told.pts, told.dts, told.duration, told.time_base = packet.pts, packet.dts, packet.duration, packet.time_base
-    told.is_keyframe = packet.is_keyframe
-    return told
+    result = av.Packet(note + bytes(packet))
+    result.pts, result.dts = packet.pts, packet.dts
+    result.duration, result.time_base = packet.duration, packet.time_base
+    result.is_keyframe = packet.is_keyframe
+    return result
 
 
 def find_runs(starts: Int64s, ends: Int64s) -> list[tuple[int, int]]:
-    """Returns the runs of packets, (first, last) in rising order, that cover [start, end] of every frame.
+    """Returns the runs of packets, (first, last) in increasing order, that cover [start, end] of every frame.
 
     Args:
-        starts: Where decoding begins for each frame, int64 [n].
+        starts: Packet at which decoding starts for each frame, int64 [n].
         ends: Its last packet, int64 [n].
     """
     runs: list[tuple[int, int]] = []

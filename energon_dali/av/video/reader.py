@@ -1,4 +1,4 @@
-"""Decodes chosen frames of a video: each needed packet once, and only wanted frames become pictures."""
+"""Decodes chosen frames of a video: each needed packet once, and only wanted frames are converted to RGB."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energon_dali.errors import ConfigError, DecodeError
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-Pictures = npt.NDArray[np.uint8]
+Frames = npt.NDArray[np.uint8]
 FrameSize = tuple[int, int] | Callable[[int, int], tuple[int, int]] | None
 
 
@@ -29,11 +29,11 @@ class VideoReader:
 
     Args:
         file: The file; not closed by this.
-        damaged: What happens where packets cannot be decoded. "error": asking for such a frame raises. "partial": the
-            video is the frames that can be decoded; costs a full decode to find out which.
+        damaged: What happens if packets cannot be decoded. "error": asking for such a frame raises. "partial": the
+            video consists of the frames that can be decoded; finding them costs a full decode.
 
     Raises:
-        ConfigError: `damaged` is neither.
+        ConfigError: `damaged` is unknown.
     """
 
     def __init__(self, file: MediaFile, *, damaged: Damaged = "error") -> None:
@@ -54,12 +54,12 @@ class VideoReader:
             kinds = ", ".join(f"{stream.kind} ({stream.codec or 'unknown'})" for stream in self.file.streams)
             raise DecodeError(f"It has no video stream that can be decoded, only: {kinds or 'nothing'}", "", ROUTE)
         if not facts.width or not facts.height:  # an animated WebP, which FFmpeg lists and does not decode
-            raise DecodeError("Its video stream tells no size, so FFmpeg cannot decode it", facts.codec, ROUTE)
+            raise DecodeError("Its video stream has no size, so FFmpeg cannot decode it", facts.codec, ROUTE)
         return facts
 
     @property
     def index(self) -> FrameIndex:
-        """The frames that the video shows; found once per file.
+        """The frames that the video shows, determined once per file.
 
         Raises:
             DecodeError: The file cannot be read.
@@ -72,17 +72,17 @@ class VideoReader:
 
     @property
     def width(self) -> int:
-        """Width in pixels as stored, before any rotation: the container's word, until frames were read."""
+        """Width in pixels as stored, before any rotation: according to the container, until frames were read."""
         return self._stored_size[0]
 
     @property
     def height(self) -> int:
-        """Height in pixels as stored, before any rotation: the container's word, until frames were read."""
+        """Height in pixels as stored, before any rotation: according to the container, until frames were read."""
         return self._stored_size[1]
 
     @property
     def colours(self) -> ColourFacts:
-        """How the numbers of the first frame stand for colours, as its decoder says: containers may say otherwise.
+        """The colours of the first frame as its decoder reports them; containers may say otherwise.
 
         Decodes the first frame, once per file.
 
@@ -104,7 +104,7 @@ class VideoReader:
 
     @property
     def rotation(self) -> int:
-        """Degrees, a multiple of 90, by which frames are turned counter-clockwise to stand upright: 0, 90, 180 or 270.
+        """Degrees by which frames are rotated counter-clockwise to be upright: 0, 90, 180 or 270.
 
         Decodes the first frame, once per file.
 
@@ -117,18 +117,18 @@ class VideoReader:
                     self.file.cache["rotation"] = round(frame.rotation / 90) % 4 * 90
         return int(self.file.cache["rotation"])
 
-    def read(self, frames: npt.ArrayLike | Sequence[int], size: FrameSize = None, *, upright: bool = False) -> Pictures:
-        """Returns frames as pictures: uint8 RGB [n, height, width, 3], a new array.
+    def read(self, frames: npt.ArrayLike | Sequence[int], size: FrameSize = None, *, upright: bool = False) -> Frames:
+        """Returns frames in RGB: uint8 [n, height, width, 3], a new array.
 
         Args:
-            frames: Numbers of frames, int [n], in any order, also repeatedly.
-            size: (width, height) in pixels, or what makes it of the width and height of the frames; None keeps those of
-                the video's first frame, which containers may misstate.
-            upright: Turns the pictures as the file's rotation says; a quarter turn swaps width and height, so `size` is
-                then the size after turning, and the result is a view with other strides.
+            frames: Frame numbers, int [n], in any order, repetitions allowed.
+            size: (width, height) in pixels, or a function that returns it for the width and height of the frames; None
+                keeps those of the video's first frame, which containers may misstate.
+            upright: Rotates the frames as the file says. A quarter turn swaps width and height: `size` is the size
+                after rotation, and the result is a view with other strides.
 
         Raises:
-            ConfigError: A number is not one of a frame, or the size is not positive.
+            ConfigError: A frame does not exist, or the size is not positive.
             DecodeError: A frame cannot be decoded, or the result would be beyond the limits.
         """
         index = self.index
@@ -139,18 +139,18 @@ class VideoReader:
                 f"frames. Give numbers from 0 to {len(index) - 1}."
             )
         turns = self.rotation // 90 if upright else 0
-        pictures = None
-        while pictures is None:
-            pictures = self._convert(wanted, *self._target_size(size, turns))
-        return np.rot90(pictures, turns, axes=(1, 2)) if turns else pictures
+        images = None
+        while images is None:
+            images = self._convert(wanted, *self._target_size(size, turns))
+        return np.rot90(images, turns, axes=(1, 2)) if turns else images
 
     def check(self) -> None:
-        """Decodes every frame and keeps none: takes the time of a whole decode, and no more memory than a decoder.
+        """Decodes every frame and keeps none: takes as long as a full decode, and only the memory of a decoder.
 
         Raises:
             DecodeError: A frame cannot be decoded.
         """
-        if self.index.proven:  # all of it was decoded to list its frames
+        if self.index.proven:  # everything was decoded to list the frames
             return
         with self.file.opened():
             for _ in self._decode(np.arange(len(self.index))):
@@ -163,7 +163,7 @@ class VideoReader:
         return size
 
     def _target_size(self, size: FrameSize, turns: int) -> tuple[int, int]:
-        """Returns the (width, height) that frames are converted to before they are turned."""
+        """Returns the (width, height) that frames are converted to before rotation."""
         stored = self._stored_size
         if size is None:
             return stored
@@ -172,10 +172,10 @@ class VideoReader:
         width, height = _check_sides(size)
         return (height, width) if turns % 2 else (width, height)
 
-    def _convert(self, wanted: Int64s, width: int, height: int) -> Pictures | None:
-        """Returns frames of a size, [n, height, width, 3]; None if the container has misstated the frames' own size."""
+    def _convert(self, wanted: Int64s, width: int, height: int) -> Frames | None:
+        """Returns frames of a size, [n, height, width, 3]; None if the container misstated the size of the frames."""
         self._check_size(len(wanted), width, height)
-        pictures = np.empty((len(wanted), height, width, 3), np.uint8)
+        images = np.empty((len(wanted), height, width, 3), np.uint8)
         order = np.argsort(wanted, kind="stable")
         ordered = wanted[order]
         with self.file.opened():
@@ -190,10 +190,10 @@ class VideoReader:
                     self.file.cache["size"] = frame.width, frame.height
                 first, stop = np.searchsorted(ordered, (number, number + 1))
                 rows = order[first:stop]
-                converter.write(frame, pictures[rows[0]])
+                converter.write(frame, images[rows[0]])
                 for row in rows[1:]:
-                    pictures[row] = pictures[rows[0]]
-        return pictures
+                    images[row] = images[rows[0]]
+        return images
 
     def _check_size(self, count: int, width: int, height: int) -> None:
         limits = self.file.limits
@@ -210,11 +210,10 @@ class VideoReader:
     def _decode(self, wanted: Int64s) -> Iterator[tuple[int, VideoFrame]]:
         """Yields (number, frame) of the wanted frames, each once, in the order in which they are decoded.
 
-        Where frames do not come although they are listed, decoding begins at earlier key frames and at last at the
-        start.
+        If listed frames are missing, decoding is repeated from earlier key frames, and finally from the start.
 
         Raises:
-            DecodeError: A frame does not come.
+            DecodeError: A frame is missing.
         """
         index = self.index
         feed = PacketDecoder(self.file, self.facts, index, tolerant=self.damaged == "partial")
@@ -232,7 +231,7 @@ class VideoReader:
             starts = _earlier(starts[keep], index) if attempt == 0 else np.zeros(len(missing), np.int64)
         raise DecodeError(
             f"Frame {int(missing[0])} of {len(index)} cannot be decoded, and {len(missing) - 1} others. The file is "
-            'damaged; damaged="partial" gives what is there',
+            'damaged; damaged="partial" returns what can be decoded',
             self.facts.codec,
             ROUTE,
         )

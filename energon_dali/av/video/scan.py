@@ -1,4 +1,4 @@
-"""Finds out which frames a video shows: from its packets where they tell the truth, else by decoding all of it once."""
+"""Finds out which frames a video shows: from its packets if they are reliable, else by decoding all of it once."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 Damaged = Literal["error", "partial"]
 
 _TIMED_CONTAINERS = ("mov", "matroska", "flv")
-"""Containers whose packets carry presentation times of their own. AVI has none: FFmpeg guesses them."""
+"""Containers whose packets have presentation times. AVI has none: FFmpeg guesses them."""
 _TOLD_BY_PACKETS = frozenset(("h264", "hevc", "vp8", "vp9", "av1", "mpeg4"))
-"""Codecs with one shown frame per packet, apart from what `key_packets.is_hidden` and the rules below find."""
+"""Codecs with one shown frame per packet, except for what `key_packets.is_hidden` and the rules below find."""
 _FIELD_PACKETS = frozenset(("mpeg1video", "mpeg2video"))
-"""Codecs whose key pictures may be marked as coming from their second field. Those of further codecs are believed where
-container and decoder agree: AVI marks every picture of H.261."""
+"""Codecs whose key frames may be attributed to their second field. For other codecs a key frame counts if container and
+decoder agree, because AVI marks every frame of H.261."""
 _UNORDERED = frozenset(("vp8", "vp9", "av1"))
-"""Those of them that show packets in the order of the file, so that no container can mix up their times."""
+"""Codecs that show packets in file order, so that no container can mix up their times."""
 _MOST_HELD_FRAMES = 16
-"""Pictures that a decoder holds back at most to put them in order, in any codec."""
+"""Most frames that a decoder of any codec holds back for reordering."""
 _PROGRESSIVE = (0, 1)
-"""AVFieldOrder of streams without fields, each of which could be a packet."""
+"""AVFieldOrder of streams without fields (a field could be a packet)."""
 _MPEG4_B_PICTURE = re.compile(rb"\x00\x00\x01\xb6[\x80-\xbf]")
-"""ISO/IEC 14496-2 6.2.5: two bits behind the start code are 2 where a picture refers forward."""
+"""ISO/IEC 14496-2 6.2.5: the two bits after the start code are 2 if a frame refers forward."""
 
 
 def scan_frames(file: MediaFile, facts: StreamFacts, *, damaged: Damaged = "error") -> FrameIndex:
-    """Returns the index of a video stream, found in one pass over its packets, or over its frames where need be.
+    """Returns the index of a video stream, from one pass over its packets, or over its frames if necessary.
 
     Args:
         file: The file.
@@ -75,8 +75,8 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
     Args:
         file: The file, inside `opened`.
         facts: The stream.
-        decode: Called with (number, packet) of each.
-        tolerant: Takes a place where the container cannot be read on for the end.
+        decode: Called with (index, packet) for each packet.
+        tolerant: Whether unreadable data counts as the end of the file.
 
     Raises:
         DecodeError: There are too many packets, or it takes too long.
@@ -102,7 +102,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
             )
         if not packet.size:
             if rows and packet.pts == rows[-1][0] + rows[-1][2]:
-                rows[-1][2] += packet.duration or 0  # Theora's sign that the frame is shown again
+                rows[-1][2] += packet.duration or 0  # Theora's marker for showing the frame again
             continue
         if decode is not None:
             decode(len(rows), packet)
@@ -121,7 +121,7 @@ def read_packets(file: MediaFile, facts: StreamFacts, decode: Any = None, *, tol
 
 
 def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream: Any) -> FrameIndex | None:
-    """Returns the index as the packets tell it; None where they may not tell the truth.
+    """Returns the index according to the packets; None if they may be misleading.
 
     Args:
         table: All packets of the stream.
@@ -144,7 +144,7 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
         or ordered[0] == NO_TIME
         or (np.diff(ordered) <= 0).any()
         or not (table.is_key[0] or codec.intra_only)
-        # Frames before the first key frame have nothing to refer to, and are not shown.
+        # Frames before the first key frame lack their references and are not shown.
         or ordered[0] < table.pts[0] <= ordered[-1]
         or getattr(stream.codec_context, "field_order", 0) not in _PROGRESSIVE
         or (not timed and (np.diff(pts) <= 0).any())
@@ -160,23 +160,23 @@ def index_of_packets(table: PacketTable, facts: StreamFacts, format: str, stream
 
 
 def _hides_order(file: MediaFile, facts: StreamFacts, index: FrameIndex) -> bool:
-    """Returns whether times that rise in the order of the file contradict the order in which pictures are shown.
+    """Returns whether times that increase in file order contradict the order in which frames are shown.
 
-    A raw stream or an AVI that was put into another container without times has such. Encoders that may put pictures
-    into another order, and did not, leave files that look alike: the pictures themselves tell.
+    This happens if a raw stream or an AVI was remuxed without times. A file whose encoder could reorder frames and did
+    not looks the same, so the frames themselves must be examined.
     """
     context: Any = file.container.streams[facts.position].codec_context
-    told = facts.codec in _UNORDERED or context.codec.intra_only or not context.has_b_frames
-    return not told and bool((np.diff(index.positions) > 0).all()) and not is_in_file_order(file, facts)
+    is_certain = facts.codec in _UNORDERED or context.codec.intra_only or not context.has_b_frames
+    return not is_certain and bool((np.diff(index.positions) > 0).all()) and not is_in_file_order(file, facts)
 
 
 def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> FrameIndex:
-    """Returns the index of the frames that decoding the whole stream gives, in the order in which they come.
+    """Returns the index of the frames of a full decode, in the order in which the decoder returns them.
 
     Args:
         file: The file, inside `opened`.
         facts: Its video stream.
-        damaged: "error" ends at the first packet that cannot be decoded; "partial" goes on with the next.
+        damaged: "error" raises at the first packet that cannot be decoded; "partial" continues with the next.
 
     Raises:
         DecodeError: The stream cannot be decoded.
@@ -221,11 +221,11 @@ def index_by_decoding(file: MediaFile, facts: StreamFacts, damaged: Damaged) -> 
 
 
 def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) -> Int64s:
-    """Returns presentation times that never fall, for frames in the order in which they are shown.
+    """Returns presentation times that never decrease, for frames in the order in which they are shown.
 
-    The decoder's order is right; times that contradict it come from containers without presentation times (B-frames
-    in AVI), where FFmpeg guesses them: the same times in rising order are the right ones. Times that fall further start
-    over, as in MPEG-TS files put one behind the other: they go on from where they were.
+    The decoder's order is right. Times that contradict it come from containers without presentation times (B-frames in
+    AVI), for which FFmpeg guesses them: the right times are the same ones in increasing order. Times that jump back
+    further start over, as in concatenated MPEG-TS files: they continue from the last time.
     """
     if not given:
         return np.zeros(0, np.int64)
@@ -245,15 +245,15 @@ def _times_of(positions: Int64s, given: list[int | None], table: PacketTable) ->
 
 
 def _smallest_packet(table: PacketTable) -> int:
-    """Returns a lower bound of the bytes of the smallest packet, 0 where it is not known."""
+    """Returns a lower bound for the size of the smallest packet in bytes, 0 if unknown."""
     offsets = np.sort(table.offsets)
     return int(np.diff(offsets).min()) if len(offsets) > 1 and offsets[0] >= 0 else 0
 
 
 def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
-    """Returns whether no picture is shown before one that is stored before it; False where nothing tells.
+    """Returns whether all frames are shown in the order in which they are stored; False if nothing tells.
 
-    All packets are read, and none is decoded.
+    Reads all packets and decodes none.
 
     Args:
         file: The file, inside `opened`.
@@ -271,7 +271,7 @@ def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
     deadline = file.deadline()
     count, seen, last = 0, 0, -1
     try:
-        # FFmpeg's filter puts numbers into the order of the picture order counts of H.264 and HEVC.
+        # FFmpeg's filter reorders the numbers by the picture order counts of H.264 and HEVC.
         ordered = None if facts.codec == "mpeg4" else BitStreamFilterContext("dts2pts", stream)
         for packet in demux_stream(container, stream):
             if not count & 63:
@@ -283,10 +283,10 @@ def is_in_file_order(file: MediaFile, facts: StreamFacts) -> bool:
                 if _MPEG4_B_PICTURE.search(bytes(packet)):
                     return False
                 continue
-            for picture in ordered.filter(packet if packet.size else None):
-                if picture.pts is None or picture.pts <= last:
+            for filtered in ordered.filter(packet if packet.size else None):
+                if filtered.pts is None or filtered.pts <= last:
                     return False
-                seen, last = seen + 1, picture.pts
-    except (FFmpegError, ValueError):  # a codec or a filter that this FFmpeg does not know, or damaged packets
+                seen, last = seen + 1, filtered.pts
+    except (FFmpegError, ValueError):  # unknown codec or filter, or damaged packets
         return False
     return ordered is None or seen == count
