@@ -165,7 +165,7 @@ def _open_jsonl(reference: SourceReference, number: int, options: DatasetOptions
         subflavors=dict(reference.subflavors),
         dataset_path=file.path,
         seed=options.worker_config.seed_offset,
-        leaf=number,
+        source_number=number,
     )
     ranges = take_subset(file.split_ranges(reference.split_part), [file.num_samples], reference.subset)
     return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
@@ -209,7 +209,7 @@ def _open_join(reference: SourceReference, number: int, options: DatasetOptions)
         names or None,
         subflavors=dict(reference.subflavors),
         seed=options.worker_config.seed_offset,
-        leaf=number,
+        source_number=number,
     )
     return _Opened(reader.ranges(reference.subset), reader, load, _join_uuid(columns), join.joiner.name)
 
@@ -233,5 +233,5 @@ def _loader(
         subflavors={**recipe.subflavors, **subflavors},
         dataset_path=folder.path,
         seed=options.worker_config.seed_offset,
-        leaf=number,
+        source_number=number,
     )

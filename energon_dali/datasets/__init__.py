@@ -1,1 +1,1 @@
-"""Dataset wrappers: one per file, each an iterable whose position can be saved."""
+"""Datasets: one per file, each an iterable whose position can be saved."""

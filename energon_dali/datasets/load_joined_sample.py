@@ -17,7 +17,7 @@ class JoinedSampleLoader(SampleLoader):
     Args:
         loaders: One per dataset, the primary one first.
         joiner: Makes one sample of theirs; receives None for a dataset without a match.
-        names: Arguments of the joiner; None passes the samples by position.
+        names: Names of the joiner's arguments; None passes the samples by position.
         subflavors: Subflavors of the join, by which stages are chosen.
         seed: The job's seed.
         leaf: Number of the join among the sources of the job.
@@ -31,7 +31,7 @@ class JoinedSampleLoader(SampleLoader):
         *,
         subflavors: dict[str, Any] | None = None,
         seed: int = 0,
-        leaf: int = 0,
+        source_number: int = 0,
     ) -> None:
         # A joiner returns a finished sample, never a crude one.
         super().__init__(
@@ -40,7 +40,7 @@ class JoinedSampleLoader(SampleLoader):
             subflavors=subflavors,
             dataset_path=loaders[0].dataset_path,
             seed=seed,
-            leaf=leaf,
+            source_number=source_number,
         )
         self.loaders = tuple(loaders)
         self.joiner = joiner
@@ -51,7 +51,7 @@ class JoinedSampleLoader(SampleLoader):
 
         Args:
             raw: The samples of a row of the join index.
-            seed: Seed of its random operations, as `seeds` gives it.
+            seed: Seed of its random operations, as `seeds` returns it.
 
         Raises:
             DecodeError: A part cannot be decoded; the message names the part.

@@ -1,4 +1,4 @@
-"""Makes a Sample of a raw sample: decodes its parts (or makes media handles of them) and fills its fields."""
+"""Makes a Sample of a raw sample: decodes its parts, or makes media handles of them, and fills its fields."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
 
 @dataclass(frozen=True, slots=True)
 class PartAccess:
-    """One alternative of a field: a part, and the way into its decoded value."""
+    """One alternative of a field: a part, and the path into its decoded value."""
 
     part: str
     """Part name, such as "json"."""
     steps: tuple[str | int, ...] = ()
-    """Keys and indices, such as ("captions", 0). A number is a key where the value is a dict that has it."""
+    """Keys and indices, such as ("captions", 0). A number is a key if the value is a dict that has it."""
 
     def take(self, value: Any) -> Any:
-        """Returns what is at the end of the way.
+        """Returns the value at the end of the path.
 
         Raises:
-            LookupError: The value does not reach that far: a key or an index is missing, or a step leads into
-                something that is neither a dict nor a list.
+            LookupError: A key or an index is missing, or a step leads into something that is neither a dict nor a
+                list.
         """
         for step in self.steps:
             value = _enter(value, step)
@@ -66,7 +66,7 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
     """Returns the alternatives of each field of a `field_map`, such as `{"caption": "json[captions][0],txt"}`.
 
     Raises:
-        DatasetFormatError: An entry cannot be understood; the message names it.
+        DatasetFormatError: An entry is invalid; the message names it.
     """
     fields: dict[str, tuple[PartAccess, ...]] = {}
     for field_name, expression in field_map.items():
@@ -75,9 +75,8 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
             match = _FIELD.match(text.strip())
             if match is None:
                 raise DatasetFormatError(
-                    f"field_map has {field_name}: {expression!r}, and {text!r} is no part. Write a part name (jpg), "
-                    f"alternatives (jpg,png) "
-                    "or a way into JSON (json[captions][0])."
+                    f"field_map has {field_name}: {expression!r}, and {text!r} is not a part. Write a part name "
+                    "(jpg), alternatives (jpg,png) or a path into JSON (json[captions][0])."
                 )
             steps = re.findall(r"\[([^\[\]]+)\]", match["access"])
             alternatives.append(
@@ -88,9 +87,7 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
 
 
 def part_seed(seed: int, name: str) -> int:
-    """Returns the seed of one part of a sample: two images of a sample are cropped differently, whatever else it
-    has.
-    """
+    """Returns the seed of one part of a sample, so that two images of a sample are cropped differently."""
     known = _NAME_NUMBERS.get(name)
     if known is None:
         known = _NAME_NUMBERS[name] = crc32(name.encode())
@@ -98,7 +95,7 @@ def part_seed(seed: int, name: str) -> int:
 
 
 class PartNames:
-    """The part filter of a field map: keeps the parts that a field names; picklable."""
+    """The part filter of a field map: keeps the parts that its fields name. It can be pickled."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
@@ -113,12 +110,12 @@ class SampleLoader:
     Args:
         decoder: Decodes the parts; None leaves them as bytes.
         sample_type: The Sample class to make; `CrudeSample` keeps all parts as a dict.
-        field_map: Fields by part, as in dataset.yaml; or
+        field_map: The part of each field, as in dataset.yaml; instead of `sample_loader`.
         sample_loader: A function from the dict of decoded parts to the dict of fields.
-        subflavors: Put into every sample.
+        subflavors: Set in every sample.
         dataset_path: For `__sources__` and messages.
         seed: The job's seed.
-        leaf: Number of this dataset in the job.
+        source_number: Number of this dataset in the job.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class SampleLoader:
         subflavors: dict[str, Any] | None = None,
         dataset_path: str = "",
         seed: int = 0,
-        leaf: int = 0,
+        source_number: int = 0,
     ) -> None:
         self.decoder = decoder
         self.sample_type = sample_type
@@ -140,7 +137,7 @@ class SampleLoader:
         self.subflavors = dict(subflavors or {})
         self.dataset_path = dataset_path
         self.seed = seed
-        self.leaf = leaf
+        self.source_number = source_number
         self._routes: dict[str, int] = {}
 
     def count_route(self, route: str, count: int = 1) -> None:
@@ -153,14 +150,14 @@ class SampleLoader:
         return routes
 
     def part_filter(self) -> PartNames | None:
-        """Returns which parts the fields need; None where every part may be wanted."""
+        """Returns which parts the fields need; None if every part may be needed."""
         if self.fields is None:
             return None
         return PartNames(frozenset(access.part for accesses in self.fields.values() for access in accesses))
 
     def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
-        """Returns the seeds of samples, by pass over the data and number in the dataset."""
-        seeds: list[int] = sample_seeds(self.seed, self.leaf, epochs, indices).tolist()
+        """Returns the seeds of samples from their passes over the data and their numbers in the dataset."""
+        seeds: list[int] = sample_seeds(self.seed, self.source_number, epochs, indices).tolist()
         return seeds
 
     def __call__(self, raw: RawSample, seed: int) -> Any:
@@ -168,7 +165,7 @@ class SampleLoader:
 
         Args:
             raw: What was read.
-            seed: Seed of its random operations, as `seeds` gives it.
+            seed: Seed of its random operations, as `seeds` returns it.
 
         Raises:
             DecodeError: A part cannot be decoded; the message names the part.
@@ -202,8 +199,8 @@ class SampleLoader:
         return self.sample_type(**{**base, **parts})
 
     def _call_decoder(self, raw: RawSample, source: SourceInfo, seed: int) -> None:
-        """Replaces the parts by what a decoder that is called with whole samples, as in Energon, makes of them."""
-        parts: dict[str, Any] = raw.parts  # native feeds put decoded images among them
+        """Decodes the parts with a decoder that takes whole samples, as in Energon."""
+        parts: dict[str, Any] = raw.parts  # DALI's own reader puts decoded images among them
         given = {name: bytes(part) for name, part in parts.items() if not isinstance(part, Decoded)}
         assert self.decoder is not None
         with part_context(partial(part_seed, seed), source):
@@ -260,7 +257,7 @@ class SampleLoader:
 
 
 def _route_of(name: str, value: Any) -> str | None:
-    """Returns by what a part was decoded; None for what is no medium, or is not decoded yet."""
+    """Returns what decoded a part; None if it is not media, or not decoded yet."""
     if isinstance(value, MediaHandle):
         return None
     if isinstance(value, (AVData, Clips)):

@@ -1,4 +1,4 @@
-"""Where the parts of a sample lie, as rows of DALI's reader, and which samples it may read at all."""
+"""Plans rows of DALI's own reader: where the parts of samples are, and which samples it may read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TAR_BLOCK_BYTES = 512
 
 
 class RowPlanner:
-    """Makes rows of samples, and collects which other parts (components) they have.
+    """Makes rows of samples, and collects the names of their other parts (components).
 
     Args:
-        index: Where the parts lie, and what the header check of `prepare` found.
-        wanted: Which parts are read.
-        spec: What is made of the images.
+        index: Locations of the parts, and results of the header check of `prepare`.
+        wanted: Returns whether a part is read.
+        spec: How the images are decoded.
     """
 
     def __init__(self, index: ExtentIndex, wanted: Callable[[str], bool], spec: ImageSpec) -> None:
@@ -42,7 +42,7 @@ class RowPlanner:
         return ["image", *self._numbers]
 
     def rows(self) -> list[ReaderRow]:
-        """Returns all rows, each with as many extents as there are components."""
+        """Returns all rows, each with one extent per component."""
         count = len(self._numbers) + 1
         return [_widen(row, count) for row in self._rows]
 
@@ -69,16 +69,16 @@ class RowPlanner:
         if extents.part_size[image] > spec.max_bytes:
             return None
         names = [self._name(part) for part in others]
-        places: list[tuple[int, int] | None] = [None] * (len(self._numbers) + len(names) + 1)
-        places[0] = self._place(image)
+        extents_of: list[tuple[int, int] | None] = [None] * (len(self._numbers) + len(names) + 1)
+        extents_of[0] = self._extent(image)
         for name, part in zip(names, others, strict=True):
-            places[self._numbers.setdefault(name, len(self._numbers)) + 1] = self._place(part)
+            extents_of[self._numbers.setdefault(name, len(self._numbers)) + 1] = self._extent(part)
         image_name = self._name(image)
         self.names.append((extents.key(sample), image_name))
         self._rows.append(
             ReaderRow(
                 shard,
-                tuple(places[: len(self._numbers) + 1]),
+                tuple(extents_of[: len(self._numbers) + 1]),
                 header.width,
                 header.height,
                 header.orientation,
@@ -88,7 +88,7 @@ class RowPlanner:
         return names
 
     def _parts(self, sample: int) -> tuple[int, list[int]]:
-        """Returns (the only image part, the other wanted parts); -1 if there is no image or there are several."""
+        """Returns (the only image part, the other wanted parts); -1 for the image if there is none, or several."""
         extents = self._extents
         images: list[int] = []
         others: list[int] = []
@@ -102,7 +102,7 @@ class RowPlanner:
         name: str = self._extents.part_names[self._extents.part_name[part]]
         return name
 
-    def _place(self, part: int) -> tuple[int, int]:
+    def _extent(self, part: int) -> tuple[int, int]:
         return self._extents.part_block[part] * TAR_BLOCK_BYTES, self._extents.part_size[part]
 
 

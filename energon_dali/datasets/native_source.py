@@ -1,4 +1,4 @@
-"""A leaf that lets DALI read the shards itself: for plain datasets whose order is made of runs."""
+"""A source whose shards DALI's own reader reads (`feed="native"`), for orders that are made of runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.documents.state_entries import count_of
 
 DEFAULT_LANES = 16
-"""`parallel_shard_iters` of training, where nothing else is said."""
+"""Default of `parallel_shard_iters` in training."""
 
 _BYPASSED = ("__call__", "decode", "decode_block", "make_handle", "stage", "submit_block")
-"""Methods of a decoder that DALI's own reader does without."""
+"""Methods of a decoder that DALI's own reader does not call."""
 
 ROWS_PER_READER = 8192
-"""Rows that a reader of DALI is built for: building costs it some 3 us per row and holds the interpreter lock."""
+"""Rows per reader of DALI: building it takes some 3 us per row and holds the interpreter lock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,16 +43,16 @@ class _Planned:
     epoch: int
     seed: int
     parts: list[str] | None
-    """Its wanted parts but the image, if DALI reads it; None if it is read and decoded by the block engine."""
+    """Its wanted parts except the image, if DALI reads it; None if the block engine decodes it."""
     after: tuple[int, int]
     """(epoch of the order, position) after it."""
 
 
 class NativeSourceDataset(SavableDataset[Any]):
-    """Gives the samples of a source with their image decoded, read by DALI from the shards in the planned order.
+    """Yields the samples of a source with their image decoded, which DALI reads from the shards in the planned order.
 
-    A sample that DALI may not see (its header was not found fit when the dataset was prepared, or it has no image or
-    several) is read here and decoded by the block engine.
+    DALI must not read a sample with no image, with several, or with one whose header was not eligible when the dataset
+    was prepared. Such a sample is read here and decoded by the block engine.
 
     Args:
         source: The order, the reader and the loader of samples.
@@ -60,7 +60,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         batch_size: Samples per run of the pipeline.
 
     Raises:
-        ConfigError: The dataset or its order does not suit the native feed; the message says what to change.
+        ConfigError: The dataset or its order does not suit DALI's reader; the message says what to change.
     """
 
     runs_in_rank = True
@@ -82,8 +82,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         if not folder.root.is_local and not folder.path.startswith("s3://"):
             raise ConfigError(
                 f'feed="native" reads local shards and s3:// URLs, and {folder.path} is neither. Use feed="block", '
-                f"which "
-                "reads every storage."
+                "which reads every storage."
             )
         changed = [name for name in _BYPASSED if getattr(type(self.decoder), name) is not getattr(DaliDecoder, name)]
         if changed:
@@ -96,13 +95,12 @@ class NativeSourceDataset(SavableDataset[Any]):
         if folder.index.source != "extents" or not checked:
             raise ConfigError(
                 f'feed="native" needs the header check that `energon-dali prepare` writes, and {folder.path} has '
-                f"none. Run "
-                f'`energon-dali prepare {shlex.quote(str(folder.path))}`, or use feed="block".'
+                f'none. Run `energon-dali prepare {shlex.quote(str(folder.path))}`, or use feed="block".'
             )
         if not isinstance(order, OrderSpec):
             raise ConfigError(
-                f'feed="native" follows whole passes over {folder.path}, and its samples are repeated or shared out by '
-                'blend_epochized. Use feed="block".'
+                f'feed="native" follows whole passes over {folder.path}, and blend_epochized repeats or divides '
+                'its samples. Use feed="block".'
             )
         _check_runs(order)
 
@@ -114,7 +112,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         return f"NativeSourceDataset({self.source.name}, repeat={self.source.repeat})"
 
     def config(self) -> dict[str, Any]:
-        """Returns the config of the source: both feeds give the same samples in the same order."""
+        """Returns the config of the source, since both feeds yield the same samples in the same order."""
         return self.source.config()
 
     def placed(self, number: int) -> NativeSourceDataset:
@@ -137,7 +135,7 @@ class NativeSourceDataset(SavableDataset[Any]):
         return _NativeIterator(self, context)
 
     def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the sample of a key, read anew and decoded by the block engine.
+        """Returns the sample of a key, read again and decoded by the block engine.
 
         Raises:
             DecodeError: It cannot be decoded.
@@ -145,17 +143,18 @@ class NativeSourceDataset(SavableDataset[Any]):
         return decode_elements(self.decoder, [self.source.restore_sample(restore_key)], strict=True)[0]
 
     def wanted(self, name: str) -> bool:
-        """Returns whether a part is read."""
+        """Returns whether a part is wanted."""
         return self.reader.part_filter is None or bool(self.reader.part_filter(name))
 
 
 def _check_runs(order: OrderSpec) -> None:
-    """Refuses an order whose samples do not come slice by slice.
+    """Checks that an order takes its samples slice by slice.
 
-    The settings decide, not the slices that a stream happens to have: those change with the number of streams.
+    The settings decide, not the slices that a stream happens to have, because those change with the number of
+    streams.
 
     Raises:
-        ConfigError: Slices are read in turn, or shuffled together.
+        ConfigError: The order reads slices in turn, or shuffles them together.
     """
     reasons, remedies = [], []
     lanes, window = order.parallel_shard_iters, order.shuffle_buffer_size
@@ -206,19 +205,19 @@ class _NativeIterator(StreamIterator[Any]):
         if not source.repeat and self._position >= self._order.num_samples(self._epoch):
             self._epoch, self._position = self._epoch + 1, 0
             raise StopIteration
-        pieces, after = self._next_places()
+        pieces, after = self._next_positions()
         shards, indices, epochs = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
-        places = list(zip(shards.tolist(), indices.tolist(), strict=True))
-        numbers = np.fromiter((self._dataset.reader.index_of(*place) for place in places), np.int64, len(places))
+        locations = list(zip(shards.tolist(), indices.tolist(), strict=True))
+        numbers = np.fromiter((self._dataset.reader.index_of(*location) for location in locations), np.int64)
         seeds = source.load.seeds(epochs, numbers)
         planner = RowPlanner(self._dataset.reader.folder.index, self._dataset.wanted, self._dataset.decoder.spec)
         plan = [
             _Planned(shard, sample, epoch, seed, planner.add(shard, sample, seed), position)
-            for (shard, sample), epoch, seed, position in zip(places, epochs.tolist(), seeds, after, strict=True)
+            for (shard, sample), epoch, seed, position in zip(locations, epochs.tolist(), seeds, after, strict=True)
         ]
         return self._run(plan, planner)
 
-    def _next_places(self) -> tuple[list[tuple[Any, Any, Any]], list[tuple[int, int]]]:
+    def _next_positions(self) -> tuple[list[tuple[Any, Any, Any]], list[tuple[int, int]]]:
         """Returns ((shards, indices, passes) of the next rows by epoch, (epoch, position) after each of them)."""
         source = self._dataset.source
         epoch, position, wanted = self._epoch, self._position, ROWS_PER_READER
@@ -229,7 +228,7 @@ class _NativeIterator(StreamIterator[Any]):
             taken = min(wanted, len(order) - position)
             if taken:
                 pieces.append(order.samples(position, position + taken))
-                after += [(epoch, place) for place in range(position + 1, position + taken + 1)]
+                after += [(epoch, following) for following in range(position + 1, position + taken + 1)]
                 wanted -= taken
             if not source.repeat:
                 break
@@ -242,7 +241,7 @@ class _NativeIterator(StreamIterator[Any]):
         return pieces, after
 
     def _run(self, plan: list[_Planned], planner: RowPlanner) -> Iterator[tuple[_Planned, Any]]:
-        """Gives what was read for each planned sample, in order."""
+        """Yields what was read for each planned sample, in order."""
         from energon_dali.decode.dali.images.dali_reader import DaliReader
 
         reader = self._dataset.reader
@@ -294,7 +293,7 @@ class _NativeIterator(StreamIterator[Any]):
     def _load(self, planned: _Planned, raw: Any) -> Any:
         """Returns the sample, or None if it was dropped."""
         if isinstance(raw, DatasetFormatError):
-            raise raw  # an index that cannot be understood: every sample of it would fail
+            raise raw  # an invalid index: every sample of it would fail
         if isinstance(raw, DatasetError):
             unread = ReadFailure(self._dataset.reader, planned.shard, planned.sample, self._dataset.source.name)
             self._read_policy.on_failure(raw, unread, epoch=planned.epoch)
@@ -304,7 +303,7 @@ class _NativeIterator(StreamIterator[Any]):
             if failure is not None:
                 raise DecodeError(failure.reason, failure.format, failure.route)
             sample = self._dataset.source.load(raw, planned.seed)
-            # DALI reads no videos here: clips that it decodes are handles still.
+            # DALI does not read videos here: clips are still handles.
             if planned.parts is None or handles_of(sample):
                 (sample,) = decode_elements(self._dataset.decoder, [sample], strict=True)
             for route, count in self._dataset.source.load.take_routes().items():

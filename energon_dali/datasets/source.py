@@ -1,4 +1,4 @@
-"""The leaf of every tree: reads samples in the planned order and makes Sample objects of them."""
+"""Reads the samples of one dataset in the planned order, and makes Sample objects of them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from energon_dali.worker_config import WorkerConfig
 NAME = "Webdataset"
 
 PLANNED_ROWS = 128
-"""Samples that are planned at once."""
+"""Samples that are planned together."""
 
 _EPOCHS_AHEAD = 16
 
 Rows = list[list[int]]
-"""Five lists of one length: shards, indices inside them, passes, numbers in the dataset, seeds."""
+"""Five lists of equal length: shards, indices within them, passes, numbers in the dataset, seeds."""
 
 
 class Reader(Protocol):
     """Reads raw samples by shard and index."""
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
-        """Returns one raw sample, or the error that stood in its way, per pair of indices."""
+        """Returns one raw sample, or the error that prevented it, per pair of indices."""
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the number of a sample in the whole dataset."""
@@ -50,10 +50,10 @@ class Reader(Protocol):
         """Returns (shard index, sample index) of a sample's number in the whole dataset."""
 
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
-        """Returns (name of the shard, key of the sample), "" where they are not known."""
+        """Returns (name of the shard, key of the sample); "" for what is not known."""
 
     def close(self) -> None:
-        """Lets go of all open files."""
+        """Closes all open files."""
 
 
 class SourceDataset(SavableDataset[Any]):
@@ -63,8 +63,8 @@ class SourceDataset(SavableDataset[Any]):
         order: Which sample comes when.
         reader: Reads raw samples; picklable.
         load: Makes a sample of a raw sample.
-        repeat: Go on with the next epoch for ever; else every epoch ends with StopIteration.
-        read_size: Samples asked of the reader at once.
+        repeat: Continue with the next epoch indefinitely; False ends every epoch with StopIteration.
+        read_size: Samples per request to the reader.
         failure_tolerance: Consecutive samples that cannot be read or loaded after which the run ends.
         name: Path of the dataset, for messages.
         worker_config: The job.
@@ -106,17 +106,17 @@ class SourceDataset(SavableDataset[Any]):
 
     def placed(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
-        leaf = mix(self.order.source, number)
-        twin.order = self.order.for_source(leaf)
+        source_number = mix(self.order.source, number)
+        twin.order = self.order.for_source(source_number)
         twin.load = copy.copy(self.load)
-        twin.load.leaf = leaf
+        twin.load.source_number = source_number
         return twin
 
     def len_stream(self, stream: int) -> int:
         """Returns the number of samples of a stream in an epoch.
 
-        Where the data repeats, it is that of one pass over the data, and at least 1 if there is any data: a stream that
-        gets nothing in the first epoch gets something in a later one.
+        If the data repeats, it is that of one pass over the data, and at least 1 if there is any data: a stream without
+        samples in the first epoch has some in a later one.
         """
         order = self.order.stream(stream)
         if not self.repeat:
@@ -137,7 +137,7 @@ class SourceDataset(SavableDataset[Any]):
         return _SourceIterator(self, context)
 
     def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the sample of the key ("Webdataset", number in the dataset, epoch), read anew.
+        """Returns the sample of the key ("Webdataset", number in the dataset, epoch), read again.
 
         Raises:
             StateError: The key is not of this dataset.
@@ -155,10 +155,10 @@ class SourceDataset(SavableDataset[Any]):
 
     def restore_samples(self, keys: Sequence[Key]) -> list[Any]:
         try:
-            places = [self.reader.locate(expect_name(key, NAME, 2)[1]) for key in keys]
+            locations = [self.reader.locate(expect_name(key, NAME, 2)[1]) for key in keys]
         except DatasetError:  # one of them is of other data
             return super().restore_samples(keys)
-        raws = self.reader.read([shard for shard, _ in places], [inside for _, inside in places])
+        raws = self.reader.read([shard for shard, _ in locations], [inside for _, inside in locations])
         seeds = self.load.seeds(np.array([key[2] for key in keys]), np.array([key[1] for key in keys]))
         return [
             try_restore(partial(self._load, raw, seed), key) for raw, seed, key in zip(raws, seeds, keys, strict=True)
@@ -194,9 +194,9 @@ class _SourceIterator(StreamIterator[Any]):
             raw, epoch, seed = self._ahead.popleft()
             self._position += 1
             if isinstance(raw, DatasetFormatError):
-                raise raw  # an index that cannot be understood: every sample of it would fail
+                raise raw  # an invalid index: every sample of it would fail
             if isinstance(raw, DatasetError):
-                # There is no seed without a sample: the number of the sample stands in its place.
+                # Without a sample there is no seed, but the number of the sample in its position.
                 failure = ReadFailure(self._reader, *self._reader.locate(seed), self._dataset.name)
                 self._read_policy.on_failure(raw, failure, epoch=epoch)
                 continue
@@ -215,7 +215,7 @@ class _SourceIterator(StreamIterator[Any]):
             return set_restore_key(sample, (NAME, raw.index, epoch))
 
     def _read(self) -> None:
-        """Reads the next samples ahead; raises StopIteration at the end of an epoch that is not repeated."""
+        """Reads the next samples; raises StopIteration at the end of an epoch that is not repeated."""
         empty_epochs = 0
         while self._position >= self._epoch_length():
             self._epoch += 1
@@ -226,19 +226,18 @@ class _SourceIterator(StreamIterator[Any]):
             if empty_epochs > self._dataset.worker_config.layout.num_streams + 1:
                 raise DatasetError(
                     f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or "
-                    f"look at "
-                    "split.yaml in its .nv-meta folder."
+                    "look at split.yaml in its .nv-meta folder."
                 )
         self._read_rows(self._position, self._read_size)
 
     def _epoch_length(self) -> int:
-        """Returns the number of samples of the running epoch, without building the order of an empty one."""
+        """Returns the number of samples of the current epoch, without building the order of an empty one."""
         if self._length_of != self._epoch:
             self._length_of, self._length = self._epoch, self._order.num_samples(self._epoch)
         return self._length
 
     def read_ahead(self, count: int) -> None:
-        self._read_size = 1  # whoever asks for reading ahead says how far: what is beyond is not wanted yet
+        self._read_size = 1  # the caller says how far to read: what follows is not wanted yet
         missing = count - len(self._ahead)
         if missing > 0:
             position = self._position + len(self._ahead)
@@ -246,7 +245,7 @@ class _SourceIterator(StreamIterator[Any]):
                 self._read_rows(position, missing)
 
     def _read_rows(self, position: int, count: int) -> None:
-        """Reads at most `count` samples, and at least one, of the running epoch from `position` on."""
+        """Reads at least one and at most `count` samples of the current epoch from `position` on."""
         start = time.perf_counter()
         shards, indices, epochs, numbers, seeds = self._plan.rows(self._epoch, position, count)
         raws = self._reader.read(shards, indices)
@@ -275,14 +274,14 @@ class _SourceIterator(StreamIterator[Any]):
 class RowPlan:
     """The plan of a source in one stream.
 
-    A blend has datasets of which a stream has ten samples per epoch, and what plans them is out of the processor's
-    caches whenever samples were decoded in between: planning one such epoch alone costs as much as ten of them.
+    In a blend, a stream may have ten samples of a dataset per epoch. Decoding samples evicts the planner from the
+    processor's caches, so planning one such epoch alone takes as long as planning ten of them.
 
     Args:
         order: The order of the stream.
-        reader: Knows the numbers of samples.
-        load: Knows their seeds.
-        several_epochs: Plan short epochs several at a time.
+        reader: Returns the numbers of samples.
+        load: Returns their seeds.
+        several_epochs: Plan several short epochs at a time.
     """
 
     def __init__(
@@ -298,7 +297,7 @@ class RowPlan:
         self._coming: dict[int, Rows] = {}
 
     def rows(self, epoch: int, position: int, count: int) -> Rows:
-        """Returns at most `count` samples, and at least one, of an epoch from a position inside it on."""
+        """Returns at least one and at most `count` samples of an epoch, from a position within it on."""
         first = position - self._start
         if self._epoch != epoch or not 0 <= first < len(self._rows[0]):
             planned = self._coming.pop(epoch, None) if position == 0 else None
@@ -307,7 +306,7 @@ class RowPlan:
         return [column[first : first + count] for column in self._rows]
 
     def _make(self, epoch: int, position: int) -> Rows:
-        """Returns the plan of an epoch from a position on; keeps those of the next ones, where epochs are short."""
+        """Returns the plan of an epoch from a position on, and keeps the plans of the next epochs if they are short."""
         order = self._order.epoch(epoch)
         pieces = [order.samples(position, min(len(order), position + PLANNED_ROWS))]
         rows = len(order)
@@ -331,12 +330,12 @@ class RowPlan:
 
 
 class ReadFailure:
-    """A sample that could not be read, in the form that error handlers know: by its place.
+    """A sample that could not be read, in the form that error handlers expect.
 
     Args:
-        reader: Knows the names.
-        shard: Number of its shard.
-        inside: Number of the sample in it.
+        reader: Returns the names.
+        shard: Number of the shard.
+        inside: Number of the sample in the shard.
         dataset_path: For `__sources__`.
     """
 
@@ -353,7 +352,7 @@ class ReadFailure:
 
 
 class RawFailure:
-    """A raw sample that could not be loaded, in the form that error handlers know."""
+    """A raw sample that could not be loaded, in the form that error handlers expect."""
 
     def __init__(self, raw: RawSample, dataset_path: str) -> None:
         from energon_dali.samples import SourceInfo

@@ -75,7 +75,7 @@ def leaf(
         source=number,
         **{"max_samples_per_sequence": 4, "parallel_shard_iters": 3, "shuffle_buffer_size": 5, **order},
     )
-    load = SampleLoader(decoder=None, sample_type=TextSample, field_map={"text": "txt"}, seed=3, leaf=number)
+    load = SampleLoader(decoder=None, sample_type=TextSample, field_map={"text": "txt"}, seed=3, source_number=number)
     return SourceDataset(
         spec,
         Numbers(number, size),

@@ -1,4 +1,4 @@
-"""Reads what a packer returned: which samples of the buffer go together, which wait, which are refused."""
+"""Reads what a packer returned: which samples of the buffer are packed together, kept, or refused."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _GROUPS_WANTED = (
 
 
 def read_selection(result: Any, keys: Mapping[int, Key]) -> PackSelection[Keyed]:
-    """Returns what a packer chose, without empty groups, each sample with its key; what is kept as groups.
+    """Returns what a packer chose, with the key of each sample, without empty groups; kept samples become groups.
 
     Args:
         result: What the packer returned: a PackSelection, a list of lists, or a generator of lists.
-        keys: Key by id of a sample of the buffer.
+        keys: Keys of the samples of the buffer, by id of the sample.
 
     Raises:
-        ConfigError: It is none of these, or has a sample that cannot be found again after a restore.
+        ConfigError: It is none of these, or has a sample that a restore could not make again.
     """
     if not isinstance(result, PackSelection):
         return PackSelection(_groups(result, keys))
@@ -56,7 +56,7 @@ def _keyed(group: Iterable[Any], keys: Mapping[int, Key]) -> list[Keyed]:
     strange = next((sample for key, sample in keyed if not key), None)
     if strange is not None:
         raise ConfigError(
-            f"select_samples_to_pack returned {type(strange).__name__}, which is none of the samples it was given. "
+            f"select_samples_to_pack returned {type(strange).__name__}, which is not one of the samples it received. "
             f"{_GROUPS_WANTED}"
         )
     return keyed

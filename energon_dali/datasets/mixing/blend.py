@@ -24,20 +24,20 @@ from energon_dali.worker_config import WorkerConfig
 
 
 class BlendDataset(MixtureDataset):
-    """Gives the next element of a dataset that is drawn by weight, anew for each element.
+    """Yields elements of several datasets; each is the next element of a dataset that is drawn by weight.
 
-    A draw depends on the weights, the seed of the job, the stream, its number and the place of this blend in the tree
-    alone. A dataset whose epoch ends is not drawn again; when all have ended, the epoch of the blend ends. What was
-    drawn is in the loader's statistics: `blend.samples.0` counts the first dataset, `blend.samples.1/0` the first of a
-    blend that is the second.
+    A draw depends only on the weights, the seed of the job, the stream, the number of the draw and the position of this
+    blend in the tree. A dataset whose epoch has ended is not drawn again; when all have ended, the epoch of the blend
+    ends. The loader's statistics count the draws: `blend.samples.0` those of the first dataset, `blend.samples.1/0`
+    those of the first dataset of a blend that is the second.
 
     Args:
-        *dataset_weights: Pairs (dataset, weight). Weights are relative: they need not sum to 1. One of weight 0 is
+        *dataset_weights: Pairs (dataset, weight). Weights are relative and need not sum to 1. A dataset of weight 0 is
             never drawn.
-        worker_config: Left out, that of the datasets.
+        worker_config: Default: that of the datasets.
 
     Raises:
-        ConfigError: What is given are no pairs of a dataset and a weight, no weight is positive, or the worker
+        ConfigError: An argument is not a pair of a dataset and a weight, no weight is positive, or the worker
             configurations differ.
     """
 
@@ -95,7 +95,7 @@ class _BlendIterator(MixtureIterator):
         self._draws = 0
         self._running = [weight > 0 for weight in self._weights]
         self._drawn: list[int] = []
-        """The next draws, the very next at the end."""
+        """The next draws, in reverse order."""
 
     def __next__(self) -> Any:
         while True:
@@ -129,7 +129,7 @@ class _BlendIterator(MixtureIterator):
     def load_state_dict(self, state: State) -> None:
         draws, ended = count_of(state, "draws"), indices_of(state, "ended", len(self._weights))
         if not any(weight > 0 and number not in ended for number, weight in enumerate(self._weights)):
-            raise damaged("ended", ended, "without one dataset that has a weight: where all have ended, none is named")
+            raise damaged("ended", ended, "without one dataset that has a weight: if all have ended, none is named")
         self._load_state_list(list_of(state, "members"), "members")
         self._draws = draws
         for number in ended:
@@ -231,7 +231,7 @@ class _BlendSourceIterator(SourceMixtureIterator):
         for _ in range(self._patience):
             try:
                 return self._take(number)
-            except StopIteration:  # this stream's part of the epoch was empty, or is over
+            except StopIteration:  # this stream's part of the epoch is empty, or over
                 continue
         raise DatasetError(
             f"{self._names[number]} yielded no sample in {self._patience} epochs, and a blend needs one. Give it the "

@@ -1,4 +1,4 @@
-"""Makes one batch of several batches: tensors one behind the other, padded; lists one behind the other."""
+"""Concatenates several batches to one: tensors with padding, lists one after the other."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 
 def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns tensors one behind the other along dimension 0, with zeros at the end of other dimensions that are too
-    short.
+    """Returns tensors concatenated along dimension 0, padded with zeros at the end of the other dimensions.
 
     Args:
         batch: n >= 1 tensors with the same number of dimensions, at least 1.
 
     Returns:
-        A new tensor: dimension 0 is the sum of theirs, each other one as long as the longest.
+        A new tensor: dimension 0 is the sum of theirs, each other dimension the longest of theirs.
 
     Raises:
-        ConfigError: There is none, or their numbers of dimensions differ or are 0.
+        ConfigError: There are no tensors, or their numbers of dimensions differ or are 0.
     """
     if not batch or any(tensor.ndim != batch[0].ndim or tensor.ndim == 0 for tensor in batch):
         shapes = ", ".join(dict.fromkeys(str(tuple(tensor.shape)) for tensor in batch)) or "none at all"
@@ -45,8 +44,8 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     whole = torch.zeros((sum(len(tensor) for tensor in batch), *longest), dtype=dtype, device=first.device)
     row = 0
     for tensor in batch:
-        place = (slice(row, row + len(tensor)), *[slice(length) for length in tensor.shape[1:]])
-        whole[place] = tensor
+        part = (slice(row, row + len(tensor)), *[slice(length) for length in tensor.shape[1:]])
+        whole[part] = tensor
         row += len(tensor)
     return whole
 
@@ -54,18 +53,18 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
 def generic_concat(batch: list[Any]) -> Any:
     """Returns batches as one, by their type.
 
-    Tensors go through `concat_pad`; dicts, dataclasses and named tuples are treated field by field; lists are put one
-    behind the other (Energon gives a list of lists), and so are `__sources__`; where all are None the result is None;
-    all else becomes a list with one value per batch.
+    Tensors go through `concat_pad`. Dicts, dataclasses and named tuples are concatenated field by field. Lists are
+    joined (Energon returns a list of lists), and so are `__sources__`. If all values are None, the result is None. All
+    others become a list with one value per batch.
 
     Args:
-        batch: n >= 1 batches of one kind.
+        batch: n >= 1 batches of one type.
 
     Raises:
         ConfigError: Dicts have different keys, or tensors different numbers of dimensions.
     """
     first = batch[0]
-    torch = sys.modules.get("torch")  # where it was never loaded there are no tensors
+    torch = sys.modules.get("torch")  # if it was never imported, there are no tensors
     if torch is not None and isinstance(first, torch.Tensor):
         return concat_pad(batch)
     if isinstance(first, dict):
@@ -95,7 +94,7 @@ def homogeneous_concat_mix(samples: list[Any]) -> Any:
         samples: At least one batch.
 
     Raises:
-        FatalSampleError: They are of different types: the next ones would be, too.
+        FatalSampleError: They are of different types, as the next ones would be.
         ConfigError: Tensors of a field have different numbers of dimensions.
     """
     kinds = list(dict.fromkeys(type(sample) for sample in samples))

@@ -16,22 +16,22 @@ from energon_dali.worker_config import WorkerConfig
 
 @stateless
 def keep_apart(batches: list[Any]) -> list[Any]:
-    """Returns the list itself: a mixed batch that is a list of batches."""
+    """Returns the list itself, so that a mixed batch is a list of batches."""
     return batches
 
 
 class MixBatchDataset(BatchDataset):
-    """Gives `batch_mix_fn(list of batch_size elements)`, each drawn by weight from one of several datasets.
+    """Yields `batch_mix_fn(list of batch_size elements)`; each element is drawn by weight from several datasets.
 
-    The datasets usually give batches of one sample (batch_size=1), so that `batch_size` of them make one batch.
+    The datasets usually yield batches of one sample (batch_size=1), so that `batch_size` of them make one batch.
 
     Args:
         *dataset_weights: Pairs (dataset, weight), as for BlendDataset.
         batch_size: Elements per mixed batch, at least 1.
-        batch_mix_fn: Makes one batch of a list of elements: `homogeneous_concat_mix` where all datasets give one type,
-            a function of your own for several types. May raise SkipSample, or be a generator function. The default
-            gives the list. Mark it @stateless to restore single batches.
-        worker_config: Left out, that of the datasets.
+        batch_mix_fn: Makes one batch of a list of elements: `homogeneous_concat_mix` if all datasets yield one type, or
+            your own function for several types. May raise SkipSample, or be a generator function. The default returns
+            the list. Mark it @stateless to restore single batches.
+        worker_config: Default: that of the datasets.
 
     Raises:
         ConfigError: batch_size is less than 1, or the pairs cannot be blended.

@@ -1,4 +1,4 @@
-"""Applies a function to the whole stream of elements."""
+"""Applies a function to the iterator over the elements of an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy, own_copy
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import FatalSampleError, SkipSample, StateError
 from energon_dali.shards.documents.state_entries import count_of, entry_of, state_of
 from energon_dali.task_encoder import failure_tolerance, sample_context
@@ -26,29 +26,30 @@ def same_length(length: int) -> int:
 
 
 class IterMapDataset(WrapperDataset[Any]):
-    """Gives what `iter_map_fn(iterator over the elements of an epoch)` gives; it is called anew for each epoch.
+    """Yields what `iter_map_fn(iterator over the elements of an epoch)` yields; it is called once per epoch.
 
-    Every state restores exactly. How much is read again depends on the function:
+    Every state restores exactly. How much a restore reads again depends on the function:
 
-    * `stateless_iter_fn=True` promises that every output depends only on the elements taken since the output before
-      it (or, where it took none, on the same ones). The last such elements are read again.
-    * A function that returns an iterator with `state_dict()` and `load_state_dict(state)` (plain values) saves itself;
-      nothing is read again. What it has taken and not given yet must be in its state.
-    * Any other function is run again from the beginning of the epoch, and what was given already is thrown away. Over
-      endless data that takes longer the later the state is: put an EpochizeDataset below, or use one of the others.
+    * `stateless_iter_fn=True` promises that every output depends only on the elements taken since the previous output
+      (or, if none was taken, on the same elements as the previous one). These elements are read again.
+    * A function that returns an iterator with `state_dict()` and `load_state_dict(state)` (plain values) saves itself,
+      and nothing is read again. Its state must hold the elements that it took and did not yield yet.
+    * Any other function runs again from the beginning of the epoch, and its outputs so far are dropped. On endless data
+      that takes longer the later the state is: put an EpochizeDataset below, or use one of the other two.
 
-    Where the function raises, what it held is lost and counted, and it is called again on the rest of the epoch.
+    If the function raises, the elements that it held are lost and counted, and it is called again on the rest of the
+    epoch.
 
     Args:
         dataset: The dataset below.
-        iter_map_fn: Takes an iterator and returns one; picklable where workers run it.
-        len_map_fn: Gives the number of outputs of a number of elements.
+        iter_map_fn: Takes an iterator and returns one; picklable if workers run it.
+        len_map_fn: Returns the number of outputs for a number of elements.
         stateless_iter_fn: See above.
-        iter_map_fn_config: Plain values that describe the function, or a function that gives them.
-        worker_config: Left out, the inner dataset's.
+        iter_map_fn_config: Plain values that describe the function, or a function that returns them.
+        worker_config: Default: that of the dataset below.
 
     Raises:
-        ConfigError: iter_map_fn cannot be called.
+        ConfigError: iter_map_fn is not callable.
     """
 
     @explain_call
@@ -88,10 +89,10 @@ class IterMapDataset(WrapperDataset[Any]):
 
     def restore_sample(self, restore_key: Key) -> Any:
         """Returns the element of a key (name, number of the output, number among those of its elements, *keys of the
-        elements that it was made of), made anew.
+        elements that it was made of), made again.
 
         Raises:
-            StateError: The key is not of this dataset, or the function gives no such element any more.
+            StateError: The key is not of this dataset, or the function no longer yields that element.
         """
         restore_key = expect_name(restore_key, "IterMapDataset", 2)
         index, offset, *keys = restore_key[1:]
@@ -101,20 +102,20 @@ class IterMapDataset(WrapperDataset[Any]):
                 if number == offset:
                     return set_restore_key(output, restore_key)
         raise StateError(
-            f"{self.describe()} gave fewer than {offset + 1} outputs when it was run again for {restore_key!r}. It is "
-            "declared stateless_iter_fn=True, and so must give the same outputs for the same elements."
+            f"{self.describe()} yielded fewer than {offset + 1} outputs when it ran again for {restore_key!r}. It is "
+            "declared stateless_iter_fn=True, so it must yield the same outputs for the same elements."
         )
 
 
 class _Elements(Iterator[Any]):
-    """The elements of one epoch, as the function sees them; ends for good with the epoch."""
+    """The elements of one epoch, as the function sees them. It ends with the epoch and stays ended."""
 
     def __init__(self, inner: StreamIterator[Any], keep_start: bool) -> None:
         self.inner = inner
         self._keep_start = keep_start
         self.ended = False
         self.last: Any = None
-        """The element taken last."""
+        """The last element that was taken."""
         self.keys: list[Key] = []
         """Keys of the elements taken since the output before the last."""
         self.start: State | None = None
@@ -139,11 +140,11 @@ class _Elements(Iterator[Any]):
         return self.last
 
 
-class _IterMapIterator(StreamIterator[Any]):
+class _IterMapIterator(WrapperIterator[Any]):
     def __init__(self, dataset: IterMapDataset, context: StreamContext) -> None:
         config = dataset.worker_config
+        super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
-        self._inner = dataset.dataset.open(context)
         tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
         self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
         self._metrics = context.metrics
@@ -156,10 +157,10 @@ class _IterMapIterator(StreamIterator[Any]):
         self._outputs: Iterator[Any] | None = None
         self._epoch_start: State | None = None
         self._epoch_outputs = 0
-        """Outputs of this epoch; with a stateless function, those of the elements of the last output."""
+        """Outputs of this epoch; with a stateless function, those since its last elements were taken."""
         self._skip = 0
         self._own: State | None = None
-        self._fresh = True  # whether the function has given no output since it was called
+        self._fresh = True  # whether the function has yielded nothing since it was called
         self._key: Key = ()
 
     def __next__(self) -> Any:
@@ -182,10 +183,10 @@ class _IterMapIterator(StreamIterator[Any]):
                 self._outputs = None
                 if isinstance(error, SkipSample) and self._fresh and not elements.taken:
                     raise FatalSampleError(
-                        f"{self._dataset.stage} raised SkipSample before it took an element, so that there is nothing "
-                        "to skip, and would be called for ever. Take an element first, or return without outputs."
+                        f"{self._dataset.stage} raised SkipSample before it took an element, so there is nothing to "
+                        "skip, and it would be called indefinitely. Take an element first, or return without outputs."
                     ) from error
-                elements.taken = False  # what failed belongs to no output
+                elements.taken = False  # the failed elements belong to no output
                 self._policy.on_failure(error, elements.last)
                 continue
             finally:
@@ -217,7 +218,7 @@ class _IterMapIterator(StreamIterator[Any]):
 
     def state_dict(self) -> State:
         state: State = {"index": self._index + self._skip}
-        if self._skip or self._own is not None:  # restored, and not run on yet
+        if self._skip or self._own is not None:  # restored, and not continued yet
             return {**state, "outputs": self._skip, "own": self._own, "inner": self._epoch_start}
         if self._elements is None or not self._epoch_outputs:
             return {**state, "outputs": 0, "own": None, "inner": self._inner.state_dict()}
@@ -230,7 +231,7 @@ class _IterMapIterator(StreamIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         index = count_of(state, "index")
         self._skip, self._own = count_of(state, "outputs", index), entry_of(state, "own")
-        self._index = index - self._skip  # the outputs that are thrown away count again
+        self._index = index - self._skip  # the outputs that are dropped count again
         self._epoch_start = state_of(state)
         self._inner.load_state_dict(self._epoch_start)
 
@@ -238,4 +239,4 @@ class _IterMapIterator(StreamIterator[Any]):
         close = getattr(self._outputs, "close", None)
         if close is not None:
             close()
-        self._inner.close()
+        super().close()

@@ -11,29 +11,29 @@ from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner, input_key, rerun
 from energon_dali.datasets.restore_key import Key, try_restore
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.shards.documents.state_entries import count_of, state_of
 from energon_dali.worker_config import WorkerConfig
 
 
 class MapDataset(WrapperDataset[Any]):
-    """Gives `map_fn(element)` for every element; a generator function may give none or several.
+    """Yields `map_fn(element)` for every element; a generator function may yield none or several.
 
-    An element whose function raises is dropped and counted; `SkipSample` drops it silently.
+    An element on which the function raises is dropped and counted as failed; `SkipSample` counts as skipped.
 
     Args:
         dataset: The dataset below.
-        map_fn: The function; picklable where workers run it (functions and classes of `__main__` travel by value).
+        map_fn: The function; picklable if workers run it (functions and classes of `__main__` are sent by value).
         stateless_map_fn: Whether the function's result depends on its argument (and its seeds) alone.
         map_fn_config: Plain values that describe the function, for `config()`.
         failure_tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
-        worker_config: Left out, the inner dataset's.
-        stage: Name in statistics and messages; default is the function's name.
-        samples_per_batch: Where the function runs ahead of the batches, how many elements make one: its
-            `current_batch_index` then follows from its own count. None where batches ask for the elements.
+        worker_config: Default: that of the dataset below.
+        stage: Name in statistics and messages. Default: the function's name.
+        samples_per_batch: If the function runs ahead of the batches, how many elements make one: its
+            `current_batch_index` then follows from its own count. None if batches request the elements.
 
     Raises:
-        ConfigError: map_fn cannot be called.
+        ConfigError: map_fn is not callable.
     """
 
     @explain_call
@@ -71,10 +71,10 @@ class MapDataset(WrapperDataset[Any]):
         return self.stateless_map_fn and super().can_restore_sample()
 
     def restore_sample(self, restore_key: Key) -> Any:
-        """Returns the element of a key of this dataset, made anew.
+        """Returns the element of a key of this dataset, made again.
 
         Raises:
-            StateError: The key is not of this dataset, or the function gives no such element any more.
+            StateError: The key is not of this dataset, or the function no longer yields that element.
         """
         return rerun(self, self.map_fn, restore_key, self.dataset.restore_sample)
 
@@ -89,9 +89,9 @@ class MapDataset(WrapperDataset[Any]):
         return rerun(self, self.map_fn, key, lambda _: element)
 
 
-class _MapIterator(StreamIterator[Any]):
+class _MapIterator(WrapperIterator[Any]):
     def __init__(self, dataset: MapDataset, context: StreamContext) -> None:
-        self._inner = dataset.dataset.open(context)
+        super().__init__(dataset.dataset.open(context))
         self._runner = HookRunner(dataset, dataset.map_fn, dataset.stage, dataset.failure_tolerance, context)
         self._inner_before: State | None = None
 
@@ -115,7 +115,7 @@ class _MapIterator(StreamIterator[Any]):
 
     def state_dict(self) -> State:
         runner = self._runner
-        if runner.running:  # inside a generator: the state before its element, and how many outputs were given
+        if runner.running:  # within a generator: the state before its element, and the number of outputs so far
             return {"index": runner.index, "inner": self._inner_before, "offset": runner.offset}
         state = {"index": runner.index, "inner": self._inner.state_dict()}
         return {**state, "offset": runner.skip_outputs} if runner.skip_outputs else state
@@ -124,6 +124,3 @@ class _MapIterator(StreamIterator[Any]):
         self._runner.index = count_of(state, "index")
         self._runner.skip_outputs = count_of(state, "offset") if "offset" in state else 0
         self._inner.load_state_dict(state_of(state))
-
-    def close(self) -> None:
-        self._inner.close()
