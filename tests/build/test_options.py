@@ -1,0 +1,186 @@
+"""The options of datasets: invalid ones are refused where they are given, with what is allowed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_dali import (
+    Cooker,
+    SampleDecoder,
+    TaskEncoder,
+    TextSample,
+    WorkerConfig,
+    basic_sample_keys,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.samples import CaptioningSample
+from tests.loader.dataset_folder import prepare, write_shards
+
+
+class Builder(TaskEncoder[Any, Any, Any, Any]):
+    """Puts datasets together, as task encoders of Energon may."""
+
+    def build_batch(self, dataset: Any, **options: Any) -> Any:
+        return dataset
+
+
+class Bytes(TaskEncoder[Any, Any, Any, Any]):
+    decoder = None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    samples = {f"k{number}": {"txt": b"text", "json": b"{}"} for number in range(12)}
+    return prepare(write_shards(tmp_path_factory.mktemp("arguments"), samples), {"text": "txt"}, "TextSample")
+
+
+class Packing(Bytes):
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        return [samples]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return [sample.__key__ for sample in samples]
+
+    def batch(self, samples: list[Any]) -> Any:
+        return [sample if isinstance(sample, list) else sample.__key__ for sample in samples]
+
+
+class Grouped(Bytes):
+    def batch_group_criterion(self, sample: Any) -> Any:
+        return sample.__key__
+
+
+def config(**options: Any) -> WorkerConfig:
+    return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, "num_streams": 2, **options})
+
+
+def train(folder: Any, **options: Any) -> Any:
+    return get_train_dataset(folder, **{"batch_size": 2, "worker_config": config(), "task_encoder": Bytes(), **options})
+
+
+def val(folder: Any, **options: Any) -> Any:
+    return get_val_dataset(folder, **{"batch_size": 2, "worker_config": config(), "task_encoder": Bytes(), **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (train, "batch_size", 0),
+        (train, "batch_size", "8"),
+        (train, "batch_size", 2.0),
+        (train, "batch_size", True),
+        (train, "shuffle_buffer_size", -1),
+        (train, "shuffle_buffer_size", "x"),
+        (train, "max_samples_per_sequence", 1.5),
+        (train, "max_samples_per_sequence", 0),
+        (train, "virtual_epoch_length", -1),
+        (train, "virtual_epoch_length", None),
+        (train, "shuffle_over_epochs_multiplier", 1.5),
+        (train, "parallel_shard_iters", 0),
+        (train, "packing_buffer_size", 0),
+        (val, "batch_size", 0),
+        (val, "limit", 1.5),
+        (val, "limit", 0),
+    ],
+)
+def test_sizes_are_whole_numbers_in_their_range(
+    make: Callable[..., Any], name: str, value: object, folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value!r} is invalid: {name} must be a whole number of at least"):
+        make(folder, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_encoder": Bytes}, "write parentheses after the class"),
+        ({"task_encoder": object()}, "is not an instance of energon_dali.TaskEncoder"),
+        ({"task_encoder": Builder()}, "Builder defines build_batch, but no hook of that name is called"),
+        ({"worker_config": 4}, "worker_config=4 is not a WorkerConfig"),
+        ({"sample_type": "TextSample"}, "sample_type='TextSample' is invalid: give a class"),
+        ({"field_map": "txt"}, "field_map='txt' is invalid: give a dict"),
+        ({"subflavors": 3}, "subflavors=3 is invalid: give a dict"),
+        ({"part_filter": 3}, "part_filter=3 is invalid: give a function"),
+        ({"bogus": 3}, "has no argument 'bogus'. It takes"),
+    ],
+)
+def test_other_arguments_say_what_they_want(options: dict[str, Any], message: str, folder: Path) -> None:
+    for make in (train, val):
+        with pytest.raises(ConfigError, match=message):
+            make(folder, **options)
+
+
+def test_one_encoder_packs_only_with_a_packing_buffer(folder: Path) -> None:
+    stages = {
+        "split_part": "train",
+        "task_encoder": Packing(),
+        "worker_config": config(num_streams=1),
+        "batch_size": 12,
+    }
+    assert list(val(folder, **stages)) == [[f"k{number}" for number in range(12)]]
+    packed = list(val(folder, **stages, packing_buffer_size=6))
+    assert packed == [[[f"k{number}" for number in range(first, first + 6)] for first in (0, 6)]]
+
+
+def test_a_group_criterion_must_return_a_pair(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"batch_group_criterion returned 'k\d+'. Return a pair, such as \(key"):
+        next(iter(train(folder, task_encoder=Grouped())))
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"/tmp"])
+def test_an_invalid_path_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigError, match="is not the path of a dataset"):
+        train(path)
+
+
+def test_a_part_filter_may_be_a_list(folder: Path) -> None:
+    assert next(iter(train(folder, part_filter=["txt"], batch_size=None))).text == b"text"
+
+
+def test_a_crude_dataset_names_the_parts_that_cookers_get(folder: Path) -> None:
+    class Cooked(Bytes):
+        cookers = (Cooker(lambda sample: TextSample(**basic_sample_keys(sample), text=",".join(sample))),)
+
+    (folder / ".nv-meta" / "crude.yaml").write_text("__class__: CrudeWebdataset\npart_filter: [json]\n")
+    sample = next(iter(val(folder, dataset_config="crude.yaml", batch_size=None, task_encoder=Cooked())))
+    assert "json" in sample.text
+    assert "txt" not in sample.text
+    assert sample.__sources__[0].file_names == ("k0.json",)
+
+
+@pytest.mark.parametrize("make", [train, val])
+def test_a_field_map_that_does_not_fit_the_class_is_refused_before_any_sample(make: Any, folder: Path) -> None:
+    with pytest.raises(DatasetFormatError, match=r"unknown fields \['word'\] and lacks \['text'\]"):
+        make(folder, field_map={"word": "txt"})
+    with pytest.raises(DatasetFormatError, match=r"field_map in dataset.yaml of .* does not fit CaptioningSample"):
+        make(folder, sample_type=CaptioningSample)
+
+
+@pytest.mark.parametrize("make", [get_train_dataset, get_val_dataset])
+def test_warnings_of_old_arguments_name_the_users_line(make: Any, folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")  # files that writers left open, reported by the garbage collector at any time
+        warnings.simplefilter("always", DeprecationWarning)
+        make(folder, batch_size=2, worker_config=config(), image_decode="torchrgb", handler=print)
+    assert [(Path(w.filename).name, w.category) for w in caught] == [(Path(__file__).name, DeprecationWarning)] * 2
+
+
+@pytest.mark.parametrize("options", [{"rank": "0"}, {"num_workers": 1.0}, {"num_streams": "4"}, {"seed_offset": None}])
+def test_a_worker_config_holds_whole_numbers(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is not a whole number: give an int"):
+        config(**options)
+
+
+@pytest.mark.parametrize("decoder", [SampleDecoder, "pil", False])
+def test_a_decoder_is_an_instance(decoder: Any, folder: Path) -> None:
+    encoder = Bytes()
+    encoder.decoder = decoder
+    with pytest.raises(ConfigError, match=r"Bytes.decoder is .* which is not a decoder. Give an instance"):
+        train(folder, task_encoder=encoder)
