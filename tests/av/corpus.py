@@ -1,4 +1,4 @@
-"""Small video and audio files of every form that the tests name, encoded when they are first asked for.
+"""Small video and audio files of every form that the tests name, encoded when first requested.
 
 Videos show a window that wanders over a real photograph, or saturated colour bars; sound is a sweep with noise. Files
 are kept for the rest of the process. `VIDEOS` and `AUDIOS` hold the recipes, `video_file` and `audio_file` the bytes.
@@ -37,13 +37,13 @@ ENCODERS = {
 COLOURS = {
     "bt601": (Colorspace.ITU601, ColorPrimaries.SMPTE170M, ColorTrc.SMPTE170M),
     "bt709": (Colorspace.ITU709, ColorPrimaries.BT709, ColorTrc.BT709),
-    "bt2020": (9, ColorPrimaries.BT2020, ColorTrc.BT2020_10),  # a matrix that PyAV 17.1 has no name for
+    "bt2020": (9, ColorPrimaries.BT2020, ColorTrc.BT2020_10),  # a matrix without a name in PyAV 17.1
 }
 
 
 @dataclass(frozen=True)
 class VideoRecipe:
-    """How a video file is made."""
+    """How to create a video file."""
 
     codec: str = "h264"
     container: str = "mp4"
@@ -59,23 +59,23 @@ class VideoRecipe:
     start_seconds: Fraction = Fraction(0)
     """Presentation time of the first frame; below 0 the container cuts or shifts."""
     audio: str | None = None
-    """Codec of the sound beside it."""
+    """Codec of its audio."""
     colour: str | None = None
     """One of `COLOURS`, written into the stream; None leaves it untagged."""
     full_range: bool = False
     saturated: bool = False
-    """Colour bars in place of a photograph."""
+    """Colour bars instead of a photograph."""
     rotation: int = 0
-    """Degrees clockwise that the container asks players for."""
+    """Degrees clockwise by which players should rotate it."""
     edits: tuple[tuple[int, int], ...] = ()
-    """Edit list in place of the muxer's own (`mp4_boxes.with_edits`)."""
+    """Edit list to replace the muxer's own (`mp4_boxes.with_edits`)."""
     encoder_options: tuple[tuple[str, str], ...] = ()
     muxer_options: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class AudioRecipe:
-    """How an audio file is made."""
+    """How to create an audio file."""
 
     codec: str
     container: str
@@ -168,7 +168,7 @@ def _videos() -> dict[str, VideoRecipe]:
 
 
 def _colour_videos() -> dict[str, VideoRecipe]:
-    """Colour bars: every matrix and range, tagged or not, of a small and of an HD picture."""
+    """Colour bars: every matrix and range, tagged or not, of a small and an HD video."""
     base = VideoRecipe(saturated=True, frames=6, size=(128, 96))
     found = {
         f"colour-{codec}-{name}-{'full' if full else 'limited'}": replace(
@@ -225,14 +225,14 @@ def audio_file(name: str) -> bytes:
 
 
 def encode_video(recipe: VideoRecipe) -> bytes:
-    """Returns a video made after a recipe; a pure function of it."""
+    """Returns the video of a recipe; a pure function."""
     with _scheduling_kept():
         return _encode_video(recipe)
 
 
 @contextmanager
 def _scheduling_kept() -> Iterator[None]:
-    """Gives the calling thread its scheduling back.
+    """Restores the scheduling of the calling thread.
 
     As root, SVT-AV1 puts the thread that opens it under real-time scheduling with the highest priority. Every process
     that a test starts from there inherits it, and one that is busy starves the machine.
@@ -271,7 +271,7 @@ def _encode_video(recipe: VideoRecipe) -> bytes:
 
 
 def encode_audio(recipe: AudioRecipe) -> bytes:
-    """Returns an audio file made after a recipe; a pure function of it."""
+    """Returns the audio file of a recipe; a pure function."""
     stream = io.BytesIO()
     container_format = {"mkv": "matroska"}.get(recipe.container, recipe.container)
     with av.open(stream, "w", format=container_format) as container:
@@ -311,7 +311,7 @@ def picture(recipe: VideoRecipe, number: int) -> np.ndarray[Any, np.dtype[np.uin
 
 
 def presentation_times(recipe: VideoRecipe) -> list[Fraction]:
-    """Returns the times (seconds) that the encoder is given, one per frame."""
+    """Returns the times (seconds) passed to the encoder, one per frame."""
     if not recipe.variable_rate:
         return [recipe.start_seconds + number / recipe.rate for number in range(recipe.frames)]
     steps = np.resize(np.array(VFR_STEPS), recipe.frames)
@@ -319,7 +319,7 @@ def presentation_times(recipe: VideoRecipe) -> list[Fraction]:
 
 
 def broken_files() -> dict[str, bytes]:
-    """Returns files that no decoder can make sense of, or whose header lies, by what is wrong with them."""
+    """Returns files that no decoder can decode, or with a false header, named after what is wrong with them."""
     mp4, webm, wav = video_file("h264-b-mp4"), video_file("vp9-webm"), audio_file("pcm16-wav")
     return {
         "empty": b"",
@@ -383,7 +383,7 @@ def _add_audio(container: Any, recipe: VideoRecipe) -> Any:
 
 
 def sound(rate: int, channels: int, samples: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns a sweep with noise, float64[channels, samples] in -1..1; every channel is another."""
+    """Returns a sweep with noise, float64[channels, samples] in -1..1; all channels differ."""
     time = np.arange(samples) / rate
     noise = np.random.default_rng(7).uniform(-0.1, 0.1, (channels, samples))
     sweeps = [0.6 * np.sin(2 * np.pi * (220 * (channel + 1) + 300 * time) * time) for channel in range(channels)]
@@ -398,7 +398,7 @@ def _audio_frames(stream: Any, samples: int, start_seconds: Fraction) -> Iterato
     dtype = {"s16": np.int16, "s32": np.int32, "flt": np.float32}[packed]
     values = (signal * scale).astype(dtype)
     if packed == "s32":
-        values &= ~0xFF  # 24 bits: what the codecs of 32-bit samples keep
+        values &= ~0xFF  # codecs of 32-bit samples keep 24 bits
     step = context.frame_size or 1024
     first = round(start_seconds * context.rate)
     for begin in range(0, samples, step):

@@ -1,4 +1,4 @@
-"""The frames of a video as plain PyAV gives them, every packet in one thread: the reference of readers."""
+"""The frames of a video as plain PyAV decodes them, every packet in one thread: the reference for readers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.av.corpus import video_file
 Pictures = np.ndarray[Any, np.dtype[np.uint8]]
 
 UNTAGGED_HD = ("colour-h264-untagged-hd",)
-"""Videos that PyAV takes for BT.601 and this package for BT.709."""
+"""Videos that PyAV treats as BT.601 and this package as BT.709."""
 GUESSED_TIMES = ("h264-b-avi", "h264-edit-two-mp4")
 """Videos whose frames come in the right order from FFmpeg, with times that contradict it."""
 
 
 @dataclass(frozen=True)
 class FullDecode:
-    """What decoding a whole video gives."""
+    """The result of decoding a whole video."""
 
     pictures: Pictures
     """RGB [frames, height, width, 3]."""
@@ -49,5 +49,5 @@ def decode_fully(data: bytes, size: tuple[int, int] | None = None, **conversion:
 
 @cache
 def decoded(name: str) -> FullDecode:
-    """Returns all frames of one of the corpus' videos."""
+    """Returns all frames of a video of the corpus."""
     return decode_fully(video_file(name), **({"src_colorspace": 1} if name in UNTAGGED_HD else {}))

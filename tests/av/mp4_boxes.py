@@ -1,4 +1,4 @@
-"""Rewrites the boxes of small mp4 files: edit lists, rotation matrices and lies that no encoder writes by itself.
+"""Rewrites the boxes of small mp4 files: edit lists, rotation matrices and false sizes that no encoder writes.
 
 The boxes are those of ISO/IEC 14496-12. Files are expected as FFmpeg writes them: media data first, `moov` at the end,
 so that a `moov` of another size moves no sample.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
 MATRICES = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
-"""The upper left of the track's matrix (a, b, c, d) that turns pictures clockwise by an angle."""
+"""The upper left of the track's matrix (a, b, c, d) that rotates frames clockwise by an angle."""
 
 
 def rewrite(data: bytes, changes: dict[bytes, Callable[[bytes], bytes]]) -> bytes:
@@ -55,7 +55,7 @@ def with_edits(data: bytes, edits: list[tuple[int, int]]) -> bytes:
 
 
 def with_rotation(data: bytes, degrees: int) -> bytes:
-    """Returns an mp4 file whose tracks are to be turned clockwise by a multiple of 90 degrees when they are shown."""
+    """Returns an mp4 file whose tracks players should rotate clockwise by a multiple of 90 degrees."""
 
     def turned(content: bytes) -> bytes:
         start = 52 if content[0] else 40

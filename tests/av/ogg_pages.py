@@ -1,4 +1,4 @@
-"""Takes the packets out of an Ogg file of one stream, and writes others (RFC 3533), one page each."""
+"""Reads the packets of an Ogg file with one stream, and writes others (RFC 3533), one page each."""
 
 from __future__ import annotations
 

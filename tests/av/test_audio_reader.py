@@ -1,4 +1,4 @@
-"""AudioReader gives slices of a full decode, bit for bit, wherever they lie and however the file is made."""
+"""AudioReader returns slices of a full decode, bit for bit, at any position and for every kind of file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VIDEOS_WITH_SOUND = (
 
 @cache
 def sound_file(name: str) -> bytes:
-    """Returns a file by name: short ones, long ones ("long-..."), and videos that have sound."""
+    """Returns a file by name: short ones, long ones ("long-..."), and videos with audio."""
     if name.startswith("long-"):
         recipe = LONG[name[5:]]
         samples = LONG_SECONDS * recipe.rate + 77
@@ -52,7 +52,7 @@ def sound_file(name: str) -> bytes:
 
 @cache
 def full_decode(name: str) -> tuple[np.ndarray[Any, Any], float]:
-    """Returns all samples as PyAV gives them one after the other, [channels, samples], and when the first is heard."""
+    """Returns all samples as PyAV decodes them in order, [channels, samples], and when the first is heard."""
     pieces = []
     with av.open(io.BytesIO(sound_file(name))) as container:
         for frame in container.decode(audio=0):

@@ -15,8 +15,8 @@ from tests.av.full_decode import decode_fully
 from tests.decode.sample_images import photograph
 
 TOLERANCE = 3
-"""Of a channel, against real arithmetic: the converter that PyAV and Energon use too rounds its coefficients and
-intermediate values. Another matrix or range is off by more than 9 somewhere."""
+"""Largest error of a channel compared with exact arithmetic: the converter, which PyAV and Energon use too, rounds its
+coefficients and intermediate values. A wrong matrix or range is off by more than 9 somewhere."""
 ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "mp4": ("libx264", {"qp": "0"}),
     "webm": ("libvpx-vp9", {"lossless": "1"}),
@@ -48,7 +48,7 @@ def to_rgb(ycbcr: Values, matrix: Matrix, full: bool) -> Values:
 
 
 def encode(ycbcr: Values, container: str, matrix: str | None, full: bool) -> bytes:
-    """Returns one picture, YCbCr uint8 [H, W, 3], encoded as 4:2:0 without loss and tagged."""
+    """Returns one frame, YCbCr uint8 [H, W, 3], losslessly encoded as 4:2:0 and tagged."""
     codec, options = ENCODERS[container]
     stream = io.BytesIO()
     height, width = ycbcr.shape[:2]
@@ -97,7 +97,7 @@ def test_saturated_colours_come_out_by_the_tags(container: str, matrix: Matrix, 
 @pytest.mark.parametrize(("matrix", "full"), CASES)
 def test_photographs_come_out_by_the_tags(matrix: Matrix, full: bool) -> None:
     ycbcr = to_ycbcr(np.asarray(photograph("flower", (160, 96))), matrix, full)
-    ycbcr[..., 1:] = ycbcr[::2, ::2, 1:].repeat(2, 0).repeat(2, 1)  # As 4:2:0 keeps it.
+    ycbcr[..., 1:] = ycbcr[::2, ::2, 1:].repeat(2, 0).repeat(2, 1)  # as 4:2:0 stores it
 
     with MediaFile(encode(ycbcr, "mp4", matrix, full)) as file:
         picture = VideoReader(file).read([0])[0]

@@ -178,9 +178,9 @@ def test_streams_that_begin_late_end_no_reading() -> None:
     class Late:
         def demux(self, stream: object) -> Iterator[str]:
             yield f"packet of {stream}"
-            raise IndexError("list index out of range")  # so does PyAV, by chance: it reads behind its own memory
+            raise IndexError("list index out of range")  # as PyAV sometimes does, when it reads past its own memory
 
-    assert list(demux_stream(Late(), "film")) == ["packet of film"]
+    assert list(demux_stream(Late(), "video")) == ["packet of video"]
 
 
 def test_a_cut_file_gives_what_is_there() -> None:

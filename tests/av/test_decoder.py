@@ -1,4 +1,4 @@
-"""AVDecoder: ranges mean what it says, for every form of file; it is lazy, picklable, and closes its file."""
+"""AVDecoder: ranges work as documented for every kind of file; it is lazy, picklable, and closes its file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.decode.sample_images import sample_images
 
 Range = tuple[float, float]
 SHARES = st.floats(-0.3, 1.4)
-"""Ends of ranges as shares of the video."""
+"""Ends of ranges as fractions of the video."""
 
 
 def expected_frames(name: str, asked: Range, unit: str) -> tuple[int, int] | None:
@@ -190,7 +190,7 @@ def test_clips_own_their_memory() -> None:
 
 
 def sources(tmp_path: Path, data: bytes) -> dict[str, Callable[[], Any]]:
-    path = tmp_path / "video.bin"  # a suffix that says nothing
+    path = tmp_path / "video.bin"  # a meaningless suffix
     path.write_bytes(data)
     return {
         "bytes": lambda: data,
@@ -236,7 +236,7 @@ def test_the_file_is_opened_once_and_closed(tmp_path: Path, monkeypatch: pytest.
     opened: list[Any] = []
     plain = av.open
     monkeypatch.setattr(av, "open", lambda *given, **named: opened.append(given) or plain(*given, **named))
-    gc.collect()  # what other tests left open must not close in between
+    gc.collect()  # files that other tests left open must not close in between
     before = set(os.listdir("/proc/self/fd"))
     decoder = AVDecoder(path)
     assert (opened, set(os.listdir("/proc/self/fd"))) == ([], before)

@@ -108,7 +108,7 @@ def test_the_time_of_a_frame_finds_that_frame_however_it_was_computed(number: in
 
 
 def test_a_range_takes_no_array_of_all_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clip of a video of hours costs a few comparisons; an array costs milliseconds for each."""
+    """A clip of a video of hours costs a few comparisons; an array would cost milliseconds per clip."""
     index = make_index(list(range(100, 700_100)), 1, Fraction(1001, 30000))
     times = index.times
     monkeypatch.setattr(FrameIndex, "times", property(lambda _: pytest.fail("all times were computed")))
@@ -160,7 +160,7 @@ def test_a_frame_that_is_not_there_has_no_time() -> None:
 
 
 def test_leading_frames_of_an_open_group_begin_at_the_key_frame_before() -> None:
-    # In the order of the file: I0 P3 B1 B2 | I6 B4 B5 P9; frames 4 and 5 refer to P3, which lies before the I6.
+    # In file order: I0 P3 B1 B2 | I6 B4 B5 P9; frames 4 and 5 refer to P3, which precedes I6.
     order = np.array([0, 3, 1, 2, 6, 4, 5, 9])
     keys = np.isin(order, (0, 6))
     packets = PacketTable(order, order, order, order, keys, ~keys)

@@ -1,4 +1,4 @@
-"""Files whose times or headers mislead a reader, and which a plain decode from the start shows rightly."""
+"""Files whose times or headers mislead a reader, and which a plain decode from the start decodes correctly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.decode.dali.video.uneven_videos import uneven_video
 
 @cache
 def without_times(name: str, container: str) -> bytes:
-    """Returns a video of the corpus in a container, shown in the order of the file, as raw streams are put there."""
+    """Returns a video of the corpus in a container, shown in file order, as remuxed raw streams are."""
     stream = io.BytesIO()
     with av.open(io.BytesIO(video_file(name))) as source, av.open(stream, "w", format=container) as target:
         template = source.streams.video[0]
@@ -37,7 +37,7 @@ def without_times(name: str, container: str) -> bytes:
 
 
 def check_frames(data: bytes, whole: FullDecode, threads: int = 1) -> None:
-    """Asserts that frames are those of a full decode: all of them, each alone, and those of clips."""
+    """Asserts that frames equal those of a full decode: all of them, single ones, and those of clips."""
     with AVDecoder(data, threads=threads) as decoder:
         (clip,) = decoder.get_video().video_clips
     np.testing.assert_array_equal(clip.permute(0, 2, 3, 1).numpy(), whole.pictures)
@@ -71,7 +71,7 @@ def test_times_that_contradict_the_decoder_are_put_in_its_order(name: str, conta
     ("codec", "container"), [("libx264", "mp4"), ("libx264", "matroska"), ("mpeg4", "mp4"), ("mpeg4", "matroska")]
 )
 def test_packets_tell_the_frames_where_no_picture_comes_out_of_order(codec: str, container: str) -> None:
-    """Noise has no use for B-pictures, though the header says that they may come."""
+    """Noise is encoded without B-frames, although the header allows them."""
     data = encode_pictures(codec, container, "yuv420p", (64, 48), options=(("bf", "2"), ("b_strategy", "1")))
     with AVDecoder(data) as decoder:
         index = decoder.video.index
@@ -126,7 +126,7 @@ def test_headers_of_mpeg4_tell_whether_it_is_interlaced(header: str, interlaced:
 
 @cache
 def with_another_header(codec: str, size: tuple[int, int]) -> bytes:
-    """Returns an MP4 of 128 x 96 pixels with the header of one of another size; parameter sets are in the frames."""
+    """Returns an MP4 of 128 x 96 pixels with the header of another size; parameter sets are in the frames."""
     options = (("x265-params", "repeat-headers=1:log-level=none"),) if codec == "hevc" else ()
     recipe = VideoRecipe(codec, "mp4", frames=20, gop=5, size=(128, 96), encoder_options=options)
     stream = io.BytesIO()

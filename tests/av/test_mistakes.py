@@ -1,4 +1,4 @@
-"""What users get wrong is refused where it is given, in words; numbers of any library are numbers."""
+"""Mistakes of users are refused at once, with an explanation; numbers of any library are accepted."""
 
 from __future__ import annotations
 

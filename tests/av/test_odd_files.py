@@ -1,4 +1,4 @@
-"""Files as they lie about: packed B-frames, a few samples, cover pictures, strange sizes and rates."""
+"""Unusual files: packed B-frames, few samples, cover images, strange sizes and rates."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from tests.decode.sample_images import sample_images
 THEORA = Path(__file__).parent.parent / "data" / "theora.ogv"
 PLAIN = VideoRecipe("mpeg4", "avi", frames=46, b_frames=2)
 DIVX = b"\0\0\1\xb2DivX503b1393p"
-"""User data by which DivX and XviD say that they pack B-frames behind the frame that they refer to."""
+"""User data with which DivX and XviD declare that they pack B-frames after the frame that they refer to."""
 PICTURE = b"\0\0\1\xb6"
 
 
 def placeholder(template: bytes) -> bytes:
-    """Returns a picture of MPEG-4 that is not coded and stands for a packed one, of the type and time of another."""
+    """Returns an MPEG-4 frame that is not coded, a placeholder for a packed one, with the type and time of another."""
     start = template.index(PICTURE) + 4
     bits = int.from_bytes(template[start : start + 8], "big")
     at = 62  # of 64: the type has two bits, then ones for whole seconds, a zero, a marker, the time, and a marker
     while bits >> (at - 1) & 1:
         at -= 1
-    at -= 2 + 5 + 1  # 25 times a second take five bits
+    at -= 2 + 5 + 1  # 25 ticks per second take five bits
     head = bits >> at << at
     return PICTURE + (head | 1 << (at - 2)).to_bytes(8, "big")[: (64 - at) // 8 + 1]
 
@@ -83,7 +83,7 @@ def packed_avi() -> bytes:
 def encode_pictures(
     codec: str, container: str, pixel_format: str, *sizes: tuple[int, int], options: tuple[tuple[str, str], ...] = ()
 ) -> bytes:
-    """Returns a video of eight pictures of noise of each size, one size after the other in one stream."""
+    """Returns a video with eight frames of noise of each size, one size after the other in one stream."""
     stream = io.BytesIO()
     random = np.random.default_rng(3)
     with av.open(stream, "w", format=container) as target:
@@ -309,7 +309,7 @@ def test_a_header_may_claim_any_sample_rate(rate: int) -> None:
             try:
                 assert decoder.get_audio_clips([(0, 0.01)])[0][0].numel() < 1_000_000_000
             except DecodeError as error:
-                assert str(error)  # noqa: PT017 - either of the two is right
+                assert str(error)  # noqa: PT017 - both outcomes are right
 
 
 def test_encoding_leaves_the_scheduling_of_this_thread_as_it_was() -> None:

@@ -1,4 +1,5 @@
-"""Streams of encoders whose flaws FFmpeg mends: it knows them by a note that may be in the first packet alone."""
+"""Streams of encoders whose bugs FFmpeg works around: it recognises them by a note, perhaps only in the first
+packet."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ OLD, NEW = b"x264 - core 120", rb"x264 - core \d{3}"
 
 
 def image(seed: int, contrast: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns a smooth picture, 4:4:4 in 0..255: float64[3, 48, 48]."""
+    """Returns a smooth image, 4:4:4 in 0..255: float64[3, 48, 48]."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:SIZE, :SIZE]
     planes = np.full((3, SIZE, SIZE), 128.0)
@@ -55,7 +56,7 @@ def as_old(data: bytes) -> bytes:
 
 
 def decodes(data: bytes) -> bool:
-    """Returns whether FFmpeg finds no error in a stream; a damaged one has no pictures to compare with."""
+    """Returns whether FFmpeg finds no error in a stream; a damaged one has no frames to compare with."""
     with av.open(io.BytesIO(data)) as container:
         container.streams.video[0].codec_context.options = {"err_detect": "explode"}
         try:
@@ -66,7 +67,7 @@ def decodes(data: bytes) -> bool:
 
 @cache
 def old_x264(box: str) -> bytes:
-    """Returns a video that is whole, and other pictures, where its encoder is taken for an old one."""
+    """Returns a video that is valid, but decodes to other frames if its encoder is taken for an old one."""
     for seed in range(100):
         first = image(seed, 40)
         pair = [first, image(seed + 1000, 10) // 2 + first // 2]
@@ -92,7 +93,7 @@ def test_any_frame_of_old_x264_is_that_of_the_whole(box: str, threads: int) -> N
 
 
 def test_any_frame_of_xvid_is_that_of_the_whole() -> None:
-    """Named in the first packet, and by nothing in the container's header: FFmpeg then takes XviD's inverse DCT."""
+    """Named in the first packet, and by nothing in the container's header: FFmpeg then uses XviD's inverse DCT."""
     stream = io.BytesIO()
     given = av.open(io.BytesIO(encode_video(VideoRecipe("mpeg4", "avi", frames=80))))
     with given, av.open(stream, "w", format="matroska") as made:

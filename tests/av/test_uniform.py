@@ -1,4 +1,4 @@
-"""Clips at equal distances, and the examples of the documentation with the shapes they promise."""
+"""Clips at equal distances, and the examples of the documentation with the shapes that they state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.decode.sample_images import sample_images
 
 @cache
 def ten_seconds() -> bytes:
-    """Returns a video of 10 seconds with sound."""
+    """Returns a video of 10 seconds with audio."""
     return encode_video(VideoRecipe(frames=250, audio="flac", container="mkv", b_frames=2, gop=50))
 
 

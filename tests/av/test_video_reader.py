@@ -48,7 +48,7 @@ HARD = {
         encoder_options=(("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("deadline", "good"), ("cpu-used", "8")),
     ),
 }
-"""Videos that punish a reader for starting to decode at the wrong place, or for counting packets."""
+"""Videos that reveal a reader that starts decoding in the wrong place, or counts packets."""
 
 
 def random_sets(count: int, seed: int) -> list[np.ndarray[Any, Any]]:

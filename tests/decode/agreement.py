@@ -47,9 +47,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "resized-crop": {"image_decode": "rgb8", "operations": [RandomResizedCrop((24, 24))]},
     "resize-crop": {"image_decode": "rgb8", "operations": [Resize(32), CenterCrop(24)]},
 }
-"""Options of decoders by name. Those with "resize" compare existence alone: resampled pixels have a tolerance."""
+"""Options of decoders by name. Those with "resize" only compare existence, because resampled pixels have a
+tolerance."""
 SEEDS = range(3)
-"""Of the random crops of each file."""
+"""For the random crops of each file."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,11 @@ class Disagreement:
     """Two routes that differ about a file."""
 
     name: str
-    """Of the good image that was damaged."""
+    """Name of the good image that was damaged."""
     data: bytes
     """The damaged file."""
     what: str
-    """Which route, and how it differs."""
+    """The route, and how it differs."""
 
 
 def load_by_pil(data: bytes) -> str:
@@ -77,7 +78,7 @@ def load_by_pil(data: bytes) -> str:
 def compare(
     files: Sequence[tuple[str, bytes]], options: Sequence[str] = tuple(OPTIONS), max_pixels: int = 1 << 24
 ) -> Iterator[Disagreement]:
-    """Yields where a route differs from PIL's `load`, or from SampleDecoder's pixels.
+    """Yields the differences of each route from PIL's `load`, or from SampleDecoder's pixels.
 
     Args:
         files: Name and content.
@@ -123,7 +124,7 @@ def _compare_option(
 
 
 def _decode(call: Any) -> Any:
-    """Returns a value, or a text that says why there is none."""
+    """Returns a value, or the reason why there is none."""
     try:
         return call()
     except DecodeError as error:
@@ -166,7 +167,7 @@ def _worker(connection: Any, files: list[tuple[str, bytes]]) -> None:
 
 
 def compare_apart(files: list[tuple[str, bytes]]) -> list[Disagreement]:
-    """Returns the disagreements as a process of its own finds them; a file that ends it is one."""
+    """Returns the disagreements that a separate process finds; a file that ends the process is one."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_worker, args=(writer, files))

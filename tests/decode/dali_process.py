@@ -1,4 +1,4 @@
-"""A process that gives files to DALI and says what became of them; it may crash, which is what the tests look for.
+"""A process that passes files to DALI and prints the results. It may crash, which is what the tests look for.
 
 Reads files from standard input, each behind its length (uint32). With "parse", prints per file "width height" as DALI's
 parser sees it, or "refused". With "decode", runs them through a pipeline in batches of 48 and prints "done".
@@ -14,7 +14,7 @@ BATCH_SIZE = 48
 
 
 def read_files() -> Iterator[bytes]:
-    """Gives the files that come in."""
+    """Yields the files from standard input."""
     while head := sys.stdin.buffer.read(4):
         yield sys.stdin.buffer.read(struct.unpack("<I", head)[0])
 
@@ -32,7 +32,7 @@ def parse() -> None:
 
 
 def decode() -> None:
-    """Decodes batches and goes on after errors."""
+    """Decodes batches and continues after errors."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.backend import TensorCPU, TensorListCPU
 

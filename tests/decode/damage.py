@@ -1,4 +1,4 @@
-"""Damages good images in the ways that files are damaged, the same way on every machine."""
+"""Damages good images in realistic ways, identically on every machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.decode.mutations import mutate
 
 
 def damage(data: bytes, random: Random) -> bytes:
-    """Returns a file that is cut, overwritten, or put together wrongly; now and then one that is still good."""
+    """Returns a file that is truncated, overwritten, or assembled wrongly; occasionally one that is still good."""
     way: Callable[[bytes, Random], bytes] = random.choices(
         (_cut, _cut_and_end, _flip, _overwrite, _drop, _append, _edit_parts, mutate), (3, 3, 5, 3, 2, 1, 5, 3)
     )[0]
@@ -19,7 +19,7 @@ def damage(data: bytes, random: Random) -> bytes:
 
 
 def _cut(data: bytes, random: Random) -> bytes:
-    """Returns the file without its end, as after a download that broke off."""
+    """Returns the file without its end, as after an interrupted download."""
     if random.random() < 0.5:
         return data[: len(data) - random.randrange(1, min(len(data), 40))]
     return data[: random.randrange(len(data))]
@@ -32,7 +32,7 @@ def _cut_and_end(data: bytes, random: Random) -> bytes:
 
 
 def _flip(data: bytes, random: Random) -> bytes:
-    """Returns the file with some bits or bytes changed anywhere."""
+    """Returns the file with some random bits or bytes changed."""
     content = bytearray(data)
     for _ in range(random.choice((1, 1, 1, 2, 4, 20))):
         position = random.randrange(len(content))
@@ -66,7 +66,8 @@ def _append(data: bytes, random: Random) -> bytes:
 
 
 def _edit_parts(data: bytes, random: Random) -> bytes:
-    """Returns the file with one of its chunks or segments changed, dropped, doubled or moved; sums are made right."""
+    """Returns the file with one of its chunks or segments changed, dropped, doubled or moved; checksums are
+    corrected."""
     if data[:2] == b"\xff\xd8":
         return _edit_jpeg(data, random)
     if data[:4] == b"\x89PNG":
@@ -91,7 +92,7 @@ def _edit_list(parts: list[bytes], random: Random, change: Callable[[bytes], byt
 
 
 def _edit_jpeg(data: bytes, random: Random) -> bytes:
-    """Markers begin the parts: entropy-coded data belongs to its scan, and restarts are parts of their own."""
+    """Each marker begins a part: entropy-coded data belongs to its scan, and restarts are separate parts."""
     starts = [0]
     position = 2
     while (position := data.find(b"\xff", position)) >= 0:

@@ -1,4 +1,4 @@
-"""Breaks files at random, mostly in their headers, the same way on every machine."""
+"""Breaks files at random, mostly in their headers, identically on every machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TELLING_BYTES = (0, 1, 2, 8, 16, 127, 128, 255)
 
 
 def mutate(data: bytes, random: Random) -> bytes:
-    """Returns a file cut, or with some bits, bytes or runs changed, dropped, added or copied."""
+    """Returns a file truncated, or with some bits, bytes or runs changed, dropped, added or copied."""
     kind = random.random()
     if kind < 0.2:
         return data[: random.randrange(min(len(data), random.choice((40, 640, 1_000_000))))]

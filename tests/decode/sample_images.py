@@ -18,7 +18,7 @@ from PIL import Image, ImageCms
 
 DATA = Path(__file__).parent / "data"
 SIZE = (157, 118)
-"""Width and height of most images: odd numbers, so that no block or row is full."""
+"""Width and height of most images: odd, so that no block or row is full."""
 ORIENTATION_TAG = 0x0112
 
 
@@ -30,7 +30,7 @@ def photograph(name: str = "china", size: tuple[int, int] = SIZE) -> Image.Image
         name: "china", "flower", "astronaut", "coffee" or "chelsea".
         size: (width, height) in pixels.
     """
-    # Imported here: workers import this module, and these libraries take longer than all else they import.
+    # Imported here, because workers import this module, and these libraries take longer to import than the rest.
     from skimage import data as photographs
     from sklearn.datasets import load_sample_image
 
@@ -47,14 +47,14 @@ def encode(image: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def exif(orientation: int) -> bytes:
-    """Returns an EXIF block that holds an orientation."""
+    """Returns an EXIF block with an orientation."""
     block = Image.Exif()
     block[ORIENTATION_TAG] = orientation
     return block.tobytes()
 
 
 def with_alpha(image: Image.Image) -> Image.Image:
-    """Returns the image with a transparency that runs from left to right."""
+    """Returns the image with a transparency ramp from left to right."""
     ramp = np.linspace(0, 255, image.width).astype(np.uint8)[None, :].repeat(image.height, axis=0)
     result = image.convert("RGBA")
     result.putalpha(Image.fromarray(ramp))
@@ -79,7 +79,7 @@ def jpegs() -> dict[str, bytes]:
         "jpeg-restart": encode(photo, "JPEG", restart_marker_blocks=3),
         "jpeg-icc": encode(photo, "JPEG", icc_profile=profile),
         "jpeg-comment": encode(photo, "JPEG", comment=b"not a marker: \xff\xd8\xff\xc0"),
-        "jpeg-trailing": encode(photo, "JPEG") + b"garbage behind the end" * 9,
+        "jpeg-trailing": encode(photo, "JPEG") + b"garbage after the end" * 9,
         "jpeg-1x1": encode(photo.resize((1, 1)), "JPEG"),
     }
     return found | {f"jpeg-exif-{number}": encode(photo, "JPEG", exif=exif(number)) for number in range(1, 9)}
@@ -183,7 +183,7 @@ def sample_images() -> dict[str, bytes]:
 
 @lru_cache
 def broken_images() -> dict[str, bytes]:
-    """Returns files that no decoder can read, by what is wrong with them."""
+    """Returns files that no decoder can read, named after what is wrong with them."""
     jpeg, png, webp = sample_images()["jpeg-420"], sample_images()["png-rgb"], sample_images()["webp-lossy"]
     frame = jpeg.index(b"\xff\xc0")
     return {

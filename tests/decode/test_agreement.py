@@ -1,4 +1,4 @@
-"""Which images are damaged is for PIL's `load` to say, and every route agrees: the rule of docs/decoders.md."""
+"""PIL's `load` decides which images are damaged, and every route agrees (docs/decoders.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHOTO = photograph(size=(61, 45))
 
 
 def test_all_routes_agree_on_damaged_images() -> None:
-    """More of them: python -m tests.decode.agreement --count 20000 --seed 7."""
+    """To test more: python -m tests.decode.agreement --count 20000 --seed 7."""
     files = damaged_files(300, 0)
     verdicts = [load_by_pil(data) == "" for _, data in files]
     assert 50 < sum(verdicts) < 250, "good and damaged files are to be seen"
@@ -26,7 +26,7 @@ def test_all_routes_agree_on_damaged_images() -> None:
 
 
 def test_all_routes_agree_on_images_that_were_cut() -> None:
-    """With and without their last bytes, which a file keeps whose middle was lost."""
+    """With and without their last bytes, which remain if only the middle is lost."""
     files = []
     for name, data in {
         "baseline": encode(PHOTO, "JPEG"),
@@ -48,13 +48,13 @@ def test_all_routes_agree_on_images_that_were_cut() -> None:
 
 @pytest.fixture(params=[1, 5], ids=["alone", "beside threads"])
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for markers keeps the interpreter lock where other threads may want it."""
+    """The search for markers keeps the interpreter lock if other threads run."""
     monkeypatch.setattr(threading, "active_count", lambda: request.param)
 
 
 @pytest.mark.usefixtures("_threads")
 def test_good_jpegs_are_not_suspected() -> None:
-    """Who suspects good files sends them to PIL: with restarts, several scans, and something behind the end."""
+    """Good files reach DALI even with restarts, several scans, or data after the end."""
     for name, data in sample_images().items():
         if name.startswith("jpeg") and name != "jpeg-cmyk":
             for more in (b"", b"\0" * 9, b"\xff\xd9", data):
@@ -81,7 +81,7 @@ def test_jpegs_whose_markers_are_out_of_order_are_left_to_pil() -> None:
     scans = [position for position in range(len(progressive)) if progressive[position : position + 2] == b"\xff\xda"]
     suspects += [progressive[:scan] + b"\xff\xd9" for scan in scans[1:]]  # scans are missing
     suspects += [progressive[: scan + 2] + b"\xff\xff" + progressive[scan + 4 :] for scan in scans[1:]]
-    # The coarse and the fine scan of one colour, exchanged: libjpeg smooths what it takes for coarse.
+    # The coarse and the fine scan of one colour, swapped: libjpeg smooths the one that it considers coarse.
     coarse, fine = (progressive.index(bytes.fromhex(scan)) for scan in ("ffda0008010201013f01", "ffda0008010201013f10"))
     parts = [progressive[start : scans[scans.index(start) + 1]] for start in (coarse, fine)]
     suspects.append(progressive.replace(parts[0], b"*").replace(parts[1], parts[0]).replace(b"*", parts[1]))
@@ -90,13 +90,14 @@ def test_jpegs_whose_markers_are_out_of_order_are_left_to_pil() -> None:
 
 
 def test_a_size_that_no_decoder_would_pay_for_is_left_to_pil() -> None:
-    """A JPEG and a TIFF that claim more pixels than they have: PIL fills them with gray and black; so do all routes."""
+    """A JPEG and a TIFF that claim more pixels than they have: every route fills them with gray and black, as PIL
+    does."""
     jpeg, tiff = encode(PHOTO.resize((8, 8)).convert("L"), "JPEG"), encode(PHOTO, "TIFF")
     frame = jpeg.index(b"\xff\xc0")
     jpeg = jpeg[: frame + 5] + struct.pack(">HH", 1000, 1000) + jpeg[frame + 9 :]
     height = struct.pack("<HHI", 257, 4, 1)
     tiff = tiff.replace(height + struct.pack("<I", 45), height + struct.pack("<I", 1000))
-    assert len(jpeg) * 2048 < 1000 * 1000  # beyond what a larger JPEG could hold
+    assert len(jpeg) * 2048 < 1000 * 1000  # more than a larger JPEG could contain
     for name, data in (("jpeg", jpeg), ("tiff", tiff)):
         assert load_by_pil(data) == ""
         with Image.open(BytesIO(data)) as image:
@@ -105,7 +106,7 @@ def test_a_size_that_no_decoder_would_pay_for_is_left_to_pil() -> None:
 
 
 def test_a_palette_without_colours_is_black() -> None:
-    """PIL loads it; DALI refuses it."""
+    """PIL loads the file, DALI refuses it."""
     data = encode(PHOTO.convert("P"), "PNG")
     start = data.index(b"PLTE") - 4
     size = struct.unpack_from(">I", data, start)[0]
@@ -123,7 +124,7 @@ def test_damage_is_the_same_on_every_machine() -> None:
 
 @pytest.mark.usefixtures("_threads")
 def test_jpegs_with_too_many_or_too_few_restarts_are_left_to_pil() -> None:
-    """A range that comes twice: the scan begins again, and the restarts are in order all the same."""
+    """A repeated range: the scan begins again, and the restarts are still in order."""
     whole = encode(PHOTO, "JPEG", restart_marker_blocks=2)
     scan = whole.index(b"\xff\xda")
     last = max(whole.rfind(bytes([0xFF, 0xD0 + number])) for number in range(8))

@@ -1,4 +1,4 @@
-"""Parts that are not media decode as in webdataset, but for pickles, which are refused."""
+"""Parts that are not media decode as in webdataset, except for pickles, which are refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_broken_is_a_decode_error(suffix: str, data: bytes) -> None:
 
 
 class Bomb:
-    """Does harm when it is unpickled."""
+    """Does harm when unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return pytest.fail, ("a pickle was run",)
@@ -140,7 +140,7 @@ def test_gunzip() -> None:
 
 
 def npy_of(header: str, content: bytes = b"", version: tuple[int, int] = (1, 0)) -> bytes:
-    """Returns a .npy with any text as its header."""
+    """Returns a .npy with an arbitrary header text."""
     length = 2 if version == (1, 0) else 4
     text = header.encode() + b"\n"
     return b"\x93NUMPY" + bytes(version) + len(text).to_bytes(length, "little") + text + content
@@ -159,7 +159,7 @@ def packed(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> 
 
 
 def deflated(data: bytes) -> bytes:
-    """Returns a .pth whose members are compressed, as torch itself never writes them."""
+    """Returns a .pth whose members are compressed, which torch itself never writes."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return packed({name: archive.read(name) for name in archive.namelist()})
 

@@ -1,4 +1,4 @@
-"""Which frames clips have: by presentation time, inside the video, evenly, and the same for a seed."""
+"""The frames of clips: chosen by presentation time, inside the video, evenly, and reproducibly for a seed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def timelines(draw: st.DrawFn) -> tuple[Any, float]:
 
 
 def shown_at(seconds: Fraction, times: Any) -> int:
-    """Returns the frame shown at a time, by looking at them all with exact fractions."""
+    """Returns the frame shown at a time, by comparing all of them in exact fractions."""
     return max([number for number, time in enumerate(times) if Fraction(time) <= seconds], default=0)
 
 
@@ -47,7 +47,7 @@ def test_frames_are_those_shown_at_even_instants(
         assert start + duration <= end + 1e-6 or start == times[0]
         for number, frame in enumerate(row):
             instant = Fraction(float(start)) + number * Fraction(duration) / frames
-            # Sums of floats are exact to a nanosecond; either side of a border is right.
+            # Sums of floats are exact to a nanosecond; either side of a border is correct.
             around = {shown_at(instant, times), shown_at(instant + Fraction(2, 10**9), times)}
             assert frame in around
     if not random and clips > 1 and duration <= end - times[0]:

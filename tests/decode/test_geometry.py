@@ -1,4 +1,4 @@
-"""The fold of operations to one box gives what the operations give one after another."""
+"""Operations folded into one box give the same result as one after another."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_any_fold_lies_inside_the_image(
     try:
         geometry = draw_geometry(operations, width, height, seed)
     except DecodeError:
-        return  # a crop that is too large, which has a test of its own
+        return  # a crop that is too large has its own test
     assert geometry == draw_geometry(operations, width, height, seed)
     if geometry is None:
         return
@@ -87,7 +87,7 @@ def test_resized(size: int | tuple[int, int], height: int, width: int, expected:
 
 
 def one_after_another(image: Image.Image, operations: list[GeometricOperation]) -> Image.Image:
-    """Applies operations that draw nothing, one at a time."""
+    """Applies operations without random draws, one at a time."""
     for operation in operations:
         if isinstance(operation, Resize):
             height, width = resized_size(operation.size, image.height, image.width)
@@ -119,7 +119,7 @@ def test_the_fold_gives_what_the_operations_give(operations: list[GeometricOpera
     geometry = draw_geometry(operations, image.width, image.height)
     assert geometry is not None
     folded = transform(image, geometry, ImageSpec("pil", tuple(operations)))
-    # One level: the position of a mirrored box is rounded at another place of the filter.
+    # One level: the position of a mirrored box is rounded in another position of the filter.
     expected = np.asarray(one_after_another(image, operations)).astype(int)
     assert folded.size == (expected.shape[1], expected.shape[0])
     assert np.abs(np.asarray(folded) - expected).max() <= 1
@@ -131,7 +131,7 @@ def test_the_fold_gives_what_the_operations_give(operations: list[GeometricOpera
 def test_the_window_of_a_crop_after_a_resize_holds_all_that_the_filter_reads(
     size: tuple[int, int], interpolation: Any, antialias: bool
 ) -> None:
-    """On noise, where one pixel too few shows, and in floats, as PIL rounds bytes between its two passes."""
+    """On noise, so that a missing pixel shows, and in floats, because PIL rounds bytes between its two passes."""
     noise = np.random.default_rng(3).integers(0, 2, (151, 173)) * 255
     image = Image.fromarray(noise.astype(np.float32 if antialias else np.uint8))
     operations = (Resize(size, interpolation, antialias=antialias), RandomCrop((13, 11)))
@@ -157,7 +157,8 @@ def test_the_window_of_a_crop_after_a_resize_holds_all_that_the_filter_reads(
     ids=["bilinear", "bicubic", "nearest", "plain"],
 )
 def test_the_margin_of_a_crop_after_a_resize(operation: Resize, window: tuple[int, int, int, int]) -> None:
-    """The filter's radius in pixels of the source, and one pixel for how decoders round; cut at the image's edge."""
+    """The filter's radius in pixels of the source, plus one pixel for rounding by decoders, cut at the edge of the
+    image."""
     geometry = draw_geometry((operation, CenterCrop(10)), 300, 200)
     assert geometry == Geometry(80, 120, 40, 60, 10, 10, False, window)
     cut = draw_geometry((CenterCrop((42, 61)), operation, CenterCrop((48, 49))), 300, 200)
@@ -177,7 +178,7 @@ def test_random_resized_crops_are_uniform_in_area_and_inside_the_ratio() -> None
     boxes = [draw_geometry((operation,), 500, 400, seed) for seed in range(4000)]
     areas = np.array([box.height * box.width / 200_000 for box in boxes if box])
     ratios = np.array([box.width / box.height for box in boxes if box])
-    # The mean of 4000 uniform draws lies within 5 standard errors of 0.5; big boxes are redrawn when they do not fit.
+    # The mean of 4000 uniform draws is within 5 standard errors of 0.5; large boxes are redrawn if they do not fit.
     assert abs(areas.mean() - 0.5) < 5 * 0.6 / math.sqrt(12 * 4000) + 0.02
     assert areas.min() > 0.195
     assert areas.max() < 0.805

@@ -1,4 +1,4 @@
-"""Handles are replaced by their media wherever hooks may have put them."""
+"""Handles are replaced by their media wherever hooks may have stored them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def handles_in(value: Any, found: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_every_holder_gets_its_media(name: str) -> None:
-    """As with SampleDecoder, which hands the hooks the media themselves."""
+    """As with SampleDecoder, which passes the media themselves to the hooks."""
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
     handle = decoder.stage("png", png())
     assert isinstance(handle, MediaHandle)

@@ -1,4 +1,4 @@
-"""All decoders choose by suffix as webdataset does, with the exceptions that are written down."""
+"""All decoders choose by suffix as webdataset does, with documented exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations are checked when they are made, and their errors say what to change."""
+"""Operations are validated on construction, and their errors say what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder whose public methods a subclass overrides is called by them, wherever parts are decoded."""
+"""Public methods that a subclass of a decoder overrides are called wherever parts are decoded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_overridden_decode_is_called_for_samples(decoder: Any, folder: Path) 
     plain = samples(folder, SampleDecoder(**OPTIONS))
     for sample, expected in zip(samples(folder, decoder), plain, strict=True):
         assert sample.caption == expected.caption.upper() != expected.caption
-        # The crop is that of the sample: drawn from its seed, not from 0.
+        # The crop is the sample's: drawn from its seed, not from 0.
         assert torch.equal(sample.image, expected.image)
 
 
@@ -103,7 +103,7 @@ def test_an_overridden_call_is_called_with_whole_samples(folder: Path) -> None:
 
 def test_an_overridden_decode_block_is_called(folder: Path) -> None:
     found = samples(folder, Darkening(image_decode_device="cpu", **OPTIONS))
-    # PNG and WebP images of some kinds never get there: workers decode them.
+    # Some kinds of PNG and WebP images never get there, because workers decode them.
     jpegs = [sample for sample in found if any(name.endswith("jpg") for name in sample.__sources__[0].file_names)]
     assert jpegs
     assert all(not sample.image.any() for sample in jpegs)

@@ -1,4 +1,4 @@
-"""PIL's images equal webdataset's bit for bit; operations, orientation, dtypes and layouts do what they say."""
+"""PIL's images equal webdataset's bit for bit; operations, orientation, dtypes and layouts work as documented."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_all_formats_equal_webdataset(name: str) -> None:
             assert np.asarray(value).flags.c_contiguous, picture
 
 
-# libjpeg fills what is missing behind an early end with gray; the screening refuses "jpeg-large".
+# libjpeg fills what is missing after an early end with gray; the screening refuses "jpeg-large".
 @pytest.mark.parametrize("name", sorted(broken_images().keys() - {"jpeg-large"}))
 @pytest.mark.parametrize("known", ["", "jpeg", "png"])
 def test_broken_files_are_decode_errors(name: str, known: str) -> None:
@@ -146,13 +146,13 @@ def test_a_random_resized_crop_is_a_crop_and_a_resize(mode: str, interpolation: 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_without_antialias_it_is_the_filter_of_torch(interpolation: str) -> None:
-    """Without antialiasing torch's bilinear filter is the same; its cubic one has a = -0.75 and is left out."""
+    """Without antialiasing torch's bilinear filter is the same; its cubic one has a = -0.75 and is not tested."""
     data = encode(photograph("coffee", (211, 173)), "PNG")
     operation = Resize((64, 97), interpolation, antialias=False)  # type: ignore[arg-type]
     value = decode(data, "torchrgb", operation, image_dtype="uint8").float()
     enlarged = decode(data, "rgb8", Resize((400, 500), interpolation, antialias=False)).astype(int)  # type: ignore[arg-type]
     with_antialias = decode(data, "rgb8", Resize((400, 500), interpolation))  # type: ignore[arg-type]
-    # Enlarging needs no antialiasing, so both are one filter; PIL rounds and clips between its two passes.
+    # Enlarging needs no antialiasing, so both filters are the same; PIL rounds and clips between its two passes.
     assert np.abs(enlarged - with_antialias).mean() < 0.2
     if interpolation == "bilinear":
         source = decode(data, "torchrgb8").float()[None]
@@ -201,7 +201,7 @@ def test_a_palette_with_transparency_gives_no_warning() -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "1"])
 def test_a_bitmap_without_a_file_header(mode: str) -> None:
-    """A .dib: what "BM" and the offset of the pixels precede in a .bmp."""
+    """A .dib is a .bmp without "BM" and the offset of the pixels at its start."""
     data = encode(photograph().convert(mode), "DIB")
     assert data[:2] != b"BM"
     with Image.open(BytesIO(data)) as image:

@@ -1,4 +1,4 @@
-"""Clips have the frames, times and sound of a full decode, in every form, from every decoder of the CPU."""
+"""Clips have the frames, times and audio of a full decode, in every form, from every CPU decoder."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_damaged_file_fails_alone(decoder: type[Any]) -> None:
     )
     for name, data in broken_files().items():
         if name == "mp4-ten-million-frames":
-            continue  # what is there can be decoded
+            continue  # what exists can be decoded
         with pytest.raises(DecodeError, match=r"^Part .x\.mp4.: ") as caught:
             made.decode("x.mp4", data)
         assert caught.value.route == "pyav"
@@ -189,7 +189,7 @@ AUDIO_FILES = ("pcm16-wav", "f32-wav", "pcm24-wav", "flac", "flac-start-mkv", "m
 
 
 def full_sound(data: bytes) -> tuple[float, int, Any]:
-    """Returns (start in seconds, rate, float32[C, S] in [-1, 1]) of the whole sound, decoded in one pass."""
+    """Returns (start in seconds, rate, float32[C, S] in [-1, 1]) of the whole audio, decoded in one pass."""
     with av.open(io.BytesIO(data)) as container:
         stream = container.streams.audio[0]
         frames = list(container.decode(stream))
@@ -231,7 +231,7 @@ def test_clips_bring_the_sound_of_their_time(name: str) -> None:
     for sound, (start, end), shown in zip(
         clips.audio.numpy(), clips.audio_timestamps.tolist(), clips.timestamps.tolist(), strict=True
     ):
-        assert shown[0] - 1 / 25 <= start <= shown[0] + 1 / 25 + 0.03  # sound may begin a packet later than the picture
+        assert shown[0] - 1 / 25 <= start <= shown[0] + 1 / 25 + 0.03  # audio may begin a packet later than video
         place, count = round((start - first) * rate), round((end - start) * rate)
         silent = sound.shape[1] - count
         lead = 0 if (sound[:, :1] != 0).any() else silent

@@ -1,4 +1,4 @@
-"""SampleDecoder decodes blocks sample by sample, and a bad one fails alone."""
+"""SampleDecoder decodes blocks sample by sample, and only a bad sample fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screening says what an image is, refuses what is none, and never raises anything but DecodeError."""
+"""Screening describes images, refuses everything else, and never raises anything but DecodeError."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TO_PIL = {
     "ico": "unknown to DALI",
     "tga": "unknown to DALI",
 }
-"""What is kept from DALI, and why."""
+"""Images that DALI does not get, and why."""
 
 
 @pytest.mark.parametrize("name", sample_images())
@@ -126,7 +126,7 @@ def test_refused(name: str, reason: str) -> None:
 
 
 def test_the_densest_jpeg_is_understood() -> None:
-    """One colour, all of it: the fewest bytes per pixel that an encoder writes."""
+    """A single colour takes the fewest bytes per pixel."""
     for options in ({"quality": 1, "optimize": True}, {"quality": 1, "progressive": True}):
         data = encode(Image.new("L", (4000, 4000)), "JPEG", **options)
         assert screen_image(data).dali_decodable
@@ -161,7 +161,7 @@ def test_unusual_jpegs_go_to_pil() -> None:
     assert (deep.bit_depth, deep.dali_decodable) == (12, False)
 
 
-def test_what_dali_gives_other_colours_goes_to_pil() -> None:
+def test_images_that_dali_decodes_to_other_colours_go_to_pil() -> None:
     cmyk = encode(photograph().convert("CMYK"), "JPEG")
     marker = cmyk.index(b"Adobe") - 4
     for data in (cmyk, cmyk[:marker] + cmyk[marker + 16 :]):
@@ -171,7 +171,7 @@ def test_what_dali_gives_other_colours_goes_to_pil() -> None:
     assert not screen_image(palette[:46] + struct.pack("<I", 1) + palette[50:]).dali_decodable
 
 
-def test_scripts_are_no_images() -> None:
+def test_scripts_are_not_images() -> None:
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
     with pytest.raises(DecodeError, match="does not recognise this as an image"):
         screen_image(postscript)
@@ -253,7 +253,7 @@ def in_bmp(width: int, height: int, bits: int) -> bytes:
         *(("pnm", b"P%d\n100000 100000\n255 " % kind + b"1 " * 99) for kind in (2, 3, 5, 6)),
     ],
 )
-def test_what_a_file_cannot_hold_is_refused_before_memory_is_taken(
+def test_impossible_sizes_are_refused_before_memory_is_allocated(
     name: str, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
@@ -279,5 +279,5 @@ def test_what_a_file_cannot_hold_is_refused_before_memory_is_taken(
         ("1", "PPM", {}),
     ],
 )
-def test_one_colour_packed_as_well_as_can_be_is_understood(mode: str, form: str, options: dict[str, Any]) -> None:
+def test_a_well_compressed_single_colour_is_understood(mode: str, form: str, options: dict[str, Any]) -> None:
     assert screen_image(encode(Image.new(mode, (5000, 4000)), form, **options)).width == 5000

@@ -1,4 +1,4 @@
-"""What the screening passes on is taken by DALI's own parser and does not end a process that decodes it.
+"""DALI's parser accepts every file that passes the screening, and a process that decodes it survives.
 
 Without the screening DALI 2.4 ends the process with SIGSEGV when its parser refuses a file in a batch of 32 or more.
 """
@@ -34,10 +34,10 @@ def ask_dali(what: str, files: list[bytes]) -> list[str]:
 
 
 def passed_on(files: list[bytes], max_pixels: int = 100_000_000) -> list[tuple[bytes, ImageHeader]]:
-    """Returns the files that the screening would give to DALI; anything but a DecodeError fails the test."""
+    """Returns the files that the screening would pass to DALI; anything but a DecodeError fails the test."""
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL warns about odd metadata, which is not at stake here
+        warnings.simplefilter("ignore")  # PIL warns about odd metadata, which does not matter here
         for data in files:
             try:
                 header = screen_image(data, max_pixels=max_pixels)

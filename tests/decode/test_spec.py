@@ -1,4 +1,4 @@
-"""A spec knows what its 17 names mean and refuses what cannot work."""
+"""A spec knows the meaning of its 17 names and refuses invalid combinations."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.av.corpus import AudioRecipe, audio_file, encode_audio
 
 
 def decode_packed(data: bytes) -> tuple[np.ndarray, float]:
-    """Returns all samples, [channels, samples], and when the first is heard; channels come side by side from FFmpeg."""
+    """Returns all samples, [channels, samples], and when the first is heard, from interleaved frames."""
     pieces, start = [], 0.0
     with av.open(io.BytesIO(data)) as container:
         packer = None
