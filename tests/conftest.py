@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis is the same on every machine, and no test finds what another left behind."""
+"""Setup of all tests: hypothesis is the same on every machine, and tests do not affect each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine makes single examples slow; that is no failure. A fixed seed makes two runs of one commit the same.
+# No deadline: on a busy machine single examples are slow. A fixed seed makes two runs of a commit equal.
 settings.register_profile(
     "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
@@ -17,13 +17,13 @@ settings.load_profile("house")
 
 @pytest.fixture(autouse=True)
 def _outside_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks come from a test's own arguments, not from where the tests were started."""
+    """Ranks are set by the arguments of a test, not by the environment of the test run."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> Iterator[None]:
-    """Lets garbage of one module warn there, not in the next."""
+    """Makes garbage of a module warn in that module, not in the next one."""
     yield
     gc.collect()

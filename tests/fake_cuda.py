@@ -1,8 +1,8 @@
-"""A CUDA that computes on the CPU and writes down what is asked of it, by thread and device.
+"""A fake CUDA that computes on the CPU and records all calls, by thread and device.
 
-`FakeCuda.install` puts it in the place of torch's, of DALI's view of devices, and of page-locked memory. It keeps
-CUDA's rules: a new thread's current device is GPU 0, `with torch.cuda.stream(...)` puts the device that was current
-back at its end, and whatever makes a device current opens a context on it in this process.
+`FakeCuda.install` replaces that of torch, DALI's view of devices, and page-locked memory. It follows the rules of CUDA:
+the current device of a new thread is GPU 0, `with torch.cuda.stream(...)` restores the current device at its end, and
+making a device current opens a context on it in this process.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from energon_dali.decode.dali.runtime.device import Device
 
 
 class Call(NamedTuple):
-    """Something that was asked of CUDA or of DALI."""
+    """A call of CUDA or of DALI."""
 
     thread: str
     """Name of the thread."""
     device: int
-    """The GPU that was current in it."""
+    """The GPU that was current in the thread."""
     name: str
-    """What was asked."""
+    """Name of the call."""
     detail: Any = None
-    """Of what."""
+    """Object of the call."""
 
 
 @dataclass(eq=False)
 class Stream:
-    """A stream whose work is a list of words."""
+    """A CUDA stream whose work is a list of words."""
 
     device: int
     work: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Stream:
 
 
 class Event:
-    """What a stream had done when it was recorded."""
+    """What a CUDA stream had done when the event was recorded."""
 
     work: list[str]
 
@@ -62,14 +62,14 @@ class Event:
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor that says it is on a GPU, and notes the streams that its memory is kept for."""
+    """A tensor that claims to be on a GPU, and records the CUDA streams that its memory is kept for."""
 
     recorded: list[Any]
     gpu: int
 
     @staticmethod
     def on(gpu: int, like: torch.Tensor | None = None) -> GpuTensor:
-        """Returns one with the values of another, or a zero."""
+        """Returns a tensor with the values of another, or a zero."""
         made: Any = torch.Tensor
         tensor: GpuTensor = made._make_subclass(GpuTensor, torch.zeros(1) if like is None else like.detach().clone())
         tensor.recorded, tensor.gpu = [], gpu
@@ -88,7 +88,7 @@ class GpuTensor(torch.Tensor):
 
 
 class FakeCuda:
-    """GPUs that are not there.
+    """GPUs that do not exist.
 
     Args:
         gpus: How many.
@@ -106,18 +106,18 @@ class FakeCuda:
         self.works = True
         """Whether the GPUs compute."""
         self.free_bytes = 64 << 30
-        """Memory that DALI may still take on each GPU."""
+        """Memory that DALI may still allocate on each GPU."""
         self.default = [Stream(gpu, cuda=self) for gpu in range(gpus)]
         self._of_thread = threading.local()
 
-    # --- what a test asks ------------------------------------------------------------------------------------------
+    # --- for tests -------------------------------------------------------------------------------------------------
 
     def note(self, name: str, detail: Any = None) -> None:
-        """Writes down a call of the calling thread."""
+        """Records a call of the current thread."""
         self.calls.append(Call(threading.current_thread().name, self.current_device(), name, detail))
 
     def named(self, name: str) -> list[Call]:
-        """Returns the calls of a name."""
+        """Returns the calls with a name."""
         return [call for call in self.calls if call.name == name]
 
     # --- torch.cuda ------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class FakeCuda:
 
     @property
     def streams(self) -> list[Stream]:
-        """The current streams of the calling thread, by GPU."""
+        """The current CUDA streams of the calling thread, by GPU."""
         if not hasattr(self._of_thread, "streams"):
             self._of_thread.streams = list(self.default)
         return self._of_thread.streams  # type: ignore[no-any-return]
@@ -182,15 +182,15 @@ class FakeCuda:
         try:
             yield
         finally:
-            self._of_thread.device = before  # torch puts it back without opening a context
+            self._of_thread.device = before  # torch restores it without opening a context
 
     def mem_get_info(self, device: int = 0) -> tuple[int, int]:
         return self.free_bytes, 80 << 30
 
-    # --- in the place of torch's -----------------------------------------------------------------------------------
+    # --- replacements of torch's -----------------------------------------------------------------------------------
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-        """Puts it in the place of torch.cuda, of page-locked memory, and of what is asked of a GPU by other ways."""
+        """Replaces torch.cuda, page-locked memory, and other queries of a GPU."""
         for name in (
             "Event",
             "Stream",
@@ -245,7 +245,7 @@ class FakeCuda:
 
 
 class TensorListGPU:
-    """Stands in for DALI's class of this name, around one on the CPU."""
+    """Replaces DALI's class of this name by a wrapper of one on the CPU."""
 
     def __init__(self, on_cpu: Any) -> None:
         self._on_cpu = on_cpu
@@ -257,12 +257,12 @@ class TensorListGPU:
         return iter(self._on_cpu)
 
     def as_cpu(self) -> Any:
-        """Returns the one on the CPU."""
+        """Returns the wrapped object on the CPU."""
         return self._on_cpu
 
 
 class FakeDaliPipeline:
-    """A pipeline of the CPU that says it is a GPU's.
+    """A CPU pipeline that claims to run on a GPU.
 
     Args:
         inner: What DALI built.
@@ -277,7 +277,7 @@ class FakeDaliPipeline:
         return getattr(self._inner, name)
 
     def outputs(self, cuda_stream: Any = None) -> tuple[Any, ...]:
-        """Returns the outputs, which `cuda_stream` waits for."""
+        """Returns the outputs, for which `cuda_stream` waits."""
         self._cuda.note("dali.outputs", cuda_stream)
         outputs = self._inner.outputs()
         if self._fail is not None:
@@ -289,7 +289,7 @@ class FakeDaliPipeline:
 def install_dali(
     monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, fail: Callable[[], None] | None = None
 ) -> list[FakeDaliPipeline]:
-    """Lets engines of a GPU run DALI's operators of the CPU; returns the list of pipelines that are built.
+    """Makes engines of a GPU run DALI's CPU operators; returns the list of pipelines that are built.
 
     Args:
         monkeypatch: Pytest's.

@@ -1,4 +1,4 @@
-"""Stands in for a full disk: a limit on the size of the files that this process writes, which the kernel keeps."""
+"""Simulates a full disk: the kernel limits the size of the files that this process writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size_bytes: int) -> Iterator[None]:
-    """Lets this process write no file beyond a size; Python gets an OSError for it, as it does from a full disk."""
+    """Limits the size of the files that this process writes; Python gets an OSError, as from a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:

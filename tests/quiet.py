@@ -1,4 +1,4 @@
-"""An error handler that says nothing, in a module that workers load at once."""
+"""An error handler that logs nothing, in a module that workers load quickly."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Any
 
 
 def quiet(error: Exception, sample: Any, sources: Any) -> None:
-    """Says nothing."""
+    """Logs nothing."""

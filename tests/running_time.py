@@ -1,4 +1,4 @@
-"""Time as a test may bound it: none passes while the machine stands still, little while processors are busy."""
+"""A clock for time limits of tests: it stops while the machine stalls, and slows down while processors are busy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from types import TracebackType
 
 _TICK_SECONDS = 0.01
 _MAX_PROCESSORS = 16
-"""So that the threads of a large machine do not keep the interpreter busy."""
+"""Limit of threads, so that they do not keep the interpreter busy on a large machine."""
 
 
 class RunningTime:
-    """Counts seconds, from entering it to leaving it, in which every processor ran what wanted to run.
+    """Context manager that counts the seconds in which every processor could run all of its work.
 
-    A thread on each processor (of the first 16) sleeps for a tick, again and again. Where it wakes up late, by a stall
-    or behind other programs, that tick counts double at most, however long it took; on a quiet machine this is the time
-    of the clock.
+    A thread on each processor (of the first 16) sleeps for one tick at a time. If it wakes up late, because of a stall
+    or other programs, that tick counts at most double, however long it took. On an idle machine this is wall time.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,7 @@ class RunningTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds so far, of the processor that ran least."""
+        """Seconds so far on the slowest processor."""
         return min(self._counted.values())
 
     def _count(self, processor: int) -> None:
@@ -51,7 +50,7 @@ class RunningTime:
 
 
 def wait_until(true: Callable[[], bool], seconds: float) -> bool:
-    """Waits until something is true, at most for so many seconds of running time; returns whether it is."""
+    """Waits until a condition is true, with a limit in seconds of running time; returns whether it is true."""
     with RunningTime() as passed:
         while not true():
             if passed.seconds >= seconds:

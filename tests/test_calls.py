@@ -1,4 +1,4 @@
-"""Calls with wrong arguments, and names with slips: every public constructor says what was meant and what to do."""
+"""Calls with wrong arguments, and misspelt names: every public constructor says what was meant and what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from energon_dali.samples import Sample
 from tests.loader.numbers_dataset import tree
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=4)
-# Made per sample, or by the package alone; or without a constructor of their own.
+# Created per sample, or only by the package, or without a constructor of their own.
 NOT_CALLED = {
     "AVData",
     "AVWebdatasetDecoder",

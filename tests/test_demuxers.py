@@ -1,4 +1,4 @@
-"""Media files are read by themselves: nothing that their content names is opened."""
+"""Reading a media file never opens other files that its content refers to."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_data_reference(data: bytes, path: str) -> bytes:
 @pytest.mark.parametrize("source", ["bytes", "stream", "path", "m3u8"])
 def test_no_other_file_is_opened(kind: str, source: str, secret: Path) -> None:
     content = list_of(kind, secret)
-    path = secret.with_name("film.m3u8" if source == "m3u8" else "film.mp4")
+    path = secret.with_name("video.m3u8" if source == "m3u8" else "video.mp4")
     path.write_bytes(content)
     given: Any = {"bytes": content, "stream": io.BytesIO(content)}.get(source, path)
     with AVDecoder(given) as decoder, pytest.raises(DecodeError, match=f"{REFUSED}|No frame"):
@@ -95,7 +95,7 @@ def test_every_way_to_a_video_refuses_them(kind: str, secret: Path) -> None:
 
 
 def test_what_datasets_hold_is_allowed() -> None:
-    """Every format of the corpus, whatever the suffix says."""
+    """Every format of the corpus, whatever its suffix."""
     for name, recipe in VIDEOS.items():
         if recipe.container in ("mp4", "mkv", "mov", "avi", "webm") and name.count("-") == 1:
             assert describe_av(video_file(name)) is not None

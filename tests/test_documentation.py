@@ -1,4 +1,4 @@
-"""README and docs/ are true: Python blocks run and print what their comments say, links lead somewhere."""
+"""README and docs/ are right: Python blocks run and print what their comments say, and links work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages read: data/captions, data/crude, data/photo.jpg and data/video.mp4."""
+    """A folder with the data that the pages read: data/captions, data/crude, data/photo.jpg and data/video.mp4."""
     root = tmp_path_factory.mktemp("reader")
     made = make_dataset(Recipe(name="captions", samples=48, shards=4, style="jpeg"), root / "data", progress=False)
     shutil.copytree(made, root / "data" / "crude")
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the README's own command made the data."""
+    """A folder with data from the command in the README."""
     root = tmp_path_factory.mktemp("demo")
     (arguments,) = re.findall(r"^energon-dali (demo-data [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
     command = [sys.executable, "-m", "energon_dali", *shlex.split(arguments)]

@@ -1,4 +1,4 @@
-"""Defects that were seen in Energon 7.4.1 and are not here: one test for each."""
+"""Defects of Energon 7.4.1 that this package does not have: one test for each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def job(rank: int = 0, world_size: int = 1, workers: int = 0, streams: int = 2) 
 
 
 class Drawing(TaskEncoder[Any, Any, Any, Any]):
-    """Puts a random number into every sample."""
+    """Adds a random number to every sample."""
 
     @stateless(restore_seeds=True)
     def encode_sample(self, sample: TextSample) -> TextSample:
@@ -84,7 +84,7 @@ def test_1_restored_seeds_are_those_of_the_sample_in_whatever_process(texts: Pat
 
 @pytest.fixture(scope="module")
 def joined(texts: Path) -> Path:
-    """A join of 24 samples with 16 of them, others left alone."""
+    """A join of 24 samples with 16 matches; the others have none."""
     write_texts(texts.parent / "others", range(16))
     file = texts.parent / "join.yaml"
     rows = "    - {path: texts}\n    - {path: others, nonmatch: none}\n"
@@ -99,7 +99,7 @@ def join_texts(left: TextSample, right: TextSample | None) -> TextSample:
 
 
 class Packing(TaskEncoder[Any, Any, Any, Any]):
-    """Packs in pairs; every pack gives two elements."""
+    """Packs pairs; every pack yields two elements."""
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         return [samples[start : start + 2] for start in range(0, len(samples), 2)]
@@ -133,7 +133,7 @@ def test_3_what_has_no_match_is_joined_with_none(joined: Path) -> None:
 
 
 class Grouping(TaskEncoder[Any, Any, Any, Any]):
-    """Groups by the first digit; some samples belong nowhere."""
+    """Groups by the first digit; some samples have no group."""
 
     def batch_group_criterion(self, sample: TextSample) -> tuple[str, int | None]:
         if sample.text in ("7", "12"):
@@ -238,7 +238,7 @@ def test_10_the_outputs_of_a_pack_are_not_lost_where_a_state_was_saved_between_t
 
 @pytest.mark.parametrize("decoder", [SampleDecoder(), DaliDecoder(image_decode_device="cpu")], ids=["pil", "dali"])
 def test_11_a_decode_error_ends_a_run_that_is_told_to_end_at_errors(decoder: Any, tmp_path: Path) -> None:
-    samples = {f"k{number}": {"jpg": b"no picture", "txt": b"text"} for number in range(4)}
+    samples = {f"k{number}": {"jpg": b"not an image", "txt": b"text"} for number in range(4)}
     folder = prepare(write_shards(tmp_path / "broken", samples, 1))
 
     class Encoder(DefaultTaskEncoder[Any, Any, Any, Any]):

@@ -1,4 +1,4 @@
-"""Every public name of Energon 7.4.1 is here with its parameters, or docs/from-energon.md says what is in its place.
+"""Every public name of Energon 7.4.1 exists with its parameters, or docs/from-energon.md says what replaces it.
 
 `data/energon_7_4_1_names.txt` holds the names, with the parameters of each: `=name` is for keywords only, `*name` and
 `**name` stand for any number.
@@ -44,13 +44,13 @@ def parameters_of(name: str) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize("name", sorted(name for name in PARAMETERS.keys() - GONE if PARAMETERS[name]))
 def test_calls_as_energon_takes_them_are_taken(name: str) -> None:
     found = parameters_of(name)
-    for place, word in enumerate(PARAMETERS[name]):
+    for position, word in enumerate(PARAMETERS[name]):
         parameter = word.lstrip("=*")
         if word.startswith("**") or re.search(rf"`{name}\([^`]*\b{parameter}\b", EXPLAINED):
             continue
         assert parameter in found, f"{name} has no {parameter}"
         if word[0] not in "=*":
-            assert list(found)[place] == parameter, f"{name}: {parameter} is not at place {place}"
+            assert list(found)[position] == parameter, f"{name}: {parameter} is not at position {position}"
             assert found[parameter].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 

@@ -1,8 +1,8 @@
-"""Runs every campaign of faults and prints what survived, what was lost and what was left behind.
+"""Runs all fault campaigns and prints what survived, what was lost and what was left behind.
 
     python -m tests.faults [--only NAME ...] [--share 0.1] [--jobs 2]
 
-Exits with 1 where anything was lost or left behind.
+Exits with 1 if anything was lost or left behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOM_BYTES = 512 << 20
 
 
 def table(tallies: list[Tally]) -> str:
-    """Returns the campaigns as a table, one line each."""
+    """Returns a table with one line per campaign."""
     names = ("campaign", "tried", "survived", "refused", "lost", "left behind", "seconds")
     rows = [
         (
@@ -46,13 +46,13 @@ def table(tallies: list[Tally]) -> str:
 
 
 def in_memory() -> str | None:
-    """Returns a folder in memory, where waiting for the disk costs nothing; None where there is none with room."""
+    """Returns a folder in memory, so that no case waits for a disk; None if there is none with enough room."""
     folder = Path("/dev/shm")
     return str(folder) if folder.is_dir() and shutil.disk_usage(folder).free > _ROOM_BYTES else None
 
 
 def main() -> int:
-    """Runs what the command line asks for; returns the exit status."""
+    """Runs the campaigns that the command line selects; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="words of the names of campaigns")
     parser.add_argument("--share", type=float, default=1.0, help="share of the cases to run")

@@ -27,28 +27,28 @@ from typing import Any
 from energon_dali.errors import EnergonDaliError
 
 SHOWN = 8
-"""How many losses of a campaign are printed."""
+"""Number of losses that are printed per campaign."""
 
 
 class Lost(Exception):
-    """Something that was to survive did not: a good sample, the order, a message."""
+    """Something that should survive did not: a good sample, the order, a message."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case."""
+    """Outcome of one case."""
 
     tried: int = 1
-    """Files, requests or kills in this case."""
+    """Number of files, requests or kills in this case."""
     survived: int = 1
-    """Of these, how many went on as if nothing had happened."""
+    """How many of them continued as if nothing had happened."""
     refused: int = 0
-    """Of these, how many ended in an error of the package."""
+    """How many of them ended in an error of the package."""
 
 
 @dataclass
 class Tally:
-    """What became of a campaign."""
+    """Outcome of a campaign."""
 
     name: str
     seconds: float = 0.0
@@ -56,9 +56,9 @@ class Tally:
     survived: int = 0
     refused: int = 0
     lost: list[str] = field(default_factory=list)
-    """A line or a traceback each."""
+    """A line or a traceback for each loss."""
     left_behind: list[str] = field(default_factory=list)
-    """Processes, descriptors, threads and temporary files that nobody owns any more."""
+    """Processes, descriptors, threads and temporary files without an owner."""
 
     @property
     def is_clean(self) -> bool:
@@ -67,7 +67,7 @@ class Tally:
 
 
 Case = Callable[[int, Path], Outcome]
-"""(number of the case, an empty folder of its own) -> what became of it; raises `Lost`, or anything unexpected."""
+"""Takes (number of the case, its empty scratch folder); returns its outcome; raises `Lost`, or anything unexpected."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,18 @@ class Campaign:
 
     name: str
     cases: int
-    """How many cases a full run has."""
+    """Number of cases of a full run."""
     prepare: Callable[[Path], Case]
-    """Makes what all cases share, in the given folder; imports what the cases need, so that children are warm."""
+    """Creates what all cases share, in the given folder; imports what the cases need, so that children start warm."""
     timeout_seconds: int = 60
-    """A case that takes longer hangs."""
+    """A case that takes longer counts as hanging."""
     cases_per_child: int = 200
     warm_cases: int = 1
-    """The first cases of a child, which open what it keeps for good, such as the threads of an engine."""
+    """Number of first cases of a child, which open what it keeps open, such as the threads of an engine."""
 
 
 def refused_by_us(call: Callable[[], Any], what: str) -> EnergonDaliError | None:
-    """Returns the package's own error that `call` ends in, None if it ends well.
+    """Returns the error of this package that `call` raises, None if it succeeds.
 
     Raises:
         Lost: It ends in any other error.
@@ -127,7 +127,7 @@ def run(campaign: Campaign, folder: Path, cases: int | None = None, jobs: int = 
             running.append(_Child(campaign, case, pieces.pop(0), folder))
         select([child.pipe for child in running], [], [], 0.2)
         for child in list(running):
-            ended = child.has_ended()  # asked first: what it wrote until then is read below
+            ended = child.has_ended()  # checked first, so that everything it wrote until then is read below
             child.read(tally)
             if ended:
                 running.remove(child)
@@ -173,7 +173,7 @@ class _Child:
             os._exit(code)
 
     def has_ended(self) -> bool:
-        """Returns whether the process has ended; processes of its own may still hold its pipe."""
+        """Returns whether the process has ended; its own children may still hold its pipe."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -181,7 +181,7 @@ class _Child:
         return self._code is not None
 
     def read(self, tally: Tally) -> None:
-        """Takes what the child has reported since it was last asked."""
+        """Takes what the child has reported since the last call."""
         with suppress(BlockingIOError):
             while piece := os.read(self.pipe, 1 << 16):
                 self._rest += piece
@@ -199,7 +199,7 @@ class _Child:
             tally.lost += [report["lost"]] if report["lost"] else []
 
     def finish(self, tally: Tally) -> range:
-        """Counts what the ended child lost and left behind; returns the cases that are left to do."""
+        """Counts what the ended child lost and left behind; returns the remaining cases."""
         os.close(self.pipe)
         self._errors.seek(0)
         text = self._errors.read().decode("utf-8", "replace")
@@ -220,21 +220,21 @@ class _Child:
 
 
 def _run_cases(campaign: Campaign, case: Case, numbers: range, folder: Path, pipe: int, errors: int) -> None:
-    """What a child does."""
+    """Body of a child process."""
     before: tuple[int, int] | None = None
     for number in numbers:
-        place = Path(tempfile.mkdtemp(prefix=f"case-{number}-", dir=folder))
+        scratch = Path(tempfile.mkdtemp(prefix=f"case-{number}-", dir=folder))
         lost = ""
         outcome = Outcome(survived=0)
         faulthandler.dump_traceback_later(campaign.timeout_seconds, exit=True, file=errors)
         try:
-            outcome = case(number, place)
+            outcome = case(number, scratch)
         except Lost as error:
             lost = f"case {number}: {error}"
         except Exception:
             lost = f"case {number}: {traceback.format_exc()[-1500:]}"
         faulthandler.cancel_dump_traceback_later()
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         report = {"tried": outcome.tried, "survived": outcome.survived, "refused": outcome.refused, "lost": lost}
         os.write(pipe, json.dumps(report).encode() + b"\n")
         if number - numbers.start + 1 == campaign.warm_cases:
@@ -265,7 +265,7 @@ def _settled(before: tuple[int, int]) -> tuple[int, int]:
 
 
 def _session_of(leader: int) -> list[int]:
-    """Returns the processes of a session whose leader has ended, after a moment for those that are about to end."""
+    """Returns the processes of a session whose leader has ended, after waiting for those that are about to end."""
     found: list[int] = []
     for _ in range(40):
         found = [pid for pid, session in _sessions() if session == leader]

@@ -1,4 +1,4 @@
-"""Full disks: what was there before stays whole, the error is ours, and training goes on where writing is no need."""
+"""Full disks: existing data stays intact, the error is ours, and training continues if writing is not essential."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _LAZY = 2
 
 
 @contextmanager
-def small_disk(place: Path, kilobytes: int) -> Iterator[bool]:
-    """Mounts a small file system at a folder; gives False where this process may not."""
-    place.mkdir(exist_ok=True)
+def small_disk(scratch: Path, kilobytes: int) -> Iterator[bool]:
+    """Mounts a small file system at a folder; yields False if this process may not."""
+    scratch.mkdir(exist_ok=True)
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"size={kilobytes}k".encode()
-    if os.geteuid() != 0 or libc.mount(b"tmpfs", str(place).encode(), b"tmpfs", _MOUNT_FLAGS, options) != 0:
+    if os.geteuid() != 0 or libc.mount(b"tmpfs", str(scratch).encode(), b"tmpfs", _MOUNT_FLAGS, options) != 0:
         yield False
         return
     try:
         yield True
     finally:
-        libc.umount2(str(place).encode(), _LAZY)
+        libc.umount2(str(scratch).encode(), _LAZY)
 
 
 @contextmanager
 def small_files(kilobytes: int) -> Iterator[None]:
-    """Limits how large a file may become, as a quota does."""
+    """Limits the size of files, like a quota."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, before[1]))
@@ -60,7 +60,7 @@ def small_files(kilobytes: int) -> Iterator[None]:
 
 
 def prepare(folder: Path) -> Case:
-    """Makes a dataset; the case fills the disk while something is written."""
+    """Creates a dataset; the case fills the disk while something is written."""
     logging.disable(logging.CRITICAL)
     samples = {f"k{number:04d}": {"txt": f"text {number}".encode(), "json": b"{}"} for number in range(150)}
     write_shards(folder / "fresh", samples, 3)
@@ -73,32 +73,34 @@ def prepare(folder: Path) -> Case:
     kinds = (full_while_preparing, full_while_preparing_again, full_while_saving, full_log, full_cache)
     assert samples
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         kind = kinds[number % len(kinds)]
-        return kind(folder, place, random, whole, tars, size)
+        return kind(folder, scratch, random, whole, tars, size)
 
     return case
 
 
-def full_while_preparing(folder: Path, place: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
-    """A first prepare: it is refused or done, and done after space was made."""
-    with small_disk(place / "disk", size * 2 + 200) as mounted:
-        data = place / "disk" / "data"
+def full_while_preparing(folder: Path, scratch: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
+    """A first prepare: it fails or succeeds, and succeeds once there is space."""
+    with small_disk(scratch / "disk", size * 2 + 200) as mounted:
+        data = scratch / "disk" / "data"
         shutil.copytree(folder / "fresh", data)
-        error = _prepare_with_little(data, place, random, mounted)
+        error = _prepare_with_little(data, scratch, random, mounted)
         prepare_dataset(data)
         _compare(data, whole, "fresh")
     return Outcome(survived=int(error is None), refused=int(error is not None))
 
 
-def full_while_preparing_again(folder: Path, place: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
-    """A second prepare: the dataset of before stays whole, and keeps its identity."""
-    with small_disk(place / "disk", size * 2 + 200) as mounted:
-        data = place / "disk" / "data"
+def full_while_preparing_again(
+    folder: Path, scratch: Path, random: Random, whole: Any, tars: int, size: int
+) -> Outcome:
+    """A second prepare: the existing dataset stays intact, and keeps its identity."""
+    with small_disk(scratch / "disk", size * 2 + 200) as mounted:
+        data = scratch / "disk" / "data"
         shutil.copytree(folder / "prepared", data)
         identity = (data / ".nv-meta" / "index.uuid").read_text()
-        error = _prepare_with_little(data, place, random, mounted)
+        error = _prepare_with_little(data, scratch, random, mounted)
         _compare(data, whole, "prepared")
         prepare_dataset(data)
         _compare(data, whole, "prepared")
@@ -107,12 +109,12 @@ def full_while_preparing_again(folder: Path, place: Path, random: Random, whole:
     return Outcome(survived=int(error is None), refused=int(error is not None))
 
 
-def _prepare_with_little(data: Path, place: Path, random: Random, mounted: bool) -> Any:
+def _prepare_with_little(data: Path, scratch: Path, random: Random, mounted: bool) -> Any:
     if not mounted:
         with small_files(random.randrange(1, 40)):
             return refused_by_us(lambda: prepare_dataset(data), "prepare")
-    ballast = place / "disk" / "ballast"
-    free = shutil.disk_usage(place / "disk").free
+    ballast = scratch / "disk" / "ballast"
+    free = shutil.disk_usage(scratch / "disk").free
     ballast.write_bytes(bytes(max(0, free - 1024 * random.randrange(0, 120))))
     error = refused_by_us(lambda: prepare_dataset(data), "prepare")
     ballast.unlink()
@@ -139,33 +141,33 @@ def _loader(folder: Path, **options: Any) -> Any:
     return get_savable_loader(dataset)
 
 
-def full_while_saving(folder: Path, place: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
-    """A state is saved over an older one: the older one stays where the new one does not fit."""
+def full_while_saving(folder: Path, scratch: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
+    """A state is saved over an older one: the older one stays if the new one does not fit."""
     suffix = random.choice((".json", ".pt", ".pth"))
-    with _loader(folder) as loader, small_disk(place / "disk", 64) as mounted:
-        file = place / "disk" / f"state{suffix}"
+    with _loader(folder) as loader, small_disk(scratch / "disk", 64) as mounted:
+        file = scratch / "disk" / f"state{suffix}"
         first, second = [loader.save_state_rank() for _ in islice(loader, 2)]
         write_state_files({file: first}, wrapped=False)
         if mounted:
-            free = shutil.disk_usage(place / "disk").free
-            (place / "disk" / "ballast").write_bytes(bytes(free))
+            free = shutil.disk_usage(scratch / "disk").free
+            (scratch / "disk" / "ballast").write_bytes(bytes(free))
             error = refused_by_us(lambda: write_state_files({file: second}, wrapped=False), f"state{suffix}")
-            (place / "disk" / "ballast").unlink()
+            (scratch / "disk" / "ballast").unlink()
         else:
             with small_files(0):
                 error = refused_by_us(lambda: write_state_files({file: second}, wrapped=False), f"state{suffix}")
         (found,) = read_state_file(file).states
         if json.dumps(found) != json.dumps(first if error else second):
             raise Lost(f"state{suffix}: the older state is gone")
-        if strays(place / "disk") or len(list((place / "disk").iterdir())) > 1:
-            raise Lost(f"state{suffix}: left {sorted((place / 'disk').iterdir())}")
+        if strays(scratch / "disk") or len(list((scratch / "disk").iterdir())) > 1:
+            raise Lost(f"state{suffix}: left {sorted((scratch / 'disk').iterdir())}")
     return Outcome(survived=int(error is None), refused=int(error is not None))
 
 
-def full_log(folder: Path, place: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
-    """The debug log fills the disk: batches come as without it."""
-    with small_disk(place / "disk", 4) as mounted:
-        log = place / "disk" / "log.jsonl"
+def full_log(folder: Path, scratch: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
+    """The debug log fills the disk: batches are the same as without it."""
+    with small_disk(scratch / "disk", 4) as mounted:
+        log = scratch / "disk" / "log.jsonl"
         with _loader(folder, worker_debug_path=str(log), worker_log_level=1) as loader, _loader(folder) as plain:
             expected = [batch.__key__ for batch in islice(plain, 60)]
             if mounted:
@@ -174,22 +176,22 @@ def full_log(folder: Path, place: Path, random: Random, whole: Any, tars: int, s
                 with small_files(1):
                     found = [batch.__key__ for batch in islice(loader, 60)]
         if found != expected:
-            raise Lost("batches differ beside a full log")
+            raise Lost("batches differ with a full log")
     return Outcome()
 
 
-def full_cache(folder: Path, place: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
-    """The cache's disk is full: files come from their store."""
-    with small_disk(place / "disk", 16) as mounted:
+def full_cache(folder: Path, scratch: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
+    """The disk of the cache is full: files are read from their store."""
+    with small_disk(scratch / "disk", 16) as mounted:
         if not mounted:
             return Outcome()
         store = Numbers(size=random.choice((2_000, 30_000)))
-        with closing(FileStoreCachePool(parent_cache_dir=place / "disk", num_workers=2)) as pool:
+        with closing(FileStoreCachePool(parent_cache_dir=scratch / "disk", num_workers=2)) as pool:
             asked = [(str(number), pool.get_lazy(store, str(number))) for number in range(8)]
             for key, lazy in asked:
                 if bytes(lazy.get(object())) != key.encode() * store.size:
                     raise Lost(f"file {key} of the store is other than it was")
-        left = [path for path in (place / "disk").rglob("*") if path.is_file()]
+        left = [path for path in (scratch / "disk").rglob("*") if path.is_file()]
         if left:
             raise Lost(f"the pool left {left}")
     return Outcome()

@@ -1,4 +1,4 @@
-"""Mutated images: every route agrees on which exist and on their pixels, and the others of the block arrive."""
+"""Mutated images: all routes agree on which are readable and on their pixels, and the rest of the block arrives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.decode.sample_images import sample_images
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 
 PER_CASE = 50
-"""Images of a case, decoded as one block; every fifth of them is good."""
+"""Number of images of a case, decoded as one block; every fifth is good."""
 
 
 def prepare(folder: Path) -> Case:
@@ -23,13 +23,13 @@ def prepare(folder: Path) -> Case:
     good = list(sample_images().items())
     others = [name for name in OPTIONS if name != "plain"]
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         files = []
         for n in range(PER_CASE * 5 // 4):
             name, data = good[(number * PER_CASE + n) % len(good)]
             files.append((name, data if n % 5 == 4 else damage(data, random)))
-        # The plain form, and one other in turn: all of them for each file are for `python -m tests.decode.agreement`.
+        # The plain form and one other form in turn; `python -m tests.decode.agreement` tests all forms of each file.
         found = list(compare(files, options=("plain", others[number % len(others)])))
         if found:
             raise Lost("; ".join(f"{each.name}: {each.what}" for each in found[:5]))

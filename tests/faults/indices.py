@@ -1,4 +1,4 @@
-"""Mutated indices and documents of a dataset: refused with an error of ours, or what is read is right."""
+"""Mutated indices and documents of a dataset: either an error of ours, or everything that is read is right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HUGE = (0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
 
 
 def mutate_extents(data: bytes, random: Random) -> bytes:
-    """Returns an `extents.bin` with changed numbers or columns, and checksums that fit again."""
+    """Returns an `extents.bin` with changed numbers or columns, and matching checksums."""
     content = bytearray(data)
     if random.random() < 0.2:
         return mutate(data, random)
@@ -89,7 +89,7 @@ POISON = (
 
 
 def mutate_text(data: bytes, random: Random) -> bytes:
-    """Returns a YAML or JSON file with something that its reader does not wait for."""
+    """Returns a YAML or JSON file with something that its reader does not expect."""
     text = data.decode()
     poison = random.choice(POISON)
     change = random.random()
@@ -137,7 +137,7 @@ def mutate_sqlite(path: Path, random: Random) -> None:
 
 
 def mutate_anywhere(data: bytes, random: Random) -> bytes:
-    """Returns a file with a few changed bytes at any place, or cut."""
+    """Returns a file with a few changed bytes anywhere, or cut off."""
     content = bytearray(data)
     if random.random() < 0.2:
         return bytes(content[: random.randrange(len(content))])
@@ -165,11 +165,11 @@ TARGETS: dict[str, tuple[tuple[str, ...], Callable[[Path, Random], None]]] = {
     "join.yaml": ((), at_random(mutate_text)),
     "join index": ((), at_random(mutate_anywhere)),
 }
-"""File -> (files that would be used in its place and are removed, how it is changed)."""
+"""File -> (files that would be used instead and are removed, how it is changed)."""
 
 
 def build(base: Path) -> None:
-    """Makes a dataset, a JSONL, a blend and a join."""
+    """Creates a dataset, a JSONL file, a blend and a join."""
     for name, keys, kind, field in (
         ("set", range(9), "TextSample", "text"),
         ("other", range(3, 12), "ImageSample", "image"),
@@ -198,7 +198,7 @@ def build(base: Path) -> None:
 
 @stateless
 def cook(sample: dict[str, Any]) -> TextSample:
-    """Makes a sample of a line."""
+    """Returns the sample of a line."""
     return TextSample(**basic_sample_keys(sample), text=str(sample["json"]["txt"]))
 
 
@@ -233,7 +233,7 @@ OPENED = ("set", "lines.jsonl", "mix.yaml", "join.yaml")
 
 
 def prepare(folder: Path) -> Case:
-    """Makes the good files; the case mutates one of them."""
+    """Creates the good files; the case mutates one of them."""
     logging.disable(logging.ERROR)
     build(folder / "good")
     targets = dict(TARGETS)
@@ -246,10 +246,10 @@ def prepare(folder: Path) -> Case:
     assert all(whole.values()), whole
     whole["mix.yaml"] = whole["set"] | look(folder / "good", "other")
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         name = names[number % len(names)]
-        base = place / "data"
+        base = scratch / "data"
         shutil.copytree(folder / "good", base)
         others, change = targets[name]
         for other in others:

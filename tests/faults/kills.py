@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of preparing and training: nothing is lost, and nothing is in the way of the next run."""
+"""SIGKILL at random moments of preparing and training: nothing is lost, and nothing obstructs the next run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.loader.killed_run import open_loader, run
 ROUNDS = 5
 """How often a training run is killed before its batches are compared."""
 BATCHES = 6_000
-"""More than a run makes before it is killed."""
+"""More batches than a run delivers before it is killed."""
 
 
 def killed(call: Callable[[], object], seconds: float) -> bool:
@@ -63,7 +63,7 @@ def strays(folder: Path) -> list[str]:
 
 
 def prepare_kills(folder: Path) -> Case:
-    """Makes a dataset; the case kills its first prepare, one of the same shards, or one with more shards."""
+    """Creates a dataset; the case kills its first prepare, a second one, or one with more shards."""
     logging.disable(logging.ERROR)
     samples = {f"k{number:04d}": captioning_sample(number) for number in range(60)}
     write_shards(folder / "fresh", samples, 6)
@@ -74,14 +74,14 @@ def prepare_kills(folder: Path) -> Case:
     whole = read_all(folder / "prepared")
     identity = (folder / "prepared" / ".nv-meta" / "index.uuid").read_text()
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         kind = ("fresh", "same", "more")[number % 3]
-        data = place / "data"
+        data = scratch / "data"
         shutil.copytree(folder / ("fresh" if kind == "fresh" else "prepared"), data)
         if kind == "more":
-            write_shards(place / "extra", {f"z{n}": captioning_sample(n) for n in range(7)}, 1)
-            shutil.copy(place / "extra" / "shard_000.tar", data / "zzz.tar")
+            write_shards(scratch / "extra", {f"z{n}": captioning_sample(n) for n in range(7)}, 1)
+            shutil.copy(scratch / "extra" / "shard_000.tar", data / "zzz.tar")
         was_running = killed(lambda: prepare_dataset(data), random.uniform(0, duration * 1.2))
         if kind != "fresh":
             found = read_all(data)
@@ -103,16 +103,16 @@ def prepare_kills(folder: Path) -> Case:
 
 
 def training_kills(folder: Path) -> Case:
-    """Makes two datasets; the case kills a run over their blend several times and compares what it delivered."""
+    """Creates two datasets; the case kills a run over their blend several times and compares what it delivered."""
     logging.disable(logging.ERROR)
     for name, count in (("one", 40), ("two", 25)):
         captioning_dataset(folder / name, count)
     expected = [json.loads(json.dumps(batch)) for batch in islice(open_loader(folder, 0), BATCHES)]
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         workers = 2 if number % 5 == 4 else 0
-        file = place / "run.json"
+        file = scratch / "run.json"
         shared = set(os.listdir("/dev/shm"))
         kills = 0
         for _ in range(ROUNDS):

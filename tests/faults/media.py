@@ -1,4 +1,4 @@
-"""Mutated videos and sounds: data or a DecodeError, alike on both decoders, and the neighbours in the block arrive."""
+"""Mutated video and audio: data or a DecodeError, the same with both decoders, and the rest of the block arrives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LIMITS = AVLimits(max_bytes=1 << 26, max_frames=1_000, max_pixels=1 << 20, max_s
 
 
 def mutate_media(data: bytes, random: Random) -> bytes:
-    """Returns a file cut, with changed headers, or with flipped bits anywhere."""
+    """Returns a file that is cut off, or has changed headers or flipped bits."""
     if random.random() < 0.5:
         return mutate(data, random)
     broken = bytearray(data[: random.randrange(1, len(data))] if random.random() < 0.4 else data)
@@ -66,7 +66,7 @@ def prepare(folder: Path) -> Case:
     expected: dict[tuple[int, str], Any] = {}
 
     def clips_of(name: str, raw: bytes) -> Any:
-        """Returns what a decoder makes of a file that lies between two good ones in a block."""
+        """Returns what a decoder makes of a file that is between two good ones in a block."""
         decoder = decoders[name]
         if (os.getpid(), name) not in expected:
             expected[os.getpid(), name] = finished(decoder, [decoder.stage("mp4", good)])[0].value.frames
@@ -82,7 +82,7 @@ def prepare(folder: Path) -> Case:
                 raise Lost(f"{name}: a neighbour of the damaged file is {neighbour}")
         return outcomes[1]
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         name = names[number % len(names)]
         raw = mutate_media(files[name], random)
@@ -117,4 +117,4 @@ def finished(decoder: Any, staged: list[Any]) -> list[Any]:
     return [next(decoded) if isinstance(part, MediaHandle) else Decoded(part, "pyav") for part in staged]
 
 
-MEDIA = Campaign("mutated videos and sounds", 2_000, prepare, timeout_seconds=60, cases_per_child=400, warm_cases=100)
+MEDIA = Campaign("mutated video and audio", 2_000, prepare, timeout_seconds=60, cases_per_child=400, warm_cases=100)

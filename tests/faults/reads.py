@@ -1,4 +1,4 @@
-"""Disks that fail for a moment, and reads that return less than was asked for: every sample arrives all the same."""
+"""Disks that fail for a moment, and short reads: every sample arrives nevertheless."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Pread = Callable[[int, int, int], bytes]
 
 
 CALM_READS = 12
-"""Reads that succeed after a fault, so that a request, which may take several, never spends its five attempts."""
+"""Number of reads that succeed after a fault, so that no request of several reads uses up its five attempts."""
 
 
 class UnluckyDisk:
-    """Stands for `os.pread`: at times it raises once or twice, reads short, or a descriptor stays stale for good."""
+    """Replaces `os.pread`: sometimes it raises once or twice, or reads short, or a descriptor stays stale."""
 
     def __init__(self, random: Random, pread: Pread) -> None:
         self.random = random
@@ -67,7 +67,7 @@ class UnluckyDisk:
         return self.pread(fd, size, offset)
 
     def opened(self, fd: int) -> int:
-        """Notes that a descriptor is of a new file."""
+        """Records that a descriptor belongs to a new file."""
         self.stale.discard(fd)
         return fd
 
@@ -102,7 +102,7 @@ def batches(folder: Path, encoder: type[Any], seed: int) -> list[Any]:
 
 
 def prepare(folder: Path) -> Case:
-    """Makes a dataset with each kind of index; the case reads it from an unlucky disk."""
+    """Creates a dataset with each kind of index; the case reads it from an unlucky disk."""
     logging.disable(logging.ERROR)
     retry.FIRST_PAUSE_SECONDS = 0.0
     captioning_dataset(folder / "extents")
@@ -112,7 +112,7 @@ def prepare(folder: Path) -> Case:
     for name in ("extents.bin", "index.sqlite"):
         (folder / "tar" / ".nv-meta" / name).unlink()
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         source = folder / ("extents", "sqlite", "tar")[number % 3]
         encoder = (Pil, Dali)[number % 2]

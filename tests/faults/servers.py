@@ -1,4 +1,4 @@
-"""Servers that cut, stall, refuse or forget: every sample arrives as long as a request succeeds within its budget."""
+"""Servers that cut off, stall, refuse or forget: every sample arrives while requests succeed within their budget."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.shards.tars import captions
 
 
 class UnluckyServer(http.server.ThreadingHTTPServer):
-    """Stands before a good server; some of its answers are cut, late, errors, or the connection is reset."""
+    """A proxy of a good server: some of its responses are cut off, late or errors, or the connection is reset."""
 
     daemon_threads = True
 
-    def __init__(self, behind: str, random: Random) -> None:
+    def __init__(self, upstream: str, random: Random) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behind = behind
+        self.upstream = upstream
         self.random = random
         self.faults = 0
         self.row = 0
@@ -38,13 +38,13 @@ class UnluckyServer(http.server.ThreadingHTTPServer):
         self.connections: list[socket.socket] = []
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection, and notes it: a client keeps it open for longer than the case takes."""
+        """Accepts and records a connection, because clients keep it open after the case ends."""
         connection, address = super().get_request()
         self.connections.append(connection)
         return connection, address
 
     def draw(self) -> str:
-        """Returns what is to go wrong with an answer, "" for nothing; never more than two in a row."""
+        """Returns the next fault of a response, "" for none; never more than two in a row."""
         with self.lock:
             if self.random.random() < 0.25 and self.row < 2:
                 self.row += 1
@@ -54,7 +54,7 @@ class UnluckyServer(http.server.ThreadingHTTPServer):
             return ""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignores clients that disconnect."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -79,7 +79,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.close()
             self.close_connection = True
             return
-        good = http.client.HTTPConnection(self.server.behind, timeout=30)
+        good = http.client.HTTPConnection(self.server.upstream, timeout=30)
         good.request(self.command, self.path, headers=dict(self.headers))
         reply = good.getresponse()
         content = reply.read()
@@ -103,7 +103,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 class _RangeHandler(http.server.SimpleHTTPRequestHandler):
@@ -124,13 +124,13 @@ class _RangeHandler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(content[start:stop])
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @contextmanager
-def serving(behind: str, random: Random) -> Iterator[UnluckyServer]:
-    """Runs an unlucky server before a good one for as long as the block lasts."""
-    server = UnluckyServer(behind, random)
+def serving(upstream: str, random: Random) -> Iterator[UnluckyServer]:
+    """Runs an unlucky server in front of a good one while the block runs."""
+    server = UnluckyServer(upstream, random)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -152,17 +152,17 @@ def read_all(url: str, expected: dict[str, dict[str, bytes]], random: Random) ->
     """
     folder = WebdatasetFolder(url)
     reader = ShardReader(folder)
-    places = [(shard, n) for shard, count in enumerate(folder.shard_counts) for n in range(count)]
-    random.shuffle(places)
+    positions = [(shard, n) for shard, count in enumerate(folder.shard_counts) for n in range(count)]
+    random.shuffle(positions)
     found = {}
     try:
-        for start in range(0, len(places), 5):
-            piece = places[start : start + 5]
-            for place, sample in zip(
-                piece, reader.read([shard for shard, _ in piece], [n for _, n in piece]), strict=True
+        for start in range(0, len(positions), 5):
+            chunk = positions[start : start + 5]
+            for position, sample in zip(
+                chunk, reader.read([shard for shard, _ in chunk], [n for _, n in chunk]), strict=True
             ):
                 if not isinstance(sample, RawSample):
-                    raise Lost(f"{url}: {place} is {type(sample).__name__}: {str(sample)[:300]}")
+                    raise Lost(f"{url}: {position} is {type(sample).__name__}: {str(sample)[:300]}")
                 found[sample.key] = {name: bytes(content) for name, content in sample.parts.items()}
     finally:
         reader.close()
@@ -176,8 +176,8 @@ def prepare_http(folder: Path) -> Case:
     prepare_dataset(folder / "set")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_RangeHandler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    behind = f"127.0.0.1:{server.server_address[1]}"
-    return _case(behind, expected, "http")
+    upstream = f"127.0.0.1:{server.server_address[1]}"
+    return _case(upstream, expected, "http")
 
 
 def prepare_s3(folder: Path) -> Case:
@@ -201,13 +201,13 @@ def prepare_s3(folder: Path) -> Case:
     return _case(f"{host}:{port}", expected, "s3")
 
 
-def _case(behind: str, expected: dict[str, dict[str, bytes]], scheme: str) -> Case:
+def _case(upstream: str, expected: dict[str, dict[str, bytes]], scheme: str) -> Case:
     logging.disable(logging.ERROR)
     retry.FIRST_PAUSE_SECONDS = 0.0
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
-        with serving(behind, random) as server:
+        with serving(upstream, random) as server:
             address = f"http://127.0.0.1:{server.server_address[1]}"
             if scheme == "s3":
                 from multistorageclient import shortcuts

@@ -1,4 +1,4 @@
-"""Mutated states of loaders: refused with a StateError, or what they restore to iterates."""
+"""Mutated states of loaders: either a StateError, or the restored loader can be iterated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POISON: tuple[Any, ...] = (
 
 
 def places_of(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns the way to every value inside plain values."""
+    """Returns the path to every value in plain values."""
     found = [way] if way else []
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -100,7 +100,7 @@ def prepare(folder: Path) -> Case:
                 states[name].append(json.loads(json.dumps(loader.save_state_rank())))
             expected[name] = [repr(element) for element in islice(loader, 1)]
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         name = names[number % len(names)]
         state = mutate_state(random.choice(states[name]), random)
@@ -110,7 +110,7 @@ def prepare(folder: Path) -> Case:
                 check_message(name, error)
                 return Outcome(survived=0, refused=1)
             error = refused_by_us(lambda: [None for _ in islice(loader, 12)], f"{name}: iterate")
-            if isinstance(error, StateError):  # streams are restored where they run, when they begin
+            if isinstance(error, StateError):  # streams are restored in the process that runs them, when they start
                 check_message(name, error)
                 return Outcome(survived=0, refused=1)
             if error is not None:
@@ -121,7 +121,7 @@ def prepare(folder: Path) -> Case:
 
 
 def check_message(name: str, error: EnergonDaliError) -> None:
-    """Raises Lost where a message is too long to read."""
+    """Raises Lost if a message is too long to read."""
     if len(str(error)) > 3_000:
         raise Lost(f"{name}: a message of {len(str(error))} letters: {str(error)[:200]}")
 

@@ -25,15 +25,15 @@ def good_tars() -> dict[str, bytes]:
     folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path()
     for name, form in (("ustar", tarfile.USTAR_FORMAT), ("gnu", tarfile.GNU_FORMAT), ("pax", tarfile.PAX_FORMAT)):
         for kind, members in (("short", files), ("long", long)):
-            place = folder / f"energon-dali-fault-{name}-{kind}.tar"
-            found[f"{name}-{kind}"] = write_tar(place, members, form).read_bytes()
-            place.unlink()
+            path = folder / f"energon-dali-fault-{name}-{kind}.tar"
+            found[f"{name}-{kind}"] = write_tar(path, members, form).read_bytes()
+            path.unlink()
     found["pax-sizes"] = pax_sizes()
     return found
 
 
 def pax_sizes() -> bytes:
-    """Returns a tar whose PAX headers give the sizes."""
+    """Returns a tar whose PAX headers contain the sizes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for number in range(6):
@@ -45,7 +45,7 @@ def pax_sizes() -> bytes:
 
 
 def mutate_tar(data: bytes, random: Random) -> bytes:
-    """Returns a tar with changed headers (checksums mended half of the time), PAX records, sizes, or cut."""
+    """Returns a tar that is cut off, or has changed headers (with right checksums half of the time) or PAX records."""
     content = bytearray(data)
     kind = random.random()
     if kind < 0.15:
@@ -90,7 +90,7 @@ def _mend_checksum(content: bytearray, start: int) -> None:
 
 
 def read_all(folder: Path) -> dict[str, dict[str, bytes] | str]:
-    """Returns the parts of each sample by key, or the text of what stood in its way by number."""
+    """Returns the parts of each sample by key, or the text of its error by number."""
     dataset = WebdatasetFolder(folder)
     reader = ShardReader(dataset)
     found: dict[str, dict[str, bytes] | str] = {}
@@ -107,8 +107,8 @@ def read_all(folder: Path) -> dict[str, dict[str, bytes] | str]:
 
 
 def prepare(folder: Path) -> Case:
-    """Makes and prepares the good tars; the case mutates one next to a good one."""
-    logging.disable(logging.WARNING)  # what is said of damaged files is tested elsewhere
+    """Creates and prepares the good tars; the case mutates one next to a good one."""
+    logging.disable(logging.WARNING)  # messages about damaged files are tested elsewhere
     tars = good_tars()
     whole: dict[str, dict[str, dict[str, bytes] | str]] = {}
     for name, data in tars.items():
@@ -119,35 +119,35 @@ def prepare(folder: Path) -> Case:
         whole[name] = read_all(folder / name)
     names = list(tars)
 
-    def case(number: int, place: Path) -> Outcome:
+    def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
         name = names[number % len(names)]
         broken = mutate_tar(tars[name], random)
         refused = 0
-        # With the index from before: samples whose bytes did not change come as they were.
-        shutil.copytree(folder / name, place / "old")
-        (place / "old" / "a.tar").write_bytes(broken)
+        # With the index from before: samples whose bytes did not change are read unchanged.
+        shutil.copytree(folder / name, scratch / "old")
+        (scratch / "old" / "a.tar").write_bytes(broken)
         if number % 2:
             for extra in ("extents.bin", "index.sqlite"):
-                (place / "old" / ".nv-meta" / extra).unlink()
+                (scratch / "old" / ".nv-meta" / extra).unlink()
         found: dict[str, dict[str, bytes] | str] = {}
-        refused += refused_by_us(lambda: found.update(read_all(place / "old")), f"{name}, read") is not None
+        refused += refused_by_us(lambda: found.update(read_all(scratch / "old")), f"{name}, read") is not None
         check_neighbours(found, whole[name], f"{name}, old index", must_arrive=not refused)
         if number % 2 == 0 and len(broken) == len(tars[name]):
             check_untouched(found, whole[name], tars[name], broken, name)
-        # Prepared after the mutation: refused whole, or what is then read has no raw error.
-        (place / "new").mkdir()
-        (place / "new" / "a.tar").write_bytes(broken)
-        shutil.copy(folder / name / "b.tar", place / "new" / "b.tar")
-        error = refused_by_us(lambda: prepare_dataset(place / "new"), f"{name}, prepare")
+        # Prepared after the mutation: it fails as a whole, or reading raises no foreign error.
+        (scratch / "new").mkdir()
+        (scratch / "new" / "a.tar").write_bytes(broken)
+        shutil.copy(folder / name / "b.tar", scratch / "new" / "b.tar")
+        error = refused_by_us(lambda: prepare_dataset(scratch / "new"), f"{name}, prepare")
         if error is None:
             found = {}
-            refused += refused_by_us(lambda: found.update(read_all(place / "new")), f"{name}, read anew") is not None
+            refused += refused_by_us(lambda: found.update(read_all(scratch / "new")), f"{name}, read again") is not None
             check_neighbours(found, whole[name], f"{name}, new index", must_arrive=not refused)
             if any(key.startswith("#") for key in found):
                 raise Lost(f"{name}: a sample that was just indexed cannot be read: {found}")
-        elif list((place / "new").rglob("*.idx")) or (place / "new" / ".nv-meta").exists():
-            raise Lost(f"{name}: a refused prepare wrote {sorted((place / 'new').rglob('*'))}")
+        elif list((scratch / "new").rglob("*.idx")) or (scratch / "new" / ".nv-meta").exists():
+            raise Lost(f"{name}: a refused prepare wrote {sorted((scratch / 'new').rglob('*'))}")
         return Outcome(survived=int(not refused and error is None), refused=int(bool(refused or error)))
 
     return case
@@ -156,7 +156,7 @@ def prepare(folder: Path) -> Case:
 def check_neighbours(
     found: dict[str, dict[str, bytes] | str], whole: dict[str, dict[str, bytes] | str], what: str, *, must_arrive: bool
 ) -> None:
-    """Raises Lost unless the samples of the good shard came as they are."""
+    """Raises Lost unless the samples of the good shard are unchanged."""
     for key in (key for key in whole if key.startswith("z")):
         if found.get(key, whole[key]) != whole[key] or (must_arrive and key not in found):
             raise Lost(f"{what}: {key} of the good shard is {str(found.get(key))[:80]}")
@@ -169,7 +169,7 @@ def check_untouched(
     broken: bytes,
     what: str,
 ) -> None:
-    """Raises Lost unless the samples whose headers and contents did not change came as they are."""
+    """Raises Lost unless the samples whose headers and contents did not change are unchanged."""
     touched = set()
     with tarfile.open(fileobj=io.BytesIO(good)) as tar:
         for member in tar:

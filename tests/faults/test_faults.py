@@ -1,4 +1,4 @@
-"""A sample of each campaign of faults; `make test-faults` runs them whole."""
+"""A sample of each fault campaign; `make test-faults` runs all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(400)
 def test_a_sample_of_each_campaign_loses_nothing() -> None:
-    """In a process of its own: its children are forked, which no process with threads should do."""
+    """In its own process, because it forks, which a process with threads should not do."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults", "--share", "0.004", "--jobs", "1"],
         capture_output=True,
@@ -37,7 +37,7 @@ from pathlib import Path
 from tests.faults.campaign import Campaign, Lost, Outcome, run
 
 def prepare(folder):
-    def case(number, place):
+    def case(number, scratch):
         if number == 1: raise Lost("a sample")
         if number == 2: os.kill(os.getpid(), 11)
         if number == 3: time.sleep(60)

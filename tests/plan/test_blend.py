@@ -48,7 +48,7 @@ def test_shares_follow_the_weights() -> None:
 
 
 def test_every_share_holds_in_every_stream() -> None:
-    """Over 100,000 draws, each of 200 datasets comes within three standard deviations of independent draws."""
+    """Over 100,000 draws, the counts of 200 datasets are within three standard deviations of independent draws."""
     weights = np.random.default_rng(5).pareto(1.0, 200) + 0.01
     shares = weights / weights.sum()
     deviation = np.sqrt(100_000 * shares * (1 - shares))

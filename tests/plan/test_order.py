@@ -58,7 +58,7 @@ def test_draws_with_replacement_name_every_occurrence(counts: list[int], chosen:
     samples = everything(spec, epoch)
     assert len(set(samples)) == len(samples) == spec.total_samples(epoch)
     assert {sample[:2] for sample in samples} <= {sample[:2] for sample in all_samples(counts, range(1))}
-    # A slice that was drawn comes whole, in one pass.
+    # A drawn slice is read completely, in one pass.
     drawn = Counter(sample[2] for sample in samples)
     assert set(drawn.values()) <= set(spec.slices.lengths.tolist())
     assert len(drawn) == len(spec.slices)

@@ -61,7 +61,7 @@ def test_permutation_has_each_place_once(length: int, key: int) -> None:
 
 
 def test_permutation_is_uniform() -> None:
-    # 6 orders of 3 places, 3000 keys: 500 each are expected, with a standard deviation of 20.
+    # 6 orders of 3 elements, 3000 keys: 500 each are expected, with a standard deviation of 20.
     seen: dict[tuple[int, ...], int] = {}
     for key in range(3000):
         order = tuple(permutation(3, key).tolist())

@@ -1,4 +1,4 @@
-"""Storage that fails for tests: a clock that nobody waits for, and preads that raise."""
+"""Failing storage for tests: a clock that does not wait, and preads that raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_dali.shards.storage import retry
 
 
 class FakeClock:
-    """A clock whose pauses pass at once."""
+    """A clock whose pauses take no time."""
 
     def __init__(self) -> None:
         self.time = 1000.0

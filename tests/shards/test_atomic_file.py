@@ -1,4 +1,4 @@
-"""What is written as a whole: old content or new, no leftovers, and errors that name the file and the remedy."""
+"""Atomic writes: old content or new, no leftovers, and errors that name the file and the remedy."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_file_beyond_the_limit_is_named_with_the_remedy(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_is_full_only_when_it_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network file systems and delayed allocation say so no sooner than fsync does."""
+    """Network file systems and delayed allocation report a full disk only in fsync."""
     path = tmp_path / "file"
     write_atomically(path, b"old")
 

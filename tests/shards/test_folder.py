@@ -1,4 +1,4 @@
-"""What `.nv-meta` says: shards, splits, excludes, and what samples are; and what is said when it is wrong."""
+"""The content of `.nv-meta`: shards, splits, excludes and sample types, and the errors for wrong files."""
 
 from __future__ import annotations
 

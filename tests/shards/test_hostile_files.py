@@ -1,4 +1,4 @@
-"""Damaged and hostile files of a dataset: samples as they are, or errors of this package, soon and in few words."""
+"""Damaged and hostile files of a dataset: right samples, or errors of this package, quickly and with short messages."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_extents_with_odd_names_are_refused(names: bytes, root: Path) -> None:
 
 
 def test_extents_of_other_shard_names_are_not_used(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # The same identity and the same counts: only the digest of the names tells the two apart.
+    # The same identity and the same counts: only the digest of the names differs.
     assert WebdatasetFolder(str(root)).index.source == "extents"
     info = root / ".nv-meta" / ".info.json"
     info.write_text(info.read_text().replace("shard_1.tar", "moved_1.tar"))

@@ -1,4 +1,4 @@
-"""Datasets on web servers that fail, cut answers off, do not know ranges, or say nothing."""
+"""Datasets on web servers that fail, cut responses off, do not support ranges, or do not answer."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_without_ranges_each_file_is_fetched_once(web: Web, tmp_path: Path, capl
         assert good(read(reader)) == ALL
         reader.close()
     for shard in range(3):
-        # The first request to the server shows what it does, and is given up.
+        # The first request to the server shows what it supports, and fails.
         assert web.requests["GET", f"shard_{shard}.tar"] == 1
     assert web.requests["GET", "extents.bin"] == 2
     assert web.sent_bytes < 2 * sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())

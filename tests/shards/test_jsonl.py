@@ -1,4 +1,4 @@
-"""JSONL files: their index, and reading by it."""
+"""JSONL files: their index, and reading with it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_line_that_is_not_blank_is_a_sample(
 
 
 def test_the_index_is_energons(tmp_path: Path) -> None:
-    """Offsets as megatron-energon 7.4.1 writes them: blank lines belong to the line before, the first begins at 0."""
+    """Offsets as megatron-energon 7.4.1 writes them: blank lines belong to the line before; the first offset is 0."""
     path = write(tmp_path, b'\n  \n{"a": 1}\n\n{"a": 2}\n{"a": 3}\n \n')
     prepare_jsonl(str(path))
     assert np.fromfile(f"{path}.idx", np.uint64).tolist() == [0, 14, 23, 34]

@@ -1,4 +1,4 @@
-"""What prepare finds, writes and refuses; and that other programs' datasets are read and ours are written alike."""
+"""What prepare finds, writes and rejects; and that it writes the same files as Energon."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def all_contents(root: Path) -> dict[str, dict[str, bytes]]:
     return found
 
 
-# --- the other program -----------------------------------------------------------------------------------------------
+# --- compared with Energon -------------------------------------------------------------------------------------------
 
 
 def test_prepares_like_energon(tmp_path: Path) -> None:
-    """The same shards prepared here give the same files, byte for byte where the format leaves no choice."""
+    """Preparing the same shards gives the same files, byte for byte where the format leaves no choice."""
     for path in FIXTURE.glob("*.tar"):
         shutil.copy(path, tmp_path)
     prepare_dataset(tmp_path, split_ratio={"train": 1, "val": 1, "test": 0}, media_filter=MediaFilter("EXTENSION"))
@@ -112,7 +112,7 @@ print("RESULT" + json.dumps(found))
 if ENERGON_PYTHON := os.environ.get("ENERGON_PYTHON"):
 
     def test_energon_reads_what_is_prepared_here(tmp_path: Path) -> None:
-        """Runs where an interpreter that has megatron-energon is named; the comparison of files above runs always."""
+        """Runs if an interpreter with megatron-energon is given; the comparison of files above always runs."""
         expected = captions(tmp_path)
         prepare_dataset(tmp_path)
         sample_type = "sample_type: {__module__: megatron.energon, __class__: CaptioningSample}\n"
@@ -210,7 +210,7 @@ def test_an_index_of_the_same_samples_keeps_its_identity(tmp_path: Path) -> None
     assert prepared(shards=["shard_1.tar", "shard_0.tar", "shard_2.tar"]) != prepared()
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is rejected ------------------------------------------------------------------------------------------------
 
 
 def test_all_bad_shards_are_named_and_nothing_is_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A preparation that is refused, interrupted, killed, or that fills the disk leaves the old dataset, or the new one."""
+"""Preparing leaves either the old dataset or the new one if it is rejected, interrupted, killed, or fills the disk."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_describing_media_leaves_the_old_table(tmp_path: Path) -> None:
 
 
 def test_file_systems_that_cannot_exchange_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, two renames follow each other; a kill between them is mended by the next preparation."""
+    """Two renames follow each other there; after a kill between them, the next preparation repairs the folder."""
     monkeypatch.setattr(building, "_exchange", lambda one, other: False)
     captions(tmp_path)
     prepare_dataset(tmp_path)

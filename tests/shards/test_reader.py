@@ -1,4 +1,4 @@
-"""Samples come as they lie in the tar, by every kind of index; a changed shard gives an error, no wrong bytes."""
+"""Samples are read as they are in the tar, with every kind of index; a changed shard is an error, never wrong bytes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_filter_that_raises_stop_iteration_ends_no_epoch(dataset: tuple[Path, 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_unusual_names_and_gaps(form: int, tmp_path: Path) -> None:
-    """Long names, other letters, large parts that are not wanted, and files between the parts of a sample."""
+    """Long names, non-ASCII names, large unwanted parts, and files between the parts of a sample."""
     long = "d" * 60 + "/" + "k" * 60
     files = [("ä.jpg", b"1"), ("ä.big", bytes(50_000)), ("__meta__", b"no part"), ("ä.txt", b"2"), ("plain", b"?")]
     files += [(f"{long}.jpg", b"3"), (f"{long}.big", bytes(2_000_000)), (f"{long}.txt", b"")]
@@ -127,7 +127,7 @@ def test_a_bad_shard_loses_only_its_samples(source: str, dataset: tuple[Path, di
 
 @pytest.mark.parametrize("source", ["extents", "sqlite"])
 def test_a_shard_of_other_samples_is_noticed(source: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
-    """One sample fewer moves all that follow: each of them is an error, and none has another's bytes."""
+    """One sample less moves all that follow: each of them is an error, and none has the bytes of another."""
     root, expected = dataset
     for name in SOURCES[source]:
         (root / ".nv-meta" / name).unlink()
@@ -240,7 +240,7 @@ def test_without_other_indexes_the_tar_index_is_checked(
 
 
 def test_a_forked_process_reads_on(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
-    """A child that inherits an open reader opens files of its own, and its close leaves the parent's open."""
+    """A child that inherits an open reader opens its own files, and closing them leaves the parent's open."""
     root, _ = dataset
     program = f"""
 import os

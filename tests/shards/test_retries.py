@@ -1,4 +1,4 @@
-"""One rule for errors that pass: what is retried and how often, what costs a sample, and what ends the run."""
+"""One rule for transient errors: what is retried and how often, what costs a sample, and what ends the run."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_without_a_loader_one_budget_is_all(dataset: Path, clock: FakeClock) -> 
 
 
 def test_a_closed_loader_ends_the_pauses(dataset: Path) -> None:
-    """In real time: nobody waits for the 5 s that a pause would take."""
+    """In real time: closing does not wait for the 5 s of a pause."""
     scope = RetryScope(RetryPolicy(store_seconds=1000))
     reader = StoragePath.of(str(dataset / "shard_0.tar")).open()
     failed = threading.Event()
@@ -251,7 +251,7 @@ def test_lines_of_json_are_read_by_the_same_rule(tmp_path: Path, clock: FakeCloc
 
 
 def test_readers_are_closed_by_the_collector_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection in the middle of opening a file closes other files in the same thread: that must never wait."""
+    """A garbage collection while a file is opened closes other files in the same thread: that must never deadlock."""
     monkeypatch.setattr(local, "MAX_OPEN_FILES", 3)
     (tmp_path / "f").write_bytes(b"content")
     place = StoragePath.of(str(tmp_path / "f"))
@@ -279,7 +279,7 @@ def test_readers_are_closed_by_the_collector_at_any_moment(tmp_path: Path, monke
 
 
 def test_a_file_that_begins_to_fail_is_told_from_its_store(dataset: Path, clock: FakeClock) -> None:
-    """The file that was read last fails: that another one can still be read shows that the store answers."""
+    """The file that was read last fails, but another one can still be read, so the store answers."""
     broken = False
 
     def fails(path: str, fd: int) -> OSError | None:

@@ -1,4 +1,4 @@
-"""Datasets on an S3 server and on a web server, both on this machine; retries; atomic writes."""
+"""Datasets on an S3 server and on a web server, both on this machine; retries and paths."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_store_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves files; knows ranges; answers every third request with 503."""
+    """Serves files with range requests, and answers every third request with 503."""
 
     requests = 0
     ranges = True
@@ -171,7 +171,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -195,7 +195,7 @@ def test_reads_from_a_web_server(tmp_path: Path, ranges: bool, monkeypatch: pyte
             thread.join()
 
 
-# --- paths, retries, pieces ------------------------------------------------------------------------------------------
+# --- paths, retries, requests ----------------------------------------------------------------------------------------
 
 
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,7 @@ def test_window_asks_in_large_steps(tmp_path: Path) -> None:
             return data[offset : offset + size]
 
         def close(self) -> None:
-            """Nothing to close."""
+            """Has nothing to close."""
 
     window = WindowReader(Counting(), 1000)
     assert b"".join(window.read_at(offset, 100) for offset in range(0, len(data), 100)) == data
@@ -301,7 +301,7 @@ def test_window_asks_in_large_steps(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_read_leaves_nothing_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between asking and waiting: the next read gets its own answers."""
+    """Ctrl-C between requesting and waiting: the next read gets its own responses."""
     expected = captions(tmp_path)
     prepare_dataset(tmp_path)
     reader = ShardReader(WebdatasetFolder(str(tmp_path)))

@@ -1,4 +1,4 @@
-"""The scanner sees what tarfile sees, and refuses what tarfile takes for the end."""
+"""The scanner finds what tarfile finds, and rejects damage that tarfile takes for the end."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def pax_tar(name: str, size: str) -> bytes:
 
 
 def header_tar(kind: bytes, size: bytes) -> bytes:
-    """Returns a tar whose only header has a size field of these bytes and a right checksum."""
+    """Returns a tar whose only header has these bytes as its size field, and a correct checksum."""
     member = tarfile.TarInfo("a.jpg")
     member.type = kind
     header = bytearray(member.tobuf(tarfile.GNU_FORMAT))

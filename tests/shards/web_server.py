@@ -1,4 +1,4 @@
-"""A web server on this machine for tests: counts requests, connections and bytes, and fails as it is told."""
+"""A local web server for tests: counts requests, connections and bytes, and fails on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Web:
-    """What the server does, and what it was asked.
+    """What the server does, and which requests it received.
 
     Attributes:
         ranges: Whether it answers range requests.
@@ -73,7 +73,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
             web.sent_bytes += len(data[start : start + (1 << 16)])
 
     def log_message(self, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""YAML of others: plain values or one error, whatever the file holds."""
+"""YAML from outside: plain values or one error, whatever the file contains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from energon_dali.shards.documents.yaml_text import MAX_DEPTH, MAX_VALUES, parse
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "&a [", "!!seq ["])
 def test_nesting_without_end_is_refused(opening: str) -> None:
-    # Composing such a file overflows the stack of the C loader, and ends the process.
+    # Composing such a file overflows the stack of the C loader, and kills the process.
     with pytest.raises(DatasetFormatError, match=r"more than 64 levels|a key is not text|cannot be parsed"):
         parse_yaml(("subflavors: " + opening * 50_000).encode(), "dataset.yaml")
 
