@@ -61,32 +61,32 @@ class SavableDataset(ABC, Generic[T]):
             raise TypeError(f"{type(self).__name__} must override with_children, since it has children.")
         return self
 
-    place = 0
-    """Number of the position in mixtures of datasets, on which random draws depend."""
+    mixture_position = 0
+    """Number of this dataset's position in the mixtures above it, on which its random draws depend."""
 
-    def placed(self, number: int) -> Self:
+    def at_position(self, number: int) -> Self:
         """Returns a copy for one position in a mixture: the same data has another order at another position.
 
         Args:
             number: Number of the position. Nested positions are ordered: 2 within 1 differs from 1 within 2.
         """
-        twin = self.with_children(*(child.placed(number) for child in self.children))
+        twin = self.with_children(*(child.at_position(number) for child in self.children))
         if twin is not self:
-            twin.place = mix(self.place, number)
+            twin.mixture_position = mix(self.mixture_position, number)
         return twin
 
     @property
-    def place_seed(self) -> int:
+    def hook_seed(self) -> int:
         """Seed for what hooks of this dataset draw: that of the job, or another for each position in a mixture."""
         seed = self.worker_config.seed_offset
-        return mix(seed, self.place) if self.place else seed
+        return mix(seed, self.mixture_position) if self.mixture_position else seed
 
-    def with_old_shares(self) -> Self:
+    def with_old_ranges(self) -> Self:
         """Returns a copy that divides validation samples as earlier releases did, for states that they saved.
 
         If that makes no difference, it is this dataset itself.
         """
-        old = [child.with_old_shares() for child in self.children]
+        old = [child.with_old_ranges() for child in self.children]
         if all(one is other for one, other in zip(old, self.children, strict=True)):
             return self
         try:
@@ -218,7 +218,7 @@ class WrapperDataset(SavableDataset[T]):
         if worker_config is not None and worker_config != dataset.worker_config:
             raise ConfigError(
                 f"{type(self).__name__} was given {worker_config}, but the dataset below has {dataset.worker_config}. "
-                "All datasets of a tree share one WorkerConfig; leave it out to take the inner one's."
+                "All datasets of a tree share one WorkerConfig; leave it out to use that of the inner dataset."
             )
         self.dataset = dataset
 

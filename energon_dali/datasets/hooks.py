@@ -71,7 +71,7 @@ class FailurePolicy:
         stage: Name of the stage or hook, as it appears in statistics and messages.
         tolerance: Consecutive failures after which FatalSampleError is raised; 0 is unlimited.
         context: Takes the counts.
-        worker_config: Gives the error handler.
+        worker_config: Has the error handler.
     """
 
     __slots__ = ("_consecutive", "_context", "_handler", "stage", "tolerance")
@@ -240,7 +240,7 @@ class HookRunner:
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
-        self._seed = owner.place_seed
+        self._seed = owner.hook_seed
         self._samples_per_batch: int | None = getattr(owner, "samples_per_batch", None)
         self.index = 0
         """Inputs that were processed."""
@@ -383,7 +383,7 @@ def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, re
     argument = remake(input_key(owner, function, key))
     key = key_from_json(key)
     index, num_streams = key[1], owner.worker_config.layout.num_streams
-    with hook_context(index, owner.place_seed, getattr(owner, "samples_per_batch", None), num_streams):
+    with hook_context(index, owner.hook_seed, getattr(owner, "samples_per_batch", None), num_streams):
         if not inspect.isgeneratorfunction(function):
             return set_restore_key(function(argument), key)
         offset = key[2]

@@ -114,7 +114,7 @@ def _widen(row: ReaderRow, count: int) -> ReaderRow:
 
 
 def split_batch(batch: Any, components: Sequence[str]) -> Iterator[tuple[Any, dict[str, bytes]]]:
-    """Gives (outcome of the image, content of the other parts by name) of each row of a ReaderBatch."""
+    """Yields (outcome of the image, content of the other parts by name) of each row of a ReaderBatch."""
     for number, outcome in enumerate(batch.images):
         contents = ((name, batch.parts[name][number]) for name in components[1:])
         yield outcome, {name: content for name, content in contents if content is not None}

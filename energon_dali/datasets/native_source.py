@@ -115,13 +115,13 @@ class NativeSourceDataset(SavableDataset[Any]):
         """Returns the config of the source, since both feeds yield the same samples in the same order."""
         return self.source.config()
 
-    def placed(self, number: int) -> NativeSourceDataset:
+    def at_position(self, number: int) -> NativeSourceDataset:
         twin = copy.copy(self)
-        twin.source = self.source.placed(number)
+        twin.source = self.source.at_position(number)
         return twin
 
-    def with_old_shares(self) -> NativeSourceDataset:
-        source = self.source.with_old_shares()
+    def with_old_ranges(self) -> NativeSourceDataset:
+        source = self.source.with_old_ranges()
         if source is self.source:
             return self
         twin = copy.copy(self)

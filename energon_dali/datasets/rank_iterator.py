@@ -64,7 +64,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._limit = dataset.rank_limit()
         # The limit counts the elements of all streams together, so it is applied here.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
-        self._even_shares = self._dataset.with_old_shares() is not self._dataset
+        self._even_ranges = self._dataset.with_old_ranges() is not self._dataset
         self._blocks = blocks
         self._cache_pool = cache_pool
         self.metrics = metrics or Metrics()
@@ -173,7 +173,7 @@ class RankIterator(Iterator[T], Generic[T]):
         """Returns the same at low cost; `stream.plain` turns it into plain values."""
         return {
             "given": self._given,
-            **({"shares": "even"} if self._even_shares else {}),
+            **({"shares": "even"} if self._even_ranges else {}),
             "streams": {
                 str(stream): {
                     "count": self._counts[stream],
@@ -210,8 +210,8 @@ class RankIterator(Iterator[T], Generic[T]):
                 "fits every layout."
             )
         check_plain(state)
-        if self._even_shares and state.get("shares") != "even":  # of an earlier release
-            self._dataset, self._even_shares = self._dataset.with_old_shares(), False
+        if self._even_ranges and state.get("shares") != "even":  # of an earlier release
+            self._dataset, self._even_ranges = self._dataset.with_old_ranges(), False
             self.close()
 
         self._given = count_of(state, "given") if "given" in state else 0

@@ -102,9 +102,9 @@ class SourceDataset(SavableDataset[Any]):
 
     def config(self) -> dict[str, Any]:
         own = {**super().config(), "repeat": self.repeat, **self.source_config}
-        return own if self.with_old_shares() is self else {**own, "shares": "even"}
+        return own if self.with_old_ranges() is self else {**own, "shares": "even"}
 
-    def placed(self, number: int) -> SourceDataset:
+    def at_position(self, number: int) -> SourceDataset:
         twin = copy.copy(self)
         source_number = mix(self.order.source, number)
         twin.order = self.order.for_source(source_number)
@@ -123,7 +123,7 @@ class SourceDataset(SavableDataset[Any]):
             return order.num_samples(0)
         return max(order.samples_per_pass(), min(1, self.order.base.num_samples))
 
-    def with_old_shares(self) -> SourceDataset:
+    def with_old_ranges(self) -> SourceDataset:
         order = self.order
         spec = order.spec if isinstance(order, RepeatedOrder) else order
         if not spec.even_ranges:
@@ -196,7 +196,7 @@ class _SourceIterator(StreamIterator[Any]):
             if isinstance(raw, DatasetFormatError):
                 raise raw  # an invalid index: every sample of it would fail
             if isinstance(raw, DatasetError):
-                # Without a sample there is no seed, but the number of the sample in its position.
+                # There is no seed without a sample: `seed` is the number of the sample here.
                 failure = ReadFailure(self._reader, *self._reader.locate(seed), self._dataset.name)
                 self._read_policy.on_failure(raw, failure, epoch=epoch)
                 continue

@@ -121,7 +121,7 @@ class WrapperIterator(StreamIterator[T]):
     """An iterator over another one. What a subclass does not override is that of the inner iterator.
 
     Args:
-        inner: Gives the elements of the dataset below.
+        inner: The iterator of the dataset below.
     """
 
     def __init__(self, inner: StreamIterator[Any]) -> None:

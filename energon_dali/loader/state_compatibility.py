@@ -34,7 +34,7 @@ def adapt_state(state: State, saved: dict[str, Any], dataset: SavableDataset[Any
         StateError: The state is of another dataset.
     """
     if _has_old_shares(saved):
-        dataset = dataset.with_old_shares()
+        dataset = dataset.with_old_ranges()
     now = json.loads(json.dumps(dataset.config(), sort_keys=True, default=as_plain))
     state, saved = _with_batch_size(state, saved, now, dataset)
     differences = _differences(saved, now, "")

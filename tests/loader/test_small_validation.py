@@ -146,7 +146,7 @@ def test_states_of_earlier_releases_go_on_as_they_would_have(
     path = several(tmp_path, 3, 10) if several_datasets else texts(tmp_path / "a", 24)
     layout = {"rank": 0, "world_size": 2, "num_streams": 16}
     earlier = get_savable_loader(validation(path, **layout))
-    earlier._tree = earlier._tree.with_old_shares()
+    earlier._tree = earlier._tree.with_old_ranges()
     batches = iter(earlier)
     before = [next(batches).__key__[0] for _ in range(count)]
     state = json.loads(json.dumps(earlier.save_state_rank()))

@@ -139,7 +139,7 @@ class GroupingIterator(WrapperIterator[Any]):
                 return made
 
     def _refill_current(self, state: State, restore: Callable[[Sequence[Key]], list[Any]]) -> None:
-        """Gives the hook the list again that it was working on when the state was saved, if it had not finished."""
+        """Continues the hook on the list that it was working on when the state was saved."""
         self._runner.index = state["index"]
         if not state["current"]:
             return
@@ -214,7 +214,7 @@ class _BatchIterator(GroupingIterator):
         super().__init__(dataset, "batch", context)
         self._size = dataset.batch_size
         self._drop_last = dataset.drop_last
-        self._seed = dataset.place_seed
+        self._seed = dataset.hook_seed
         self._ended = False
         self._before: State = {}
 

@@ -117,7 +117,7 @@ class _GroupIterator(GroupingIterator):
     def _join(self, sample: Any, sample_key: Key, number: int) -> _Group | None:
         """Puts sample `number` of the stream into its group and returns the group; None if the sample is dropped."""
         try:
-            with sample_context(number * self._num_streams + self._stream, self._dataset.place_seed):
+            with sample_context(number * self._num_streams + self._stream, self._dataset.hook_seed):
                 given = self._dataset.sample_group_key(sample)
             if not isinstance(given, (tuple, list)) or len(given) != 2:
                 raise ConfigError(

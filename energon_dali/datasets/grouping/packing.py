@@ -128,7 +128,7 @@ class PackingDataset(GroupingDataset):
             (sample,) = decode_elements(self.decoder, [sample], strict=True)
         if self.sample_encoder is None:
             return sample
-        with sample_context(index, self.place_seed):
+        with sample_context(index, self.hook_seed):
             return self.sample_encoder(sample)
 
 
@@ -147,7 +147,7 @@ class _PackingIterator(GroupingIterator):
         self._decode_policy = FailurePolicy("decode", DEFAULT_FAILURE_TOLERANCE, context, config)
         self._stream = context.stream
         self._num_streams = config.layout.num_streams
-        self._seed = dataset.place_seed
+        self._seed = dataset.hook_seed
         self._packs: deque[list[Keyed]] = deque()
         self._kept: list[tuple[int, list[Keyed]]] = []  # (rounds that it was kept, group), for the next buffer
         self._encoded = 0

@@ -55,8 +55,8 @@ class BlendDataset(MixtureDataset):
             )
         self.path = ""
 
-    def placed(self, number: int) -> Self:
-        twin = super().placed(number)
+    def at_position(self, number: int) -> Self:
+        twin = super().at_position(number)
         twin.path = f"{number - 1}/{self.path}"
         return twin
 
@@ -91,7 +91,7 @@ class _BlendIterator(MixtureIterator):
     def __init__(self, dataset: BlendDataset, context: StreamContext) -> None:
         super().__init__(dataset, context)
         self._weights = dataset.weights
-        self._seed = dataset.place_seed
+        self._seed = dataset.hook_seed
         self._draws = 0
         self._running = [weight > 0 for weight in self._weights]
         self._drawn: list[int] = []
@@ -178,8 +178,8 @@ class BlendSourceDataset(SourceMixture):
             if weight and source is not None:
                 _check_endless(source.repeat, source.order.base.num_samples, source.name, name)
 
-    def placed(self, number: int) -> BlendSourceDataset:
-        twin = copy.copy(super().placed(number))
+    def at_position(self, number: int) -> BlendSourceDataset:
+        twin = copy.copy(super().at_position(number))
         twin.seed = mix(self.seed, number)
         return twin
 

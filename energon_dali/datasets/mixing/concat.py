@@ -41,7 +41,7 @@ class ConcatDataset(MixtureDataset):
 
 
 class ConcatSourceDataset(SourceMixture):
-    """Yields, in every stream, its share of the first source, then that of the second, and so on; then the epoch ends.
+    """Yields, in every stream, its part of the first source, then that of the second, and so on; then the epoch ends.
 
     The remainders of the sources, which do not divide by the number of streams, go to the streams in turn, so that the
     streams of a validation over many small datasets have about the same length.

@@ -28,9 +28,10 @@ class EpochizedBlendDataset(SourceMixture):
     """Yields epochs in which every sample of a source comes `repetitions` times, over all streams together.
 
     With 1.5 repetitions each epoch has all samples once and half of them once more; the next epoch has the other half
-    (`plan.RepeatedOrder`). The sources are interleaved in proportion to what they have in the epoch, so that the shares
-    hold everywhere in it and all sources end together (`plan.Interleave`). Samples that are skipped or fail are left
-    out. What a source yields beyond its plan (cookers that are generators) comes at the end of the epoch.
+    (`plan.RepeatedOrder`). The sources are interleaved in proportion to what they have in the epoch, so that the
+    proportions hold everywhere in it and all sources end together (`plan.Interleave`). Samples that are skipped
+    or fail are left out. What a source yields beyond its plan (cookers that are generators) comes at the end of the
+    epoch.
 
     Args:
         datasets: Sources, or a cook stage around one each. They are copied; the copies repeat as asked and then end.
@@ -77,8 +78,8 @@ class EpochizedBlendDataset(SourceMixture):
                 "repetitions are 0."
             )
 
-    def placed(self, number: int) -> EpochizedBlendDataset:
-        twin = copy.copy(super().placed(number))
+    def at_position(self, number: int) -> EpochizedBlendDataset:
+        twin = copy.copy(super().at_position(number))
         twin.seed = mix(self.seed, number)
         return twin
 

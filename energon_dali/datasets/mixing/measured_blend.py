@@ -116,7 +116,7 @@ def count_tokens(sample: Any) -> int:
     """Returns the length of an encoded sample: of its field or key `tokens`, `input_ids` or `length`.
 
     Raises:
-        ConfigError: It has none of them, or what it has there has no length.
+        ConfigError: It has none of them, or a value without a length.
     """
     for name in TOKEN_FIELDS:
         value = sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)

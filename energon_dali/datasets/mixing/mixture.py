@@ -111,7 +111,7 @@ class MixtureDataset(SavableDataset[Any]):
 
 def numbered(datasets: Sequence[SavableDataset[Any]]) -> tuple[SavableDataset[Any], ...]:
     """Returns copies of datasets that know their number in a mixture: two with the same data have different orders."""
-    return tuple(dataset.placed(number) for number, dataset in enumerate(datasets, start=1))
+    return tuple(dataset.at_position(number) for number, dataset in enumerate(datasets, start=1))
 
 
 class MixtureIterator(StreamIterator[Any]):

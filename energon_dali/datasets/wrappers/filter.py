@@ -63,7 +63,7 @@ class _FilterIterator(WrapperIterator[Any]):
         tolerance = failure_tolerance(dataset.filter_fn, DEFAULT_FAILURE_TOLERANCE)
         self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
         self._stream, self._num_streams = context.stream, config.layout.num_streams
-        self._seed = dataset.place_seed
+        self._seed = dataset.hook_seed
         self._seen = 0
 
     def __next__(self) -> Any:

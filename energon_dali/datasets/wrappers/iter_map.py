@@ -97,7 +97,7 @@ class IterMapDataset(WrapperDataset[Any]):
         restore_key = expect_name(restore_key, "IterMapDataset", 2)
         index, offset, *keys = restore_key[1:]
         elements = iter([self.dataset.restore_sample(key) for key in keys])
-        with sample_context(index, self.place_seed):
+        with sample_context(index, self.hook_seed):
             for number, output in enumerate(self.iter_map_fn(elements)):
                 if number == offset:
                     return set_restore_key(output, restore_key)
@@ -148,7 +148,7 @@ class _IterMapIterator(WrapperIterator[Any]):
         tolerance = failure_tolerance(dataset.iter_map_fn, DEFAULT_FAILURE_TOLERANCE)
         self._policy = FailurePolicy(dataset.stage, tolerance, context, config)
         self._metrics = context.metrics
-        self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, dataset.place_seed
+        self._stream, self._num_streams, self._seed = context.stream, config.layout.num_streams, dataset.hook_seed
         self._index = 0
         """Outputs so far."""
         self._offset = 0

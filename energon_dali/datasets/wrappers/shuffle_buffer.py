@@ -69,7 +69,7 @@ class _BufferIterator(WrapperIterator[Any]):
     def __init__(self, dataset: ShuffleBufferDataset, context: StreamContext) -> None:
         super().__init__(dataset.dataset.open(context))
         self._dataset = dataset
-        self._order_key = (BUFFER, dataset.place_seed, context.stream)
+        self._order_key = (BUFFER, dataset.hook_seed, context.stream)
         self._saved: State | None = None
         self._key: Key = ()
         self._begin(0)
