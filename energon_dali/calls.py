@@ -43,7 +43,7 @@ def explain_call(function: Any = None, /, *, options: Mapping[str, Any] | None =
     """Returns a function, or a class, whose calls with wrong arguments raise ArgumentError.
 
     Args:
-        function: The function, `__init__`, or class; left out where `options` is given, as in
+        function: The function, `__init__`, or class; left out if `options` is given, as in
             `@explain_call(options=...)`.
         options: The names that it takes as `**options`; without it, any name is accepted.
     """

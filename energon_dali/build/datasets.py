@@ -47,7 +47,7 @@ def get_train_dataset(
         split_part: Part of the split, such as "train".
         worker_config: Rank, world size, workers and streams of this process; None takes them from torchrun's
             environment, with 4 streams per rank.
-        batch_size: Samples per batch; None gives single samples.
+        batch_size: Samples per batch; None yields single samples.
         batch_drop_last: Drop a smaller batch at the end of an epoch (with repeat=False).
         packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack.
         packing_first_buffer_size: Number of samples in the first packing buffer, which doubles each round up to
@@ -110,7 +110,7 @@ def get_val_dataset(
             .jsonl file.
         split_part: Part of the split, such as "train".
         worker_config: As in `get_train_dataset`.
-        batch_size: Samples per batch; None gives single samples.
+        batch_size: Samples per batch; None yields single samples.
         batch_drop_last: Drop the smaller batches at the end of an epoch.
         packing_buffer_size: Number of samples from which the task encoder chooses packs; None does not pack.
         limit: Batches per rank after which an epoch ends; the next epoch starts from the beginning. None takes all.

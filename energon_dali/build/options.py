@@ -202,7 +202,7 @@ def check_number(name: str, value: object) -> None:
         number = None
     if number is None or number < _MINIMUM[name]:
         or_none = "" if name in _NEVER_NONE else ", or None"
-        meaning = "; None gives single samples" if name == "batch_size" else ""
+        meaning = "; None yields single samples" if name == "batch_size" else ""
         raise ConfigError(
             f"{name}={value!r} is invalid: {name} must be a whole number of at least {_MINIMUM[name]}{or_none}"
             f"{meaning}."
@@ -241,7 +241,7 @@ def check_worker_config(config: object) -> WorkerConfig:
 
 
 def default_worker_config() -> WorkerConfig:
-    """Returns the configuration if none is given: 4 streams per rank, on as many workers as there are cores for."""
+    """Returns the configuration of a call without one: 4 streams per rank, on as many workers as the cores allow."""
     rank = WorkerConfig.default_worker_config(0)
     cores = len(os.sched_getaffinity(0))
     workers = max(count for count in (1, 2, 4) if count <= max(1, cores))

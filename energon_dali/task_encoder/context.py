@@ -19,21 +19,6 @@ class _Stack(threading.local):
 _STACK = _Stack()
 
 
-def push_sample(index: int, seed: int) -> None:
-    """Starts the work on a sample in this thread.
-
-    Args:
-        index: Number of the stage's input, over all streams.
-        seed: Seed of the job.
-    """
-    _STACK.entries.append((index, seed))
-
-
-def pop_sample() -> None:
-    """Ends the work that was started last in this thread."""
-    _STACK.entries.pop()
-
-
 class sample_context:  # noqa: N801 - read as a statement: with sample_context(index, seed)
     """Starts and ends the work on a sample, as a `with` block.
 

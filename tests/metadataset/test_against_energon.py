@@ -1,4 +1,4 @@
-"""Metadatasets that megatron-energon 7.4.1 prepared and read mean here what they mean there."""
+"""Metadatasets that megatron-energon 7.4.1 prepared and read mean the same in this package."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_same_leaves_with_the_same_weights(name: str, split: str) -> None:
         assert item.repetitions == expected["repetitions"]
         assert source.shuffle_over_epochs_multiplier == expected["shuffle_over_epochs"]
         assert subset_of(source) == expected["subset"]
-        if source.join is None:  # Energon's already hold what dataset.yaml says
+        if source.join is None:  # Energon's references already include those of dataset.yaml
             assert {**from_dataset_yaml(source), **source.subflavors} == expected["subflavors"]
 
 
@@ -121,7 +121,7 @@ def expected_samples(samples: list[Any]) -> list[Any]:
 
 
 def without_rows(sources: list[list[Any]]) -> list[list[Any]]:
-    """Energon names the primary source of a joined sample twice, with rows of the join in place of sample numbers."""
+    """Energon names the primary source of a joined sample twice, with rows of the join instead of sample numbers."""
     if len(sources) == 1:
         return sources
     once = {json.dumps([source[0], *source[2:]]): None for source in sources}

@@ -24,7 +24,7 @@ def read(folder: Path, text: str | bytes) -> document.Document:
 @pytest.mark.parametrize(
     ("scalar", "value"),
     [
-        # As megatron-energon 7.4.1 (rapidyaml) reads them; the comments say what YAML 1.1 makes of them.
+        # As megatron-energon 7.4.1 (rapidyaml) reads them; the comments give the values of YAML 1.1.
         ("yes", True),
         ("No", False),
         ("TRUE", True),

@@ -78,7 +78,7 @@ def joiner(monkeypatch: pytest.MonkeyPatch) -> str:
     return "{__module__: joiners_of_a_user, __function__: combine}"
 
 
-# --- what is joined --------------------------------------------------------------------------------------------------
+# --- joined samples --------------------------------------------------------------------------------------------------
 
 
 def test_skip_leaves_out_what_has_no_match(pair: Path) -> None:
@@ -243,7 +243,7 @@ def test_parts_of_one_dataset_do_not_share_an_index(pair: Path) -> None:
     assert len(prepare_metadataset(file)) == 2
     assert keys_of_part(file, "train") == KEYS[:4]
     assert keys_of_part(file, "val") == KEYS[8:]
-    # An index under Energon's name may be of the other part: what does not fit is refused.
+    # An index under Energon's name may belong to the other split part: one that does not fit is refused.
     (source,) = resolve(file, "val").sources
     assert source.join is not None
     columns = open_columns(source.join.columns, source.location)
@@ -282,7 +282,7 @@ def test_preparing_again_keeps_what_is_valid_and_removes_the_rest(pair: Path) ->
 
 def test_an_index_of_a_split_that_was_prepared_otherwise_is_not_taken(pair: Path, joiner: str) -> None:
     file = join(pair, "{path: right, nonmatch: none}", joiner=joiner)
-    for shard, text in (("shard_001", "None"), ("shard_000", "right")):  # both of four samples, at the same offsets
+    for shard, text in (("shard_001", "None"), ("shard_000", "right")):  # both have four samples, at the same offsets
         prepare_dataset(str(pair / "left"), split_patterns=[("train", f"{shard}.*"), ("val", ".*")])
         with pytest.raises(DatasetFormatError, match="has no index in"):
             samples(file, trust_dataset_code=True)
@@ -331,8 +331,8 @@ def test_rows_that_do_not_belong_together_fail_alone(pair: Path) -> None:
     paths = prepare_metadataset(file)
     index = Path(paths[0])
     table = np.frombuffer(index.read_bytes()[16:], "<i8").reshape(-1, 2, 3).copy()
-    table[2, 1] = table[3, 1]  # another sample's
-    table[5, 1, 1] += 7  # no sample begins there
+    table[2, 1] = table[3, 1]  # the entry of another sample
+    table[5, 1, 1] += 7  # no sample starts there
     table[6, 1, 0] = 99  # no such shard
     for path in paths:
         Path(path).write_bytes(index.read_bytes()[:16] + table.tobytes())

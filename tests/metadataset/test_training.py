@@ -1,4 +1,4 @@
-"""Metadatasets in training: shares, orders, resume, and what a call may say of them."""
+"""Metadatasets in training: shares, orders, resume, and the options of a call."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def test_a_state_is_refused_where_the_split_changed_since(train: list[str], excl
 
     state = make().save_state_rank()
     prepare_dataset(path, split_patterns=[("train", ".*"), ("val", ".*")])
-    make().restore_state_rank(state)  # the same shards, prepared anew
+    make().restore_state_rank(state)  # the same shards, prepared again
     (Path(path) / ".nv-meta" / "split.yaml").write_text(
         json.dumps({"split_parts": {"train": train, "val": ["shard_000.tar", "shard_001.tar"]}, "exclude": exclude})
     )
     with pytest.raises(StateError, match=r"\.ranges was '12-\w+', is '\d+-\w+' \(other samples: the split"):
         make().restore_state_rank(state)
-    # A state from before sources told of their ranges is taken as it was then.
+    # A state from before sources recorded their ranges restores as it did then.
     told = json.dumps(unpack_config(state)).encode()
     untold = re.sub(rb'"ranges": "[-0-9a-f]+", ', b"", told)
     assert len(untold) < len(told)

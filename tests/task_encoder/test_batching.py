@@ -46,7 +46,7 @@ def test_all_else_is_copied(case: str) -> None:
 
 
 def test_neighbours_of_different_storages_are_copied() -> None:
-    # Two storages side by side in one buffer, as an allocator may place them.
+    # Two adjacent storages in one buffer, as an allocator may create them.
     buffer = bytearray(range(8))
     first = torch.frombuffer(buffer, dtype=torch.uint8, count=4)
     second = torch.frombuffer(buffer, dtype=torch.uint8, offset=4)

@@ -6,7 +6,7 @@ import pytest
 
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder import TaskEncoder, current_batch_index, current_sample_index, sample_context
-from energon_dali.task_encoder.context import current_sample, pop_sample, push_sample
+from energon_dali.task_encoder.context import current_sample
 
 
 def test_the_innermost_is_the_sample_and_the_outermost_the_batch() -> None:
@@ -14,9 +14,8 @@ def test_the_innermost_is_the_sample_and_the_outermost_the_batch() -> None:
         assert (current_sample_index(), current_batch_index()) == (3, 3)
         with sample_context(7, 0):
             assert (current_sample_index(), current_batch_index()) == (7, 3)
-            push_sample(9, 1)
-            assert current_sample() == (9, 1)
-            pop_sample()
+            with sample_context(9, 1):
+                assert current_sample() == (9, 1)
         assert current_sample_index() == 3
     assert current_sample() is None
 

@@ -31,7 +31,7 @@ class CaptioningBatch:
 class CaptioningTaskEncoder(
     DefaultTaskEncoder[CaptioningSample, CaptioningSample, CaptioningRawBatch, CaptioningBatch]
 ):
-    """As users of older Energon wrote it."""
+    """The form that users of older Energon wrote."""
 
     def __init__(self, max_length: int = 8) -> None:
         super().__init__(batch_type=CaptioningRawBatch)

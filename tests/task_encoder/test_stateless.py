@@ -15,7 +15,7 @@ from energon_dali.task_encoder import failure_tolerance, is_stateless, sample_co
 Draw = tuple[float, float, float]
 
 GOLDEN = (0.6749783754348755, 0.46347574945902403, 0.13054177253508592)
-"""torch, numpy and random in a hook on sample 5 of a job with seed 1."""
+"""Numbers that torch, numpy and random draw in a hook on sample 5 of a job with seed 1."""
 
 
 def draw() -> Draw:
@@ -60,7 +60,7 @@ def test_the_three_generators_draw_different_numbers() -> None:
 
 
 def test_draws_never_change() -> None:
-    # From the published generators and our own seed; a change here breaks the order of augmentations of running jobs.
+    # From the published generators and our own seed; a change here changes the augmentations of running jobs.
     assert in_context(5, 1) == pytest.approx(GOLDEN, abs=1e-12)
 
 

@@ -86,7 +86,7 @@ def own_name(columns: Sequence[ColumnFolder]) -> str:
 
 
 def energon_names(columns: Sequence[ColumnFolder]) -> Iterator[str]:
-    """Yields the names that Energon may have given the index, the likeliest first.
+    """Yields the names that Energon may have given the index, most likely first.
 
     Energon's digest runs over a set of the excluded samples, whose order differs from process to process: all orders
     are tried, up to a limit. It ignores the split part, so train and val of one dataset share a name.
@@ -148,7 +148,7 @@ def _check_rows(source: SourceReference, columns: Sequence[ColumnFolder], index:
 
 
 def _uuid(column: ColumnFolder) -> str:
-    """Returns the identity of a dataset's index as it stands in its file.
+    """Returns the identity of a dataset's index, unchanged from its file.
 
     Raises:
         DatasetFormatError: It has none.
@@ -158,7 +158,7 @@ def _uuid(column: ColumnFolder) -> str:
     content = read_content(path, MAX_UUID_BYTES)
     if content is None:
         raise DatasetFormatError(
-            f"{path} is missing, by which a join knows its datasets. Run `energon-dali prepare --tar-index-only "
+            f"{path} is missing, and a join identifies its datasets by it. Run `energon-dali prepare --tar-index-only "
             f"{shlex.quote(str(column.folder.path))}`."
         )
     return content.decode("utf-8", "replace")

@@ -77,7 +77,7 @@ class JoinIndexFile:
         if content is None:
             raise self._error("is missing")
         size = len(content)
-        if size == 0:  # Energon writes no header where there are no rows
+        if size == 0:  # Energon writes no header if there are no rows
             return np.zeros((0, self.num_columns, FIELDS), np.int64)
         row_bytes = 8 * FIELDS * self.num_columns
         if size < _HEADER_BYTES or content[: len(MAGIC)].tobytes() != MAGIC:

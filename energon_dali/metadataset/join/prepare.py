@@ -38,7 +38,7 @@ def build_join_index(columns: Sequence[ColumnFolder], paths: Sequence[StoragePat
     """Writes the index of a join, and returns the number of its rows.
 
     The rows follow the primary dataset: its shards in the order of the split, its samples in the order of the shards.
-    A sample of another dataset does not match if its split part does not hold it, or excludes it. Memory does not grow
+    A sample of another dataset does not match if it is not in its split part, or is excluded. Memory does not grow
     with the number of shards.
 
     Args:
