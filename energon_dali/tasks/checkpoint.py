@@ -43,7 +43,7 @@ def load_task(
     except KeyError as error:
         raise _none(checkpoint, repr(error)) from error
     backbone = {**config["backbone"], **known.get("backbone", {})}
-    task = instantiator.task(
+    task: Any = instantiator.task(
         config["task"], backbone=backbone, optimizer=config["optimizer"], scheduler=config["scheduler"], **data
     )
     task.load_state_dict(content["state_dict"])

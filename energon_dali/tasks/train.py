@@ -71,7 +71,7 @@ def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResul
     data_module.setup("fit")
     model_data_kwargs = dict(getattr(data_module, "model_data_kwargs", {}))
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    task = instantiator.task(
+    task: Any = instantiator.task(
         config["task"],
         backbone=_backbone_config(config["backbone"], saved),
         optimizer=config["optimizer"],
@@ -190,6 +190,7 @@ def _newer_names(gpus: Any, trainer: DictConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # `python -m energon_dali.tasks.train` is the documented command; its command line calls `run` of this module.
     from energon_dali.tasks.command import command
 
     command()

@@ -18,12 +18,10 @@ from energon_dali.nearest import describe_nearest
 from energon_dali.tasks.optimization.weight_decay import parameter_groups
 
 if TYPE_CHECKING:
-    from lightning import LightningDataModule, Trainer
+    from lightning import LightningDataModule, LightningModule, Trainer
     from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
-
-    from energon_dali.tasks.core.task import TaskTransformer
 
 Config = Mapping[str, Any]
 """A config with `_target_`: a dict, or what Hydra makes of YAML."""
@@ -44,7 +42,7 @@ class Instantiator(Protocol):
     def backbone(self, cfg: Config, **model_data_kwargs: Any) -> nn.Module:
         """Returns the model, with those of the data module's numbers that it takes and its config leaves open."""
 
-    def task(self, cfg: Config, **given: Any) -> TaskTransformer:
+    def task(self, cfg: Config, **given: Any) -> LightningModule:
         """Returns the task, with its backbone, optimizer, scheduler and the data module's numbers."""
 
     def optimizer(self, model: nn.Module, cfg: Config) -> Optimizer:
@@ -110,7 +108,7 @@ class HydraInstantiator:
         """
         return cast("nn.Module", make("backbone", cfg, **model_data_kwargs))
 
-    def task(self, cfg: Config, **given: Any) -> TaskTransformer:
+    def task(self, cfg: Config, **given: Any) -> LightningModule:
         """Returns the task, with its backbone, optimizer, scheduler and the data module's numbers.
 
         Args:
@@ -138,7 +136,7 @@ class HydraInstantiator:
                 backbone: Any = parts["backbone"]
                 left_open = [name for name in numbers if name in backbone and backbone[name] is None]
                 backbone.update({name: numbers[name] for name in left_open})
-        return cast("TaskTransformer", make("task", rest, strict=True, **{**given, **parts}))
+        return cast("LightningModule", make("task", rest, strict=True, **{**given, **parts}))
 
     def optimizer(self, model: nn.Module, cfg: Config) -> Optimizer:
         """Returns the optimizer of a model's parameters; norms, biases and embeddings have no weight decay.
@@ -242,6 +240,8 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if (old := str(cfg.get("_target_"))) != (new := _current_name(old)):
+        cfg = {**{str(name): cfg[name] for name in cfg}, "_target_": new}
     config = cfg if OmegaConf.is_config(cfg) else OmegaConf.create(dict(cfg), flags={"allow_objects": True})
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
@@ -262,6 +262,15 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
             raise cause from error
         raise ConfigError(f"{place} cannot be made: {_reason(error)}") from error
     return made.func, dict(made.keywords)
+
+
+_MOVED = {"energon_dali.tasks.vision.igpt.pictures.": "energon_dali.tasks.vision.igpt."}
+"""Modules by the names that configs and checkpoints of earlier releases have for them."""
+
+
+def _current_name(target: str) -> str:
+    """Returns the name that a target has now."""
+    return next((target.replace(old, new, 1) for old, new in _MOVED.items() if target.startswith(old)), target)
 
 
 def _reason(error: BaseException) -> str:

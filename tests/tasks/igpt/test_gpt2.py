@@ -159,5 +159,5 @@ def test_pixels_are_drawn_as_often_as_they_are_likely() -> None:
 def test_draws_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="must be above 0"):
         draw_pixels(small(), torch.zeros(0, 1, dtype=torch.int64), 4, seed=0, temperature=0.0)
-    with pytest.raises(ConfigError, match="8 pixels are known, of pictures with 4"):
+    with pytest.raises(ConfigError, match="8 pixels are known, of images with 4"):
         draw_pixels(small(), torch.zeros(8, 1, dtype=torch.int64), 4, seed=0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError, DatasetFormatError
-from energon_dali.tasks.vision.igpt import learn_palette, quantize, stored_palette, to_pictures
+from energon_dali.tasks.vision.igpt import learn_palette, quantize, stored_palette, to_images
 from energon_dali.tasks.vision.igpt.cifar.shards import SplitRecipe, prepare_cifar
 from energon_dali.tasks.vision.igpt.palette import training_pixels
 from energon_dali.tasks.vision.igpt.sequence import _to_sequence
@@ -97,7 +97,7 @@ def test_a_picture_is_the_nearest_colours_row_by_row() -> None:
     tokens = _to_sequence(found)
     assert tokens.dtype == torch.int64
     assert tokens[:, 1].tolist() == [int(found[1, row, column]) for row in range(5) for column in range(4)]
-    drawn = to_pictures(tokens, palette, 5, 4)
+    drawn = to_images(tokens, palette, 5, 4)
     assert torch.equal(drawn.permute(0, 2, 3, 1), levels.byte()[found.long()])
     assert torch.equal(_to_sequence(quantize(drawn, palette)), tokens)
     assert torch.equal(quantize(pixels.float(), levels), distances.argmin(-1))

@@ -78,7 +78,7 @@ def completed(result: TrainResult) -> None:
     task = result.task
     pictures = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     drawn = task.complete(pictures)
-    assert torch.equal(drawn[:, :, :4], task.pictures(task.tokens(pictures))[:, :, :4])
+    assert torch.equal(drawn[:, :, :4], task.images(task.tokens(pictures))[:, :, :4])
     assert torch.equal(drawn, task.complete(pictures))
     other = pictures.clone()
     other[:, :, 4:] = 0

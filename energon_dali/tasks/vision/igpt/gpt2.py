@@ -1,4 +1,4 @@
-"""A small GPT-2 over the pixels of a picture, read row by row as palette colours."""
+"""A small GPT-2 over the pixels of an image, read row by row as palette colours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from energon_dali.errors import ConfigError
 
 _INIT_STD = 0.02
-"""Deviation of the first weights, GPT-2's; so the first guess is nearly uniform over the colours."""
+"""Deviation of the first weights, GPT-2's; so the first prediction is nearly uniform over the colours."""
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class PixelCache:
     """What attention needs of the pixels so far, so that the next one costs no more than itself."""
 
     keys: list[torch.Tensor]
-    """Per layer: float[B, heads, num_positions, head_dim]; places from `length` on hold nothing."""
+    """Per layer: float[B, heads, num_positions, head_dim]; positions from `length` on hold nothing."""
     values: list[torch.Tensor]
     """Likewise."""
     length: int = 0
@@ -75,7 +75,7 @@ class _Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Guesses each pixel's colour from those before it.
+    """Predicts each pixel's colour from those before it.
 
     The sequence is shifted inside: a learnt start vector is put first and the last pixel is not read, so that
     `logits[t]` are of pixel t, given the pixels before t. A model of the same protocol can take its place.
@@ -84,9 +84,9 @@ class GPT2(nn.Module):
         embed_dim: Width of the model.
         num_heads: Attention heads; they share embed_dim equally.
         num_layers: Layers of attention and MLP.
-        num_positions: Longest sequence: the pixels of a picture.
+        num_positions: Longest sequence: the pixels of an image.
         num_vocab: Colours of the palette.
-        num_classes: Classes of pictures; None is 10, as many as CIFAR-10 has.
+        num_classes: Classes of images; None is 10, as many as CIFAR-10 has.
 
     Raises:
         ConfigError: A number is below 1, or num_heads does not divide embed_dim.
@@ -137,7 +137,7 @@ class GPT2(nn.Module):
                 nn.init.normal_(module.weight, std=_INIT_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        # Each block adds two terms to the sum, whose size is not to grow with the depth.
+        # Each layer adds two terms to the sum, whose size should not grow with the depth.
         for name, weight in self.layers.named_parameters():
             if name.endswith(("attn.out.weight", "mlp.2.weight")):
                 nn.init.normal_(weight, std=_INIT_STD / math.sqrt(2 * len(self.layers)))
@@ -147,7 +147,7 @@ class GPT2(nn.Module):
 
         Args:
             tokens: int64[T, B], T at most num_positions, values 0 to num_vocab - 1.
-            classify: Also guess the class, from the mean over the last hidden layer.
+            classify: Also predict the class, from the mean over the last hidden layer.
 
         Raises:
             ConfigError: There are more pixels than positions.
@@ -157,7 +157,7 @@ class GPT2(nn.Module):
             raise ConfigError(
                 f"GPT2 was given tokens of shape [{length}, {batch}] and has {self.num_positions} positions. Sequences "
                 f"come first: [T, B]. Transpose them if {length} is the batch size; otherwise make GPT2 with "
-                f"num_positions={length}, or use smaller pictures."
+                f"num_positions={length}, or use smaller images."
             )
         start = self.sos.expand(batch, 1, -1)
         hidden = torch.cat([start, self.token_embeddings(tokens[:-1].t())], dim=1)
@@ -189,7 +189,7 @@ class GPT2(nn.Module):
             cache: Of `start`; changed in place.
 
         Raises:
-            ConfigError: The cache is full, or `previous` misses or is there at the wrong time.
+            ConfigError: The cache is full, or `previous` is missing or given at the wrong time.
         """
         place = cache.length
         if place >= self.num_positions:

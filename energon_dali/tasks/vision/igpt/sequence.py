@@ -1,4 +1,4 @@
-"""Between pictures and sequences: a pixel is the number of its palette colour, a picture its pixels row by row."""
+"""Between images and sequences: a pixel is the number of its palette colour, an image its pixels row by row."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
 
 
 def quantize(x: torch.Tensor, centroids: Palette | torch.Tensor) -> torch.Tensor:
-    """Returns the number of the nearest colour of each pixel: integers [B, H, W], new, on the pictures' device.
+    """Returns the number of the nearest colour of each pixel: integers [B, H, W], new, on the device of the images.
 
     Args:
         x: uint8[B, 3, H, W], levels 0..255; or float[B, C, H, W] in the units of `centroids`, as transforms make them.
-        centroids: The palette; or float[K, C]. For uint8 pictures these are levels 0..255, rounded to eighths.
+        centroids: The palette; or float[K, C]. For uint8 images these are levels 0..255, rounded to eighths.
 
     Raises:
-        ConfigError: The pictures are not of such a shape and dtype, or the centroids have other channels.
+        ConfigError: The images are not of such a shape and dtype, or the centroids have other channels.
     """
     if x.ndim == 4 and x.is_floating_point():
         if isinstance(centroids, Palette):
             raise ConfigError(
-                f"quantize was given pictures of {x.dtype} and a palette in eighths of levels 0..255. Give pictures "
-                "uint8[B, 3, H, W], or centroids float[K, 3] in the units of the pictures."
+                f"quantize was given images of {x.dtype} and a palette in eighths of levels 0..255. Give images "
+                "uint8[B, 3, H, W], or centroids float[K, 3] in the units of the images."
             )
         if centroids.ndim != 2 or centroids.shape[1] != x.shape[1]:
             raise ConfigError(
                 f"quantize was given {x.shape = } and {centroids.shape = }. Centroids are float[K, C], with the C "
-                "channels of pictures float[B, C, H, W]."
+                "channels of images float[B, C, H, W]."
             )
         pixels = x.permute(0, 2, 3, 1)
         colors = centroids.detach().to(x.device, x.dtype)
@@ -38,7 +38,7 @@ def quantize(x: torch.Tensor, centroids: Palette | torch.Tensor) -> torch.Tensor
         return nearest
     if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] != 3:
         raise ConfigError(
-            f"quantize was given {x.shape = }, {x.dtype = }. It takes pictures uint8[B, 3, H, W], as "
+            f"quantize was given {x.shape = }, {x.dtype = }. It takes images uint8[B, 3, H, W], as "
             'image_decode="torchrgb8" gives them, or float[B, C, H, W].'
         )
     palette = centroids if isinstance(centroids, Palette) else Palette.from_levels(centroids.detach().cpu().numpy())
@@ -47,12 +47,12 @@ def quantize(x: torch.Tensor, centroids: Palette | torch.Tensor) -> torch.Tensor
 
 
 def _to_sequence(x: torch.Tensor) -> torch.Tensor:
-    """Returns int64[H * W, B]: the pixels of pictures int[B, H, W] row by row, sequences first, as models read them."""
+    """Returns int64[H * W, B]: the pixels of images int[B, H, W] row by row, sequences first, as models read them."""
     return x.flatten(1).t().contiguous().long()
 
 
-def to_pictures(tokens: torch.Tensor, palette: Palette, height: int, width: int) -> torch.Tensor:
-    """Returns the pictures of sequences: uint8[B, 3, height, width], each pixel in its palette colour.
+def to_images(tokens: torch.Tensor, palette: Palette, height: int, width: int) -> torch.Tensor:
+    """Returns the images of sequences: uint8[B, 3, height, width], each pixel in its palette colour.
 
     Args:
         tokens: int64[height * width, B].
@@ -62,5 +62,5 @@ def to_pictures(tokens: torch.Tensor, palette: Palette, height: int, width: int)
     """
     units = torch.tensor(palette.units, device=tokens.device)
     levels = ((units + UNITS_PER_LEVEL // 2) // UNITS_PER_LEVEL).clamp_(0, 255).to(torch.uint8)  # uint8[K, 3]
-    pictures: torch.Tensor = levels[tokens.t()].reshape(-1, height, width, 3).permute(0, 3, 1, 2)
-    return pictures
+    images: torch.Tensor = levels[tokens.t()].reshape(-1, height, width, 3).permute(0, 3, 1, 2)
+    return images

@@ -1,8 +1,9 @@
-"""The task of Image GPT: to guess the next pixel, and the class if asked."""
+"""The task of Image GPT: to predict the next pixel, and the class if asked."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from energon_dali.errors import ConfigError
 from energon_dali.kernels.color_quantize import Palette
 from energon_dali.kernels.color_quantize.palette import UNITS_PER_LEVEL
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
-from energon_dali.tasks.vision.igpt.pictures.drawing import draw_pixels
-from energon_dali.tasks.vision.igpt.pictures.samples import SamplesCallback
-from energon_dali.tasks.vision.igpt.sequence import _to_sequence, quantize, to_pictures
+from energon_dali.tasks.vision.igpt.drawing import draw_pixels
+from energon_dali.tasks.vision.igpt.samples import SamplesCallback
+from energon_dali.tasks.vision.igpt.sequence import _to_sequence, quantize, to_images
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class GenerativePixelsTransformer(TaskTransformer):
-    """Trains a model to guess each pixel from those before it; draws pictures with it after each validation.
+    """Trains a model to predict each pixel from those before it; draws images with it after each validation.
 
     Logs `loss` (nats per pixel), and with classify, where it is a sum, `generative_loss`, `class_loss` and `accuracy`,
     each as `train_...`, `val_...` or `test_...`.
@@ -37,17 +38,17 @@ class GenerativePixelsTransformer(TaskTransformer):
         scheduler: Config of the scheduler, or None.
         instantiator: Makes both.
         palette: Colours, each red, green and blue in eighths of a level. A checkpoint keeps it.
-        num_pixels: Height and width of the pictures.
+        num_pixels: Height and width of the images.
         num_classes: Number of classes.
         classify: Train on the sum of both losses, so that the model learns the classes too.
-        num_samples: New pictures and completions per validation, each; 0 draws none.
+        num_samples: New images and completions per validation, each; 0 draws none.
         temperature: Of the draws.
-        sample_seed: Of the draws; the same for each validation, so that pictures can be compared.
-        cpu_threads: Threads of torch while it trains on a CPU; None leaves them as they are. The steps of a small model
-            are so short that threads wait for each other, most of all on a machine that is busy.
+        sample_seed: Of the draws; the same for each validation, so that images can be compared.
+        cpu_threads: Threads of torch while it trains on a CPU; None does not change them. The steps of a small model
+            are so short that threads wait for each other, most of all on a busy machine.
 
     Raises:
-        ConfigError: A number cannot work, the palette is none, or the backbone is of another task.
+        ConfigError: A number cannot work, the palette is not a list of colours, or the backbone is for another task.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class GenerativePixelsTransformer(TaskTransformer):
 
         Args:
             prefix: "train", "val" or "test".
-            batch: Pictures uint8[B, 3, H, W] and classes int64[B].
+            batch: Images uint8[B, 3, H, W] and classes int64[B].
         """
         tokens = self.tokens(batch.image)
         if not self.classify:
@@ -113,50 +114,55 @@ class GenerativePixelsTransformer(TaskTransformer):
         units = torch.tensor(self.palette.units, dtype=torch.float32, device=self.device)
         return units.div(UNITS_PER_LEVEL)
 
-    def tokens(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Returns the sequences int64[H * W, B] of pictures uint8[B, 3, H, W]."""
-        return _to_sequence(quantize(pictures, self.palette))
+    def tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns the sequences int64[H * W, B] of images uint8[B, 3, H, W]."""
+        return _to_sequence(quantize(images, self.palette))
+
+    def images(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the images uint8[B, 3, H, W] of sequences int64[H * W, B], in palette colours."""
+        return to_images(tokens, self.palette, self.num_pixels, self.num_pixels)
 
     def pictures(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the pictures uint8[B, 3, H, W] of sequences int64[H * W, B], in palette colours."""
-        return to_pictures(tokens, self.palette, self.num_pixels, self.num_pixels)
+        """The older name of `images`."""
+        warnings.warn("GenerativePixelsTransformer.pictures is now called images.", DeprecationWarning, stacklevel=2)
+        return self.images(tokens)
 
     def draw(self, count: int, *, seed: int | None = None) -> torch.Tensor:
-        """Returns new pictures uint8[count, 3, H, W], on the model's device.
+        """Returns new images uint8[count, 3, H, W], on the model's device.
 
         Args:
             count: How many.
             seed: Of the draws; None is sample_seed.
         """
-        return self.pictures(self._draw(torch.zeros(0, count, dtype=torch.int64, device=self.device), seed))
+        return self.images(self._draw(torch.zeros(0, count, dtype=torch.int64, device=self.device), seed))
 
-    def complete(self, pictures: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
-        """Returns pictures uint8[B, 3, H, W] whose upper half was given and whose lower half was drawn.
+    def complete(self, images: torch.Tensor, *, seed: int | None = None) -> torch.Tensor:
+        """Returns images uint8[B, 3, H, W] whose upper half was given and whose lower half was drawn.
 
         Args:
-            pictures: uint8[B, 3, H, W]; their lower halves are not looked at.
+            images: uint8[B, 3, H, W]; their lower halves are not read.
             seed: Of the draws; None is sample_seed.
         """
         rows = self.num_pixels // 2
-        return self.pictures(self._draw(self.tokens(pictures)[: rows * self.num_pixels], seed))
+        return self.images(self._draw(self.tokens(images)[: rows * self.num_pixels], seed))
 
     def on_fit_start(self) -> None:
-        """Takes so many threads as were asked for."""
+        """Sets the number of threads that was asked for."""
         if self.cpu_threads is not None and self.device.type == "cpu":
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self.cpu_threads)
 
     def teardown(self, stage: str) -> None:
-        """Gives the threads back."""
+        """Restores the number of threads."""
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
 
     def configure_callbacks(self) -> list[Callback]:
-        """Returns what draws pictures after each validation, and what gives threads back where a run fails."""
+        """Returns what draws images after each validation, and what restores the threads where a run fails."""
         from lightning.pytorch.callbacks import LambdaCallback
 
-        # Lightning tears a task down only where the run comes to its end.
+        # Lightning tears a task down only where the run reaches its end.
         failed = LambdaCallback(on_exception=lambda *_: self.teardown("fit"))
         return [failed, SamplesCallback()] if self.num_samples else [failed]
 
@@ -193,4 +199,4 @@ def _palette_of(units: Sequence[Sequence[int]]) -> Palette:
     try:
         return Palette(tuple((int(red), int(green), int(blue)) for red, green, blue in units))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"palette is no list of colours: {error}") from error
+        raise ConfigError(f"palette is not a list of colours: {error}") from error

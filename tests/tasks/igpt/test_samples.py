@@ -10,10 +10,10 @@ from PIL import Image
 
 from energon_dali.errors import ConfigError
 from energon_dali.samples import SourceInfo
+from energon_dali.tasks import HydraInstantiator
 from energon_dali.tasks.backbones.transformers_gpt2 import SequenceGPT2
-from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer
-from energon_dali.tasks.vision.igpt.pictures.picture_grid import picture_grid
-from energon_dali.tasks.vision.igpt.pictures.samples import log_picture
+from energon_dali.tasks.vision.igpt import GPT2, GenerativePixelsTransformer, to_images
+from energon_dali.tasks.vision.igpt.samples import SamplesCallback, image_grid, log_image
 from energon_dali.tasks.vision.igpt.task_encoder import PictureBatch
 
 PALETTE = [[0, 0, 0], [800, 8, 8], [8, 1600, 2040]]
@@ -62,7 +62,7 @@ def test_a_grid_shows_every_pixel_of_every_row() -> None:
     rows = {
         name: torch.from_numpy(rng.integers(0, 256, (n, 3, 16, 16), dtype=np.uint8)) for name, n in (("a", 2), ("b", 3))
     }
-    grid = np.asarray(picture_grid(rows))
+    grid = np.asarray(image_grid(rows))
     assert grid.shape == (4 + 2 * 100, 76 + 3 * 100, 3)
     for row, pictures in enumerate(rows.values()):
         for column, pixels in enumerate(pictures):
@@ -95,7 +95,7 @@ def test_loggers_that_take_pictures_get_them() -> None:
     board.experiment = WithAddImage()  # type: ignore[attr-defined]
     table.experiment = Metrics()  # type: ignore[attr-defined]
     for logger in (first, board, table, Metrics()):
-        log_picture(logger, "samples", picture, 7)
+        log_image(logger, "samples", picture, 7)
     assert first.calls == [("samples", 1, 7)]
     assert board.experiment.calls == [("samples", (3, 5, 3), 7, "HWC")]  # type: ignore[attr-defined]
 
@@ -120,10 +120,21 @@ def test_threads_are_changed_for_a_training_and_given_back() -> None:
         ({"temperature": 0.0}, "temperature is above 0"),
         ({"num_samples": -1}, "number of samples at least 0"),
         ({"cpu_threads": 0}, "at least 1 or None"),
-        ({"palette": [[1, 2]]}, "palette is no list of colours"),
-        ({"palette": [[1, 2, 9999]]}, "palette is no list of colours"),
+        ({"palette": [[1, 2]]}, "palette is not a list of colours"),
+        ({"palette": [[1, 2, 9999]]}, "palette is not a list of colours"),
     ],
 )
 def test_what_cannot_work_is_said_in_words(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(**options)
+
+
+def test_older_names_are_still_there() -> None:
+    tokens = torch.zeros(16, 1, dtype=torch.int64)
+    with pytest.warns(DeprecationWarning, match="pictures is now called images"):
+        assert torch.equal(task().pictures(tokens), task().images(tokens))
+    with pytest.warns(DeprecationWarning, match="to_pictures is now called to_images"):
+        from energon_dali.tasks.vision.igpt import to_pictures
+    assert to_pictures is to_images
+    target = "energon_dali.tasks.vision.igpt.pictures.samples.SamplesCallback"
+    assert isinstance(HydraInstantiator().instantiate({"_target_": target}), SamplesCallback)

@@ -1,4 +1,4 @@
-"""Draws pictures: pixel by pixel, each from the distribution that the model gives for it."""
+"""Draws images: pixel by pixel, each from the distribution that the model gives for it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def draw_pixels(
 ) -> torch.Tensor:
     """Returns sequences int64[length, B] that begin with the known pixels, on their device.
 
-    The same seed gives the same pictures. The model is in evaluation mode meanwhile and back in its mode afterwards,
+    The same seed gives the same images. The model is in evaluation mode meanwhile and back in its mode afterwards,
     and no global random state is used. With a model that has `start` and `extend`, as GPT2 has, a pixel costs one
     position; else the whole sequence so far.
 
     Args:
         backbone: Gives logits float[T, B, colours] of tokens int64[T, B], each from those before it.
-        known: int64[n, B], 0 <= n <= length; n = 0 draws whole pictures.
-        length: Pixels of a picture.
+        known: int64[n, B], 0 <= n <= length; n = 0 draws whole images.
+        length: Pixels of an image.
         seed: Of the draws.
         temperature: Below 1 likelier colours, above 1 unlikelier ones.
 
@@ -34,7 +34,7 @@ def draw_pixels(
         raise ConfigError(f"temperature={temperature}: it divides and must be above 0. 1.0 draws as the model says.")
     if len(known) > length:
         raise ConfigError(
-            f"{len(known)} pixels are known, of pictures with {length}. Sequences come first: known is int64[n, B]."
+            f"{len(known)} pixels are known, of images with {length}. Sequences come first: known is int64[n, B]."
         )
     generator = torch.Generator().manual_seed(seed)
     count = known.shape[1]

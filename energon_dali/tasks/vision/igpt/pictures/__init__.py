@@ -1,1 +1,0 @@
-"""Draws pictures with a model, and shows them."""
