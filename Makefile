@@ -111,7 +111,8 @@ demo: $(STAMP)
 demo-train: demo
 	$(BIN)/python -m benchmarks.data.cifar_archive --out demo/cifar
 	$(BIN)/python -m energon_dali.tasks.train +task=vision/igpt +dataset=vision/igpt/cifar \
-		dataset.cfg.data_dir=demo/cifar hydra.run.dir=demo/igpt
+		dataset.cfg.data_dir=demo/cifar backbone.embed_dim=64 backbone.num_heads=4 backbone.num_layers=4 \
+		optimizer.lr=3e-3 trainer.max_epochs=16 trainer.check_val_every_n_epoch=4 hydra.run.dir=demo/igpt
 	$(BIN)/python -m energon_dali.tasks.train +task=multimodal/captioning +dataset=multimodal/captioning/demo \
 		optimizer.lr=4e-3 trainer.max_epochs=4 hydra.run.dir=demo/captioning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zipfile import is_zipfile
 
 import torch
@@ -43,11 +43,11 @@ def load_task(
     except KeyError as error:
         raise _none(checkpoint, repr(error)) from error
     backbone = {**config["backbone"], **known.get("backbone", {})}
-    task: Any = instantiator.task(
+    task = instantiator.task(
         config["task"], backbone=backbone, optimizer=config["optimizer"], scheduler=config["scheduler"], **data
     )
     task.load_state_dict(content["state_dict"])
-    return task.to(device).eval()
+    return cast("TaskTransformer", task.to(device).eval())
 
 
 def described_run(content: Mapping[str, Any]) -> Mapping[str, Any]:

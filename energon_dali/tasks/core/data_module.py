@@ -192,7 +192,8 @@ class TransformerDataModule(LightningDataModule):
     def _open_map_eval(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         cfg, options = self.cfg, self._map_options()
         batch_size = cfg.val_batch_size or cfg.batch_size
-        if isinstance(dataset, IterableDataset) or getattr(self.trainer, "overfit_batches", 0):
+        overfit = getattr(self.trainer, "overfit_batches", 0)
+        if overfit or isinstance(dataset, IterableDataset):
             return DataLoader(dataset, batch_size, **options)
         rank, world_size = find_place(self.trainer)
         count = len(dataset)  # type: ignore[arg-type]

@@ -24,8 +24,11 @@ _ARRAYS = {
 
 
 # The reader in Python, not the one in C: that one takes memory for every number that a pickle counts objects with.
-class _PlainUnpickler(pickle._Unpickler):
-    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: RUF012  as the base class has it
+_PythonUnpickler: Any = pickle._Unpickler
+
+
+class _PlainUnpickler(_PythonUnpickler):  # type: ignore[misc]
+    dispatch = dict(_PythonUnpickler.dispatch)  # noqa: RUF012  as the base class has it
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAYS:
