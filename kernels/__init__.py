@@ -1,1 +1,1 @@
-"""Device kernels, imported as `energon_dali.kernels`: one folder per operation, `reference.py` beside `kernel.py`."""
+"""Device kernels, imported as `energon_dali.kernels`: a folder per operation, with `reference.py` and `kernel.py`."""

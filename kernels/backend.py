@@ -1,4 +1,4 @@
-"""Which code an operation runs on: the Triton kernel on a GPU where Triton is installed, the reference elsewhere."""
+"""Chooses what an operation runs on: the Triton kernel on a GPU where Triton works, the reference elsewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def backend_for(operation: str, device: torch.device) -> Backend:
-    """Returns what an operation runs on, and says it in the log (level debug), once for each operation and device.
+    """Returns what an operation runs on, and logs it at level DEBUG, once for each operation and device.
 
-    A Triton that is installed and cannot run on this machine is warned of, once, and left alone.
+    If Triton is installed but cannot run on this machine, this logs one warning and does not try again.
 
     Args:
         operation: Name of the operation, for the log.
@@ -31,8 +31,8 @@ def backend_for(operation: str, device: torch.device) -> Backend:
 def why_no_triton() -> str:
     """Returns why kernels cannot run on the GPU of this machine; "" if they can.
 
-    Torch brings Triton along, but not the C compiler and the headers of Python with which Triton builds its link to
-    the driver when it is first used.
+    Torch installs Triton, but not the C compiler and the Python headers with which Triton builds its link to the driver
+    when it is first used.
     """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
@@ -43,8 +43,8 @@ def why_no_triton() -> str:
     except Exception as error:  # a compiler's exit status, its absence, no driver found, a broken installation, ...
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         _LOG.warning(
-            "Triton is installed and does not work here (%s): the kernels run as plain PyTorch, slower. Triton needs a "
-            "C compiler and the headers of Python (apt-get install gcc python3-dev); `energon-dali doctor` tries it.",
+            "Triton is installed but does not work here (%s): the kernels run as plain PyTorch, slower. Triton needs a "
+            "C compiler and the Python headers (apt-get install gcc python3-dev); `energon-dali doctor` tests it.",
             reason,
         )
         return f"Triton does not work here ({reason})"

@@ -1,4 +1,4 @@
-"""How levels of 0..255 become floats: one formula for every operation and backend, with the same bits on all."""
+"""Converts levels of 0..255 to floats: one formula for every operation and backend, with the same bits on all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """The map (level * scale - mean) / std, one mean and std for all channels or one for each.
+    """The map (level * scale - mean) / std, with one mean and std for all channels or one for each.
 
-    It is computed in float32 as (level - mean / scale) / (std / scale), the two quotients rounded once: a difference
-    and a division, which no compiler can fuse into something that rounds elsewhere. Without mean and std it is
+    It is computed in float32 as (level - mean / scale) / (std / scale), where both quotients are rounded once. A
+    compiler cannot fuse a difference and a division, so all backends round alike. Without mean and std it is
     level / 255.
 
     Raises:
@@ -32,18 +32,18 @@ class Normalization:
     """In units of the scaled level, above zero."""
 
     scale: float = 1 / 255
-    """What a level is multiplied with first, above zero."""
+    """Factor by which a level is first multiplied, above zero."""
 
     def __post_init__(self) -> None:
         stds = self.std if isinstance(self.std, tuple) else (self.std,)
         if not self.scale > 0 or not all(std > 0 for std in stds):
-            raise ValueError(f"{self}: std and scale divide, and must be above zero.")
+            raise ValueError(f"{self}: std and scale must be above zero.")
 
     def coefficients(self, channels: int) -> torch.Tensor:
-        """Returns float32[2, channels] on the CPU: what is subtracted from a level, and what it is divided by.
+        """Returns float32[2, channels] on the CPU: the values to subtract from a level, and those to divide it by.
 
         Args:
-            channels: Of the images.
+            channels: Number of channels of the images.
 
         Raises:
             ValueError: Mean or std has another number of channels.
@@ -66,22 +66,22 @@ def _per_channel(name: str, values: float | tuple[float, ...], channels: int) ->
 
 
 def coefficients_for(dtype: Dtype, normalization: Normalization | None, channels: int) -> torch.Tensor | None:
-    """Returns float32[2, channels] on the CPU, or None where levels stay bytes.
+    """Returns float32[2, channels] on the CPU, or None if the result is bytes.
 
     Args:
-        dtype: Of the result.
-        normalization: What the caller asked for; None is level / 255 in floats.
-        channels: Of the images.
+        dtype: Type of the result.
+        normalization: The caller's choice; None is level / 255 in floats.
+        channels: Number of channels of the images.
 
     Raises:
-        ValueError: The dtype is unknown, bytes were to be normalised, or the numbers of channels differ.
+        ValueError: The dtype is unknown, bytes cannot be normalised, or the numbers of channels differ.
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"{dtype = }: allowed are {', '.join(get_args(Dtype))}.")
     if dtype != "uint8":
         return (normalization or Normalization()).coefficients(channels)
     if normalization is not None:
-        raise ValueError(f"{dtype = } holds no normalised values ({normalization}): ask for a floating dtype.")
+        raise ValueError(f"{dtype = } cannot have normalised values ({normalization}): ask for a floating dtype.")
     return None
 
 
@@ -99,9 +99,9 @@ def normalize_levels(levels: torch.Tensor, coefficients: torch.Tensor, dtype: to
 
 
 def values_of_levels(coefficients: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns dtype[C, 256]: what each level of each channel becomes.
+    """Returns dtype[C, 256]: the value of each level in each channel.
 
-    A kernel that looks a value up spends less than one that computes it, and cannot round elsewhere.
+    Looking a value up costs a kernel less than computing it, and cannot round differently.
 
     Args:
         coefficients: float32[2, C].
@@ -118,10 +118,10 @@ def values_on(device: torch.device, dtype: Dtype, normalization: Normalization |
     """Returns dtype[C, 256] of `values_of_levels` on a device; the first call with these arguments waits for the copy.
 
     Args:
-        device: Where it is wanted.
-        dtype: A floating one.
-        normalization: What the caller asked for; None is level / 255.
-        channels: Of the images.
+        device: The device.
+        dtype: A floating type.
+        normalization: The caller's choice; None is level / 255.
+        channels: Number of channels of the images.
     """
     import torch
 
@@ -130,10 +130,10 @@ def values_on(device: torch.device, dtype: Dtype, normalization: Normalization |
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bits of a tensor as integers of the same size; a view. Kernels move them without a look inside.
+    """Returns a view of a tensor's bits as integers of the same size, which kernels copy without interpreting them.
 
     Args:
-        tensor: Of 1, 2 or 4 bytes an element.
+        tensor: Has elements of 1, 2 or 4 bytes.
     """
     import torch
 

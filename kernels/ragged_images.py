@@ -1,4 +1,4 @@
-"""Images or clips of different sizes, wherever each of them lies in memory, as one operation takes them."""
+"""Checks images or clips of different sizes and memory layouts, and views them in the layout of the operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Layout = Literal["HWC", "CHW"]
 
 
 def views_in_hwc(images: Sequence[torch.Tensor], layout: Layout) -> list[torch.Tensor]:
-    """Returns views uint8[..., H, W, C] of images or clips, whatever the layout they lie in; nothing is copied.
+    """Returns views uint8[..., H, W, C] of images or clips in either layout; nothing is copied.
 
     Args:
         images: n >= 1 tensors uint8[..., H, W, C] or uint8[..., C, H, W] with 3 or 4 axes, all of one device, rank and
@@ -28,7 +28,7 @@ def views_in_hwc(images: Sequence[torch.Tensor], layout: Layout) -> list[torch.T
     if layout not in get_args(Layout):
         raise ValueError(f"{layout = }: allowed are {', '.join(get_args(Layout))}.")
     if not images:
-        raise ValueError("No images were given; their device and number of channels are taken from the first one.")
+        raise ValueError("No images were given: give at least one, which decides device and number of channels.")
     views = [image.movedim(-3, -1) if layout == "CHW" and image.ndim >= 3 else image for image in images]
     first = views[0]
     for index, view in enumerate(views):

@@ -1,7 +1,7 @@
-"""Gives decoded video the colours of its file: a 3 x 3 matrix and an offset per clip, with dtype and layout.
+"""Corrects the colours of decoded video, with a 3 x 3 matrix and an offset per clip, and sets dtype and layout.
 
-Video decoders of NVIDIA DALI convert to RGB with BT.601, whatever a file says; `ColorMatrix.between` sets it right for
-files in BT.709 and BT.2020. What the wrong formula clipped stays clipped: colours outside BT.601's gamut are lost.
+NVIDIA DALI's video decoders always convert to RGB with BT.601; `ColorMatrix.between` corrects that for files in BT.709
+and BT.2020. Values that the wrong formula clipped stay clipped: colours outside BT.601's gamut are lost.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _level(red, green, blue, weights, BITS: tl.constexpr):  # type: ignore[no-un
 def _convert(  # type: ignore[no-untyped-def]
     frames,  # uint8[N * F, pixels, 3], contiguous
     coefficients,  # int32[N, 3, 4], contiguous
-    values,  # integers of the result's size[256]: what levels become; not read if the result is bytes
+    values,  # integers of the result's size[256]: the value of each level; not read if the result is bytes
     result,  # [N * F, 3, pixels] if CHANNELS_FIRST, else [N * F, pixels, 3]; contiguous
     frames_per_clip,
     pixels,
@@ -73,7 +73,7 @@ def _word(byte0, byte1, byte2, byte3):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _store_four(  # type: ignore[no-untyped-def]
     result,
-    first,  # number of the plane's first group of four neighbours: one number of 4 or 8 bytes, or four of 4
+    first,  # index of the plane's first group of four neighbours: one integer of 4 or 8 bytes, or four of 4
     group,
     mask,
     level0,
@@ -105,7 +105,7 @@ def _store_four(  # type: ignore[no-untyped-def]
 def _convert_words(  # type: ignore[no-untyped-def]
     frames,  # int32[N * F, groups, 3], contiguous: four pixels are three words
     coefficients,  # int32[N, 3, 4], contiguous
-    values,  # integers of the result's size[256]: what levels become; not read if WORDS is 1
+    values,  # integers of the result's size[256]: the value of each level; not read if WORDS is 1
     result,  # in units that WORDS says: [N * F, 3, groups] if CHANNELS_FIRST, else [N * F, groups, 3] of bytes
     frames_per_clip,
     groups,  # pixels / 4
@@ -169,7 +169,7 @@ def convert_colors_triton(
         return
     table = coefficients if values is None else as_integers(values)
     words = result.element_size()
-    # Bytes one by one take more steps than the memory waits for, so four pixels are read and written as words.
+    # Byte by byte the kernel would be bound by instructions, not memory, so four pixels are read and written as words.
     in_words = pixels % 4 == 0 and frames.data_ptr() % 4 == 0 and result.data_ptr() % 8 == 0
     if in_words and (channels_first or values is None) and pixels * 3 < 2**31:
         unit = torch.int64 if words == 2 else torch.int32

@@ -1,4 +1,4 @@
-"""What leads from the RGB of one YCbCr standard to the RGB of another, in whole numbers."""
+"""Matrices from the RGB of one YCbCr standard to the RGB of another, in integers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STANDARDS: dict[Standard, tuple[float, float]] = {
 240M."""
 
 FRACTION_BITS = 14
-"""Coefficients are multiples of 2**-14: sums below 1024 levels are below 2**24 units, so that float32 holds each
-exactly and every backend, in whole numbers or in floats, gives the same bytes. It costs 0.03 levels at most."""
+"""Coefficients are multiples of 2**-14: sums below 1024 levels are below 2**24 units, so float32 holds each exactly and
+every backend computes the same bytes, in integers or floats. The error is at most 0.03 levels."""
 _ONE = 1 << FRACTION_BITS
 _MAX_SUM = 1023.0
 
@@ -32,7 +32,7 @@ class ColorMatrix:
     """A linear map of RGB in levels of 0..255: `rows` times (R, G, B, 1), in units of 2**-14.
 
     Raises:
-        ValueError: The shape is not 3 x 4, or a sum could leave what float32 holds exactly.
+        ValueError: The shape is not 3 x 4, or a sum could exceed what float32 holds exactly.
     """
 
     rows: tuple[tuple[int, int, int, int], ...]
@@ -40,7 +40,7 @@ class ColorMatrix:
 
     def __post_init__(self) -> None:
         if len(self.rows) != 3 or any(len(row) != 4 for row in self.rows):
-            raise ValueError(f"rows={self.rows} is no matrix of 3 x 4: weights of R, G, B and an offset per channel.")
+            raise ValueError(f"rows={self.rows} is not a 3 x 4 matrix: weights of R, G, B and an offset per channel.")
         largest = max(255 * sum(map(abs, row[:3])) + abs(row[3]) for row in self.rows) / _ONE
         if largest > _MAX_SUM:
             raise ValueError(f"rows={self.rows} reach {largest:.0f} levels; {_MAX_SUM:.0f} are exact in float32.")
@@ -49,15 +49,15 @@ class ColorMatrix:
     def between(
         cls, made_with: Standard, wanted: Standard, *, made_full_range: bool = False, wanted_full_range: bool = False
     ) -> ColorMatrix:
-        """Returns the map from RGB that was made with the wrong formula to the RGB that the file asks for.
+        """Returns the map from RGB that was computed with the wrong formula to the RGB that the file declares.
 
-        It is exact for colours that the wrong formula did not clip, but for the rounding to bytes in between.
+        It is exact for colours that the wrong formula did not clip, except for the rounding to bytes in between.
 
         Args:
             made_with: Standard that the decoder assumed.
             wanted: Standard of the file.
-            made_full_range: Whether the decoder took luma as 0..255; else as 16..235.
-            wanted_full_range: Which of the two the file means.
+            made_full_range: Whether the decoder took luma as 0..255, and not as 16..235.
+            wanted_full_range: Whether luma of the file is 0..255, and not 16..235.
         """
         back = np.linalg.inv(_to_rgb(made_with, made_full_range))
         forth = _to_rgb(wanted, wanted_full_range)
@@ -65,13 +65,13 @@ class ColorMatrix:
 
     @classmethod
     def from_floats(cls, matrix: NDArray[np.float64]) -> ColorMatrix:
-        """Returns the nearest map in whole numbers; gray stays gray exactly where it does in `matrix`.
+        """Returns the nearest map in integers, which keeps gray exactly gray if `matrix` does.
 
         Args:
-            matrix: float[3, 4], or float[4, 4] with a last row that is not looked at.
+            matrix: float[3, 4], or float[4, 4] whose last row is ignored.
         """
         units = np.rint(matrix[:3] * _ONE).astype(np.int64)
-        # What rounding did to the sum of the weights goes to the largest of them, or white would not stay white.
+        # The rounding error of the sum of the weights goes to the largest of them, or white would not stay white.
         error = np.rint(matrix[:3, :3].sum(axis=1) * _ONE).astype(np.int64) - units[:, :3].sum(axis=1)
         units[np.arange(3), np.abs(units[:, :3]).argmax(axis=1)] += error
         rows = [(int(red), int(green), int(blue), int(offset)) for red, green, blue, offset in units.tolist()]

@@ -27,12 +27,12 @@ def convert_colors(
     Args:
         frames: uint8[N, F, H, W, 3], values 0..255, contiguous.
         matrices: One per N.
-        dtype: Of the result. Floats are level / 255.
-        layout: "FCHW" gives [N, F, 3, H, W], "FHWC" gives [N, F, H, W, 3].
+        dtype: Type of the result. Floats are level / 255.
+        layout: "FCHW" returns [N, F, 3, H, W], "FHWC" returns [N, F, H, W, 3].
 
     Raises:
-        ValueError: The frames have another dtype, rank or memory layout, or the number of matrices is another, or dtype
-            or layout is unknown.
+        ValueError: The frames have another dtype, rank or memory layout, the number of matrices is not N, or dtype or
+            layout is unknown.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The specification of `convert_colors`, in plain PyTorch; also what runs on the CPU."""
+"""The specification of `convert_colors` in plain PyTorch, which also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def convert_colors_reference(
     frames: torch.Tensor, coefficients: torch.Tensor, dtype: torch.dtype, channels_first: bool
 ) -> torch.Tensor:
-    """Returns the frames with colours, dtype and layout as asked; a new tensor.
+    """Returns the frames with new colours, dtype and layout; a new tensor.
 
     A level is floor((weights . RGB + offset) / 2**14 + 1/2), clipped to 0..255. A float is level / 255, rounded to
-    float32 and then to `dtype`: what a conversion of the bytes would give.
+    float32 and then to `dtype`, as if the bytes were converted.
 
     Args:
         frames: uint8[N, F, H, W, 3].

@@ -1,4 +1,4 @@
-"""`color_quantize` as one Triton kernel: each pixel is read once and stays in registers while the palette goes by."""
+"""`color_quantize` as one Triton kernel: each pixel is read once and compared with the whole palette in registers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _color_quantize(  # type: ignore[no-untyped-def]
     nearest = tl.zeros((BLOCK,), tl.int32)
     for color in range(colors):
         line = coefficients + color * 4
-        # Whole numbers below 2**24: fused or not, each sum is exact.
+        # Integers below 2**24: fused or not, each sum is exact.
         distance = tl.load(line + 3) + red * tl.load(line) + green * tl.load(line + 1) + blue * tl.load(line + 2)
-        nearest = tl.where(distance < least, color, nearest)  # "<": the lowest of equals stays
+        nearest = tl.where(distance < least, color, nearest)  # "<" keeps the lowest of equally near colours
         least = tl.minimum(least, distance)
     tl.store(result + pixel, nearest.to(result.dtype.element_ty), mask=mask)
 
@@ -58,5 +58,5 @@ def color_quantize_triton(pixels: torch.Tensor, coefficients: torch.Tensor, resu
         count,
         coefficients.shape[0],
         BLOCK=_BLOCK,
-        enable_fp_fusion=True,  # exact all the same, and half of the steps
+        enable_fp_fusion=True,  # still exact, and half as many instructions
     )

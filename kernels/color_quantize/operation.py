@@ -16,16 +16,16 @@ IndexDtype = Literal["int16", "int32"]
 
 
 def color_quantize(images: torch.Tensor, palette: Palette, *, dtype: IndexDtype = "int32") -> torch.Tensor:
-    """Returns the number of the nearest palette colour of each pixel, the lowest among equally near; a new tensor.
+    """Returns the index of the nearest palette colour of each pixel, the lowest among equally near; a new tensor.
 
-    Distances are Euclidean, in RGB. Runs on the current stream of the images' device and does not wait for it, but for
-    the first call with a palette on a device, which puts it there. On a GPU it is a Triton kernel, where Triton is
-    installed. Every backend gives the same numbers.
+    Distances are Euclidean, in RGB. Runs on the current CUDA stream of the images' device and does not wait for it,
+    except in the first call with a palette on a device, which copies the palette. On a GPU it is a Triton kernel, where
+    Triton is installed. Every backend returns the same numbers.
 
     Args:
         images: uint8[..., 3], values 0..255, contiguous.
         palette: The colours.
-        dtype: Of the result.
+        dtype: Type of the result.
 
     Returns:
         int16[...] or int32[...]: the shape of the images without the channels.

@@ -1,4 +1,4 @@
-"""The specification of `color_quantize`, in plain PyTorch; also what runs on the CPU."""
+"""The specification of `color_quantize` in plain PyTorch, which also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK = 1 << 22
-"""Distances at a time: 16 MiB."""
+"""Distances that are computed at a time: 16 MiB."""
 
 
 def color_quantize_reference(pixels: torch.Tensor, coefficients: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes the number of the nearest colour of each pixel, the lowest among equally near ones.
+    """Writes the index of the nearest colour of each pixel, the lowest among equally near ones.
 
-    All sums are whole numbers below 2**24, so that their order is of no matter.
+    All sums are integers below 2**24, so their order does not matter.
 
     Args:
         pixels: uint8[P, 3].
@@ -26,7 +26,7 @@ def color_quantize_reference(pixels: torch.Tensor, coefficients: torch.Tensor, r
     step = max(_CHUNK // coefficients.shape[0], 1)
     for start in range(0, pixels.shape[0], step):
         part = pixels[start : start + step].to(torch.float32) - 128  # float32[step, 3]
-        # No matrix product: its precision is a setting of the process, which could be lower than float32.
+        # Not a matrix product: a setting of the process may make its precision lower than float32.
         distances = coefficients[:, 3] + part[:, :1] * coefficients[:, 0]  # float32[step, K]
         distances.addcmul_(part[:, 1:2], coefficients[:, 1])
         distances.addcmul_(part[:, 2:3], coefficients[:, 2])

@@ -1,4 +1,4 @@
-"""Packs token sequences of different lengths into rows of one length, for attention of variable length."""
+"""Packs token sequences of different lengths into rows of one length, for variable-length attention."""
 
 from __future__ import annotations
 

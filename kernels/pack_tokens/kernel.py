@@ -20,7 +20,7 @@ _BLOCK = 1024
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _pack_tokens(  # type: ignore[no-untyped-def]
-    table,  # int64[m, 2]: address of the first token and stride in elements; for padding 0 and its token
+    table,  # int64[m, 2]: address of the first token and stride in elements; for padding 0 and the padding token
     cu_seqlens,  # int32[m + 1], contiguous
     tokens,  # dtype[R * L], contiguous
     position_ids,  # int32[R * L], contiguous
@@ -33,7 +33,7 @@ def _pack_tokens(  # type: ignore[no-untyped-def]
     mask = position < length  # the grid is that of the longest segment
     address = tl.load(table + segment * 2)
     stride_or_padding = tl.load(table + segment * 2 + 1)
-    is_sequence = position < tl.where(address != 0, length, 0)  # int1[BLOCK]: nowhere in padding
+    is_sequence = position < tl.where(address != 0, length, 0)  # int1[BLOCK]: false in padding
     source = address.to(tl.pointer_type(tokens.dtype.element_ty))
     offsets = position.to(tl.int64) * stride_or_padding
     read = tl.load(source + offsets, mask=is_sequence, other=0)
@@ -51,7 +51,7 @@ def pack_tokens_triton(
 ) -> torch.Tensor:
     """Writes what `reference.pack_tokens_reference` writes, and returns int32[m + 1], the starts on the device.
 
-    Does not synchronise the stream.
+    Does not synchronise the CUDA stream.
 
     Args:
         sequences: dtype[length], of any stride, on the device of the tokens.

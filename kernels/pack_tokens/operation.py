@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_ROW = 2**26 - 1024
-"""Tokens of a row: what the second axis of a launch holds in blocks."""
+"""Most tokens of a row, because the second axis of a launch counts its blocks."""
 _MAX_TOKENS = 2**31 - 1
-"""Of one call: what cu_seqlens counts in 32 bits."""
+"""Most tokens of one call, because cu_seqlens has 32 bits."""
 
 
 def pack_tokens(sequences: Sequence[torch.Tensor], row_length: int, *, padding: int = 0) -> PackedTokens:
     """Returns sequences in rows of one length, with position ids and segment boundaries; always new tensors.
 
     A sequence goes to the row of the one before it if there is room, else to a new row (`place_sequences`); none is
-    cut. Runs on the current stream of the sequences' device and does not wait for it. On a GPU it is one Triton kernel,
-    where Triton is installed. Every backend gives the same numbers.
+    cut. Runs on the current CUDA stream of the sequences' device and does not wait for it. On a GPU it is one Triton
+    kernel, where Triton is installed. Every backend returns the same numbers.
 
     Args:
         sequences: n >= 1 tensors of one dtype (uint8, int16, int32 or int64), each with one axis, on one device.
@@ -31,9 +31,9 @@ def pack_tokens(sequences: Sequence[torch.Tensor], row_length: int, *, padding: 
         padding: Token at the end of rows that are not full.
 
     Raises:
-        ValueError: There are no sequences, they are no integers, have more axes, or differ in dtype or device; one is
-            longer than a row; a row has no or more than 2**26 - 1024 tokens, all have 2**31 or more; or the padding is
-            no number of the dtype.
+        ValueError: There are no sequences, they are not integers, have more axes, or differ in dtype or device; one is
+            longer than a row; a row has no tokens or more than 2**26 - 1024, or all have 2**31 or more; or the padding
+            is not a value of the dtype.
     """
     import torch
 
@@ -66,7 +66,7 @@ def _check(sequences: Sequence[torch.Tensor], padding: int) -> None:
     import torch
 
     if not sequences:
-        raise ValueError("No sequences were given; dtype and device are taken from the first one.")
+        raise ValueError("No sequences were given: give at least one, which decides dtype and device.")
     first = sequences[0]
     allowed = (torch.uint8, torch.int16, torch.int32, torch.int64)
     for index, sequence in enumerate(sequences):

@@ -1,4 +1,4 @@
-"""The specification of `pack_tokens`, in plain PyTorch; also what runs on the CPU."""
+"""The specification of `pack_tokens` in plain PyTorch, which also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def pack_tokens_reference(
     tokens: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> None:
-    """Writes each sequence to its segment with positions from zero on; padding tokens and zeros to the others.
+    """Writes each sequence to its segment, with positions from zero, and padding tokens and zeros to the others.
 
     Args:
         sequences: dtype[length], of any stride.
-        segments: They cover all tokens.
-        padding: Token of the padding.
+        segments: Cover all tokens.
+        padding: Padding token.
         tokens: dtype[R * L], contiguous.
         position_ids: int32[R * L], contiguous.
     """

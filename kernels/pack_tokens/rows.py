@@ -1,4 +1,4 @@
-"""Which sequence comes to lie where, in whole numbers on the host, and what `pack_tokens` returns."""
+"""The places of sequences in rows, as integers on the host, and what `pack_tokens` returns."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTokens:
-    """Sequences in rows of one length; `tokens.view(-1)` and `cu_seqlens` are what attention kernels take."""
+    """Sequences in rows of one length; attention kernels take `tokens.view(-1)` and `cu_seqlens`."""
 
     tokens: torch.Tensor
     """dtype[R, L]."""
 
     position_ids: torch.Tensor
-    """int32[R, L]: place of a token in its sequence; zero in the padding."""
+    """int32[R, L]: position of a token in its sequence; zero in the padding."""
 
     cu_seqlens: torch.Tensor
-    """int32[m + 1]: where each segment of the R * L tokens begins, and their end. The padding of a row is a segment
-    too, so that no sequence attends to it; empty sequences have none."""
+    """int32[m + 1]: the start of each segment of the R * L tokens, and the end of the last one. The padding of a row is
+    a segment too, so that no sequence attends to it; empty sequences have no segment."""
 
     max_seqlen: int
     """Tokens of the longest segment, padding included."""
@@ -43,22 +43,22 @@ class PackedTokens:
 
 
 class Segment(NamedTuple):
-    """A stretch of the packed tokens."""
+    """A range of the packed tokens."""
 
     sequence: int
-    """Number of the sequence, or -1 for padding."""
+    """Index of the sequence, or -1 for padding."""
 
     start: int
-    """First token, in the flattened rows."""
+    """First token in the flattened rows."""
 
     length: int
-    """Tokens, at least one."""
+    """Number of tokens, at least one."""
 
 
 def place_sequences(lengths: Sequence[int], row_length: int) -> tuple[Place, ...]:
     """Returns where each sequence begins: in the row of the one before it if there is room, else in a new row.
 
-    The order stays, so that whoever chose it (a packing hook) decides what shares a row.
+    The order is kept, so that the packing hook decides which sequences share a row.
 
     Args:
         lengths: Tokens of each sequence.
@@ -68,7 +68,7 @@ def place_sequences(lengths: Sequence[int], row_length: int) -> tuple[Place, ...
         ValueError: A row has no tokens, or a sequence is longer than a row.
     """
     if row_length < 1:
-        raise ValueError(f"{row_length = }: a row has at least one token.")
+        raise ValueError(f"{row_length = }: a row must have at least one token.")
     places: list[Place] = []
     row = column = 0
     for index, length in enumerate(lengths):
@@ -82,7 +82,7 @@ def place_sequences(lengths: Sequence[int], row_length: int) -> tuple[Place, ...
 
 
 def segments_of(lengths: Sequence[int], places: Sequence[Place], row_length: int) -> list[Segment]:
-    """Returns what the rows consist of from first to last, without gaps: sequences, and the padding of each row.
+    """Returns the segments of all rows in order, without gaps: sequences, and the padding of each row.
 
     Args:
         lengths: Tokens of each sequence.

@@ -1,4 +1,4 @@
-"""Puts images of different sizes into one padded batch: normalised, mirrored and laid out in a single pass."""
+"""Stacks images of different sizes to one padded batch, and normalises, mirrors and transposes them in one pass."""
 
 from __future__ import annotations
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 _ROWS, _COLUMNS = 16, 64
 """Pixels of the batch per program. In two dimensions no thread divides by the width, and few predicates are alive: 19
-instructions for a bfloat16 in place of 24 (counted in the machine code for compute capability 9.0)."""
+instructions for a bfloat16 instead of 24 (counted in the machine code for compute capability 9.0)."""
 WIDE_BYTES = 2**31
-"""From here on offsets need 64 bits. What lies beyond an image is masked, whatever its offset."""
+"""From this size, offsets need 64 bits. Pixels outside an image are masked, whatever their offsets."""
 
 
-# Not compiled anew for these being 1 or divisible by 16, which changes with nearly every batch and gains nothing.
+# Without this Triton would recompile if one of these is 1 or divisible by 16: for nearly every batch, for no gain.
 @triton.jit(do_not_specialize=["height", "tiles_along_y", "tiles_along_x"])  # type: ignore[untyped-decorator]
 def _pad_stack(  # type: ignore[no-untyped-def]
     table,  # int64[N, 6]: address of the first pixel, height, width, strides of y, x and channel, in bytes
-    values,  # integers of the result's size[CHANNELS, 256]: what levels become; not read if TO_BYTES
+    values,  # integers of the result's size[CHANNELS, 256]: the value of each level; not read if TO_BYTES
     result,  # [N, height, width, CHANNELS] in memory of CHANNELS planes if CHANNELS_FIRST; contiguous
     height,
     width,
@@ -68,9 +68,9 @@ def _pad_stack(  # type: ignore[no-untyped-def]
 
 
 def address_rows(images: Sequence[torch.Tensor], flips: Sequence[bool]) -> list[list[int]]:
-    """Returns per image: address of the first pixel, height, width, strides of y, x and channel, in bytes.
+    """Returns for each image the address of its first pixel, height, width, and strides of y, x and channel in bytes.
 
-    A mirrored image starts at its last column and goes back.
+    A mirrored image starts at its last column and has a negative stride.
 
     Args:
         images: uint8[h, w, C], of any strides.
@@ -125,17 +125,17 @@ def spans_far(lengths: Sequence[int], strides: Sequence[int]) -> bool:
     """Returns whether offsets along some axes need more than 32 bits.
 
     Args:
-        lengths: Of the axes.
-        strides: In bytes.
+        lengths: Lengths of the axes.
+        strides: Strides of the axes, in bytes.
     """
     return sum(length * abs(stride) for length, stride in zip(lengths, strides, strict=True)) >= WIDE_BYTES
 
 
 def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns a small tensor of the CPU on a device; from pinned memory it goes over without a wait for the stream.
+    """Returns a small CPU tensor on a device. The copy is from pinned memory, so the host does not wait for it.
 
     Args:
         tensor: On the CPU.
-        device: Where it is wanted.
+        device: The device.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_PIXELS = 2**31 - 2048
-"""Per image of the batch: what the kernel counts in 32 bits, with a block to spare."""
+"""Most pixels of an image of the batch, because the kernel counts in 32 bits; less one block."""
 
 
 def pad_stack(
@@ -29,22 +29,22 @@ def pad_stack(
 ) -> torch.Tensor:
     """Returns images of different sizes as one batch, with zeros below and to the right; always a new tensor.
 
-    Runs on the current stream of the images' device and does not wait for it. On a GPU it is one Triton kernel, where
-    Triton is installed. Every backend gives the same bits.
+    Runs on the current CUDA stream of the images' device and does not wait for it. On a GPU it is one Triton kernel,
+    where Triton is installed. Every backend returns the same bits.
 
     Args:
         images: n >= 1 uint8 images with values 0..255, of any strides, on one device.
-        dtype: Of the result.
-        normalization: How levels become floats; level / 255 if None. Padding is zero after it.
-        layout: "CHW" gives [n, C, H, W], "HWC" gives [n, H, W, C].
-        input_layout: Of the images.
+        dtype: Type of the result.
+        normalization: The map from levels to floats; level / 255 if None. Padding is zero after it.
+        layout: "CHW" returns [n, C, H, W], "HWC" returns [n, H, W, C].
+        input_layout: Layout of the images.
         flips: Which images are mirrored, left to right; None for none.
-        size: Height and width of the result, in pixels; those of the highest and of the widest image if None.
+        size: Height and width of the result, in pixels; if None, those of the highest and of the widest image.
 
     Raises:
-        ValueError: There are no images, they are not uint8 or no images, differ in device or channels; dtype or layout
-            is unknown; bytes were to be normalised; flips are not one per image; or the size is smaller than an image
-            or larger than 2**31 pixels.
+        ValueError: There are no images, they are not uint8 or have not 3 axes, or differ in device or channels; dtype
+            or layout is unknown; bytes cannot be normalised; flips are not one per image; or the size is smaller than
+            an image or larger than 2**31 pixels.
     """
     import torch
 
@@ -52,7 +52,7 @@ def pad_stack(
     first = views[0]
     channels = first.shape[-1]
     if first.ndim != 3:
-        raise ValueError(f"The first of the images has shape {tuple(images[0].shape)}: no clips, but 3 axes each.")
+        raise ValueError(f"The first image has shape {tuple(images[0].shape)}: give images of 3 axes, not clips.")
     if layout not in get_args(Layout):
         raise ValueError(f"{layout = }: allowed are {', '.join(get_args(Layout))}.")
     if flips is None:

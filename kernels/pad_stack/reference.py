@@ -1,4 +1,4 @@
-"""The specification of `pad_stack`, in plain PyTorch; also what runs on the CPU."""
+"""The specification of `pad_stack` in plain PyTorch, which also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def pad_stack_reference(
     images: Sequence[torch.Tensor], flips: Sequence[bool], coefficients: torch.Tensor | None, result: torch.Tensor
 ) -> None:
-    """Writes every image, mirrored and normalised as asked, to the upper left of its place; zeros to the rest.
+    """Writes each image, mirrored and normalised, to the upper left of its part of the result, and zeros to the rest.
 
     Args:
         images: uint8[h, w, C], each at most [H, W, C].
-        flips: One per image: whether left and right change places, before it is padded.
+        flips: Whether to mirror each image left to right, before it is padded.
         coefficients: float32[2, C] on the device of the images, or None for bytes.
         result: dtype[N, H, W, C], of any strides.
     """

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import torch
 
 _TOKENS = 16
-"""Tokens per program: neighbours in a row of patches, whose pixels lie side by side."""
+"""Tokens per program: neighbours in a row of patches, whose pixels are adjacent."""
 _ELEMENTS = 128
-"""Elements of those tokens that are worked on at a time: few enough that the last step wastes little."""
+"""Elements of those tokens per step: few enough that the last step wastes little."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _patchify(  # type: ignore[no-untyped-def]
     table,  # int64[n, 10]: address; frames, height, width; strides of frame, y, x, channel; rows, columns of patches
-    values,  # integers of the tokens' size[channels, 256]: what levels become; not read if TO_BYTES
+    values,  # integers of the tokens' size[channels, 256]: the value of each level; not read if TO_BYTES
     cu_seqlens,  # int32[n + 1], contiguous
     tokens,  # integers[S, LENGTH], contiguous
     positions,  # int32[S, 3], contiguous
@@ -56,12 +56,12 @@ def _patchify(  # type: ignore[no-untyped-def]
     column, row, time = token % columns, token // columns % rows, token // columns // rows
     here = (first + begin).to(tl.int64)  # token in all clips
     _write_position(positions + here * 3 + tl.arange(0, TOKENS) * 3, time, row, column, wanted)
-    # What lies where is a sum of a part of the token and a part of the element: few steps are left for each pair.
+    # Each offset is the sum of a term of the token and one of the element, so each pair costs few instructions.
     top, left = row * PATCH, column * PATCH  # int32[TOKENS]
     corner = top * along_y + left * along_x
-    below, right = height - top, width - left  # pixels that there are from the corner on
+    below, right = height - top, width - left  # number of pixels from the corner to the edges
     place = (tokens + here * LENGTH) + (tl.arange(0, TOKENS) * LENGTH)[:, None]
-    # Most programs lie in the midst of an image, where nothing but the end of the elements is masked.
+    # Most programs are inside an image, where only the end of the elements is masked.
     at_edge = (begin + TOKENS > count) | (tl.min(below) < PATCH) | (tl.min(right) < PATCH)
     for step in range(0, LENGTH, ELEMENTS):
         element = step + tl.arange(0, ELEMENTS)  # int32[ELEMENTS]
@@ -70,7 +70,7 @@ def _patchify(  # type: ignore[no-untyped-def]
         offsets = corner[:, None] + (y * along_y + x * along_x + channel * along_channels)[None, :]
         if TIMES == 1:
             offsets += (time * along_time)[:, None]
-        else:  # after the end the last frame stays
+        else:  # after the end the last frame is repeated
             frame = (time * TIMES)[:, None] + (element // (PATCH * PATCH) % TIMES)[None, :]
             offsets += tl.minimum(frame, frames - 1) * along_time
         looked_up, targets = values + (channel * 256)[None, :], place + element[None, :]
@@ -106,9 +106,9 @@ def patchify_triton(
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes what `reference.patchify_reference` writes, and returns int32[n + 1], the cumulated lengths on the device.
+    """Writes what `reference.patchify_reference` writes; returns int32[n + 1], the cumulative lengths on the device.
 
-    Does not synchronise the stream.
+    Does not synchronise the CUDA stream.
 
     Args:
         clips: uint8[F, H, W, C] of any strides, on the device of the tokens; fewer than 65536.
@@ -124,7 +124,7 @@ def patchify_triton(
     cu_seqlens = on_device(torch.tensor(token_starts(grids), dtype=torch.int32), tokens.device)
     if not tokens.numel():
         return cu_seqlens
-    # A clip without tokens has no rows to divide by: 1 keeps that defined, and nothing of it is stored.
+    # A clip without tokens has no rows to divide by. With 1 the division is defined, and nothing is stored.
     lines = [
         [clip.data_ptr(), *clip.shape[:3], *clip.stride(), max(grid.rows, 1), max(grid.columns, 1)]
         for clip, grid in zip(clips, grids, strict=True)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_IMAGES = 65535
-"""Of one call: the second axis of a launch."""
+"""Most images of one call, because they are the second axis of a launch."""
 _MAX_TOKENS = 2**31 - 1
-"""Of one call: what cu_seqlens counts in 32 bits."""
+"""Most tokens of one call, because cu_seqlens has 32 bits."""
 
 
 def patchify(
@@ -31,29 +31,29 @@ def patchify(
 ) -> Patches:
     """Returns the patches of images or clips of different sizes, packed one after the other; always new tensors.
 
-    A patch that reaches over the edge is filled with zeros, after normalisation; one that reaches over the end of a
-    clip repeats the last frame, so that an image with `frames_per_patch=2` is a clip that stands still. Runs on the
-    current stream of the images' device and does not wait for it. On a GPU it is one Triton kernel, where Triton is
-    installed. Every backend gives the same bits.
+    A patch that extends over the edge is filled with zeros, after normalisation. One that extends over the end of a
+    clip repeats the last frame, so an image with `frames_per_patch=2` is a clip of two equal frames. Runs on the
+    current CUDA stream of the images' device and does not wait for it. On a GPU it is one Triton kernel, where Triton
+    is installed. Every backend returns the same bits.
 
     Args:
         images: n >= 1 uint8 images, or clips with a frame axis before, of any strides, on one device.
         patch_size: Pixels along each side of a patch.
         frames_per_patch: Frames of a patch.
-        dtype: Of the tokens.
-        normalization: How levels become floats; level / 255 if None.
-        input_layout: Of the images, or of the frames of clips.
+        dtype: Type of the tokens.
+        normalization: The map from levels to floats; level / 255 if None.
+        input_layout: Layout of the images, or of the frames of clips.
 
     Raises:
         ValueError: There are no images or more than 65535, they are not uint8 images or clips, differ in device, rank
-            or channels; a layout or dtype is unknown; bytes were to be normalised; a patch has no size; or there are
+            or channels; a layout or dtype is unknown; bytes cannot be normalised; a patch has no size; or there are
             2**31 tokens or more.
     """
     import torch
 
     views = views_in_hwc(images, input_layout)
     if patch_size < 1 or frames_per_patch < 1:
-        raise ValueError(f"{patch_size = }, {frames_per_patch = }: a patch has at least one pixel and one frame.")
+        raise ValueError(f"{patch_size = }, {frames_per_patch = }: a patch must have at least one pixel and one frame.")
     device, channels = views[0].device, views[0].shape[-1]
     coefficients = coefficients_for(dtype, normalization, channels)
     grids = tuple(Grid.of(view, patch_size, frames_per_patch) for view in views)

@@ -1,4 +1,4 @@
-"""What `patchify` returns, and how many patches an image or a clip gives."""
+"""What `patchify` returns, and how many patches an image or a clip has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """How many patches an image or a clip has along each axis."""
+    """The number of patches of an image or a clip along each axis."""
 
     times: int
     rows: int
@@ -19,15 +19,15 @@ class Grid(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Patches in all."""
+        """Total number of patches."""
         return self.times * self.rows * self.columns
 
     @classmethod
     def of(cls, view: torch.Tensor, patch_size: int, frames_per_patch: int) -> Grid:
-        """Returns the grid of an image uint8[H, W, C] or a clip uint8[F, H, W, C]; a patch begun is a patch.
+        """Returns the grid of an image uint8[H, W, C] or a clip uint8[F, H, W, C]; partial patches count.
 
         Args:
-            view: An image is a clip of one frame.
+            view: The image or clip; an image is a clip of one frame.
             patch_size: Pixels along each side of a patch.
             frames_per_patch: Frames of a patch.
         """
@@ -41,17 +41,17 @@ class Patches:
     """The patches of several images or clips, one after the other: in time, then by row, then by column."""
 
     tokens: torch.Tensor
-    """dtype[S, C * T * P * P]: a patch of T frames and P x P pixels, in the order channel, frame, y, x, which is that
-    of the weights of a convolution: `tokens @ conv.weight.flatten(1).T` is what Conv2d or Conv3d gives."""
+    """dtype[S, C * T * P * P]: patches of T frames and P x P pixels, in the order channel, frame, y, x. The weights of
+    a convolution have the same order: `tokens @ conv.weight.flatten(1).T` is the output of Conv2d or Conv3d."""
 
     positions: torch.Tensor
     """int32[S, 3]: time, row and column of each patch in its image or clip, in patches."""
 
     cu_seqlens: torch.Tensor
-    """int32[n + 1]: where each image begins and the last one ends, as attention of variable length takes it."""
+    """int32[n + 1]: the start of each image and the end of the last one, for variable-length attention."""
 
     max_seqlen: int
-    """Tokens of the longest."""
+    """Tokens of the longest image or clip."""
 
     grids: tuple[Grid, ...]
     """One per image, on the host."""
@@ -62,7 +62,7 @@ class Patches:
 
 
 def token_starts(grids: Sequence[Grid]) -> list[int]:
-    """Returns n + 1 numbers: the first token of each image, and the number of all.
+    """Returns n + 1 integers: the first token of each image, and the number of all tokens.
 
     Args:
         grids: One per image.

@@ -1,4 +1,4 @@
-"""The specification of `patchify`, in plain PyTorch; also what runs on the CPU."""
+"""The specification of `patchify` in plain PyTorch, which also runs on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def patchify_reference(
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> None:
-    """Writes patches and positions of every clip; beyond the edge a patch is zero, after the end the last frame stays.
+    """Writes patches and positions of each clip, with zeros outside the edge and the last frame repeated at the end.
 
     Args:
         clips: uint8[F, H, W, C].

@@ -1,9 +1,9 @@
 """Where the tests of this folder run.
 
-What takes the fixture `where` runs on the GPU, and without one on the CPU: the same body, so that it is known to work
-before a GPU sees it; what it then says of a GPU is nothing. Dry runs that cost seconds (marker `costly_dry_run`) are
-made with GPU_DRY_RUN=1 alone. What does not take `where` needs a GPU and is left out without one. FAIL_WITHOUT_CUDA=1
-makes a missing GPU a failure. GPU_OBSERVATIONS names a JSON file for what the tests saw.
+Tests that take the fixture `where` run on the GPU, or without one on the CPU. Such a dry run shows that the test itself
+works; it says nothing about GPUs. Dry runs that take seconds (marker `costly_dry_run`) need GPU_DRY_RUN=1. Tests
+without `where` need a GPU and are skipped without one. FAIL_WITHOUT_CUDA=1 makes a missing GPU a failure.
+GPU_OBSERVATIONS names a JSON file for what the tests observe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks this folder's tests as gpu tests and leaves those that need a GPU out where there is none."""
+    """Marks this folder's tests as gpu tests, and skips those that need a GPU where there is none."""
     for item in items:
         if _HERE not in item.path.parents:
             continue
@@ -64,7 +64,7 @@ def where() -> Where:
 
 @pytest.fixture
 def observe(where: Where, request: pytest.FixtureRequest) -> Observations:
-    """Writes down what a test saw, under the test's name."""
+    """Records what a test observes, under the test's name."""
     return Observations(where.kind, request.node.name)
 
 

@@ -1,4 +1,4 @@
-"""Writes what the GPU tests see into one JSON file, from which docs/gpu-notes.md is filled."""
+"""Writes what the GPU tests observe to one JSON file, the source of docs/gpu-notes.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.machine import describe_machine, describe_versions
 
 
 class Observations:
-    """Notes of one test; without GPU_OBSERVATIONS they are checked to be plain values and dropped.
+    """The observations of one test. Without GPU_OBSERVATIONS they are only checked to be plain values.
 
     Args:
         device: "gpu", or "cpu" for a dry run.
@@ -23,7 +23,7 @@ class Observations:
         self._device, self._test = device, test
 
     def __call__(self, **facts: Any) -> None:
-        """Adds facts, plain values, to the notes of the test."""
+        """Adds facts, which must be plain values, to the observations of the test."""
         json.dumps(facts)
         path = os.environ.get("GPU_OBSERVATIONS")
         if path is None:

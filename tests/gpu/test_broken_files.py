@@ -1,4 +1,4 @@
-"""What broken files do to the decoder of a device, with this package's screening and without it."""
+"""What broken files do to a device's decoder, with this package's screening and without it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ print(pipeline.run()[0].shape(), flush=True)
 
 
 def test_broken_files_with_screening(where: Where, observe: Observations) -> None:
-    """All kinds of broken files in blocks of 64: every neighbour is decoded and the process lives on."""
+    """All kinds of broken files in blocks of 64: every other image is decoded, and the process survives."""
     done = run_program(SCREENED, where.kind, "20" if where.kind == "gpu" else "4")
     observe(ending=ending_of(done))
     assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr[-2000:]
@@ -82,19 +82,19 @@ def test_broken_files_with_screening(where: Where, observe: Observations) -> Non
     [("text", 0, 64), ("text", 0, 16), ("jpeg-header-only", 5, 64), ("jpeg-half", 0, 64), ("jpeg-no-end", 0, 64)],
 )
 def test_broken_files_in_bare_dali(where: Where, observe: Observations, name: str, place: int, count: int) -> None:
-    """Without screening anything may happen, a crash too: here the reason for screening is looked at, case by case."""
+    """Without screening anything may happen, even a crash. Case by case, this shows why screening is needed."""
     if where.kind == "cpu" and count == 64 and name != "text":
-        count = 24  # one dry run at a size where DALI is known to crash is enough
+        count = 24  # one dry run with a size at which DALI is known to crash is enough
     done = run_program(BARE, where.kind, name, str(place), str(count))
     runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     observe(ending=ending_of(done), runs=runs)
     assert runs[0] == [0, "ok", count], done.stderr[-2000:]  # the test itself works
     if where.kind == "cpu" and count < 32:
-        assert [run[1] for run in runs] == ["ok", "error", "ok", "ok"]  # what reference and recovery rely on
+        assert [run[1] for run in runs] == ["ok", "error", "ok", "ok"]  # recovery relies on this
 
 
 def test_grayscale_as_any_data(where: Where, observe: Observations) -> None:
-    """output_type=ANY_DATA for a grayscale JPEG ends the process on the CPU; nothing of this package asks for it."""
+    """output_type=ANY_DATA for a grayscale JPEG ends the process on the CPU; this package never asks for it."""
     done = run_program(GRAY, where.kind)
     observe(ending=ending_of(done), printed=done.stdout.strip())
     assert done.returncode < 0 or done.stdout.strip(), done.stderr[-2000:]

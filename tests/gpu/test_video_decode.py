@@ -1,4 +1,4 @@
-"""Clips on a GPU: frames and times of the CPU, colours by the file, isolation, lifetime on streams."""
+"""Clips on a GPU: the CPU's frames and times, the file's colours, isolation, lifetime on CUDA streams."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_near(where: Where, ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("size", [None, (112, 112)], ids=["kept", "resized"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_frames_times_and_colours_are_those_of_the_cpu(where: Where, name: str, size: Any) -> None:
-    """Frames of the corpus all differ, so that a frame out of place is far out of tolerance."""
+    """All frames of the corpus differ, so a frame in the wrong position is far out of tolerance."""
     data = encode_video(RECIPES[name])
     spec = VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random", size=size, layout="FHWC")
     handle = handle_of(data, spec)

@@ -1,4 +1,4 @@
-"""Clips of the device against PyAV by codec, depth and colours, and what DALI says of streams that it cannot decode."""
+"""Clips of the device against PyAV by codec, depth and colours, and DALI's errors for videos that it cannot decode."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_colours_and_pixels(where: Where, observe: Observations, name: str) -> N
 def test_what_dali_says_of_streams_that_are_kept_from_it(
     where: Where, observe: Observations, codec: str, container: str, pixel_format: str
 ) -> None:
-    """In a process of its own, past the checks: an error, other frames, or the end of the process."""
+    """In its own process, without the checks: an error, other frames, or the end of the process."""
     done = run_program(UNSUITABLE, where.kind, codec, container, pixel_format)
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     observe(ending=ending_of(done), lines=lines, log=done.stderr[-500:])

@@ -1,4 +1,4 @@
-"""The device that a test of this folder runs on, and what differs there: streams, waiting, memory."""
+"""The device on which a test of this folder runs, and what differs there: CUDA streams, waiting, memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Where:
             yield
 
     def stay_busy(self, cycles: int = 5_000_000) -> None:
-        """Keeps the current stream at work for some milliseconds; returns at once."""
+        """Keeps the current CUDA stream busy for some milliseconds; returns at once."""
         if self.kind == "gpu":
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
@@ -54,7 +54,7 @@ class Where:
             torch.cuda.synchronize()
 
     def used_bytes(self) -> int:
-        """Returns the memory in use: of the whole GPU, or of this process."""
+        """Returns the bytes in use: of the whole GPU, or of this process."""
         if self.kind == "gpu":
             free, total = torch.cuda.mem_get_info()
             return total - free
@@ -63,14 +63,14 @@ class Where:
 
 
 def values_of(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> list[Any]:
-    """Returns the values of a block of which everything can be decoded."""
+    """Returns the values of a block; all of its handles must be decodable."""
     outcomes = decoder.decode_block(handles)
     assert all(isinstance(outcome, Decoded) for outcome in outcomes), outcomes
     return [outcome.value for outcome in outcomes if isinstance(outcome, Decoded)]
 
 
 def run_program(code: str, *arguments: str, timeout_seconds: int = 110) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own, which may end in any way."""
+    """Runs a program in its own process, which may end in any way."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout_seconds, cwd=ROOT
     )

@@ -84,7 +84,7 @@ def test_wrong_arguments_are_named() -> None:
         convert_colors(frames, [IDENTITY])
     with pytest.raises(ValueError, match="layout one of"):
         convert_colors(frames, [IDENTITY] * 2, layout="CHW")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no matrix of 3 x 4"):
+    with pytest.raises(ValueError, match="not a 3 x 4 matrix"):
         ColorMatrix(((1, 0, 0, 0),))
     with pytest.raises(ValueError, match="exact in float32"):
         ColorMatrix(((1 << 20, 0, 0, 0),) * 3)

@@ -68,7 +68,7 @@ def test_wrong_arguments_are_named() -> None:
         ([], {}, "No images were given"),
         ([image.to(torch.float32)], {}, "must be uint8 with the axes HWC"),
         ([image, image[..., :1]], {}, "image 1 has shape .*same device, rank and number of channels"),
-        ([image[None]], {}, "no clips, but 3 axes"),
+        ([image[None]], {}, "3 axes, not clips"),
         ([image], {"layout": "WHC"}, "allowed are HWC, CHW"),
         ([image], {"input_layout": "WHC"}, "allowed are HWC, CHW"),
         ([image], {"dtype": "int8"}, "allowed are uint8, float32"),

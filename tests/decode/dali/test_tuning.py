@@ -1,4 +1,4 @@
-"""Settings of DALI: what is refused, that they reach the graph, and that none of them changes an image on the CPU."""
+"""Settings of DALI: invalid ones are refused, they reach the graph, and none of them changes an image on the CPU."""
 
 from __future__ import annotations
 

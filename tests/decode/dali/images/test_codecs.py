@@ -93,5 +93,5 @@ def define_node(image_graph: ImageGraph, options: Any, whole: bool, monkeypatch:
 
 def test_the_version_of_nvjpeg_is_read_from_the_library_that_dali_takes() -> None:
     version = codecs.nvjpeg_version()
-    assert version is not None  # it comes with DALI's packages
+    assert version is not None  # DALI's packages include it
     assert version[0] >= 12

@@ -1,4 +1,4 @@
-"""The native feed follows any order exactly, and loses no sample to a bad one."""
+"""feed="native" follows any order exactly, and a bad sample costs no other."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.decode.sample_images import encode, sample_images
 
 
 def test_gray_equals_pil_for_all_colours() -> None:
-    """All 2**24 colours as one lossless picture."""
+    """All 2**24 colours in one lossless image."""
     colours = np.arange(1 << 24, dtype=np.uint32)
     pixels = np.stack([colours >> 16, (colours >> 8) & 255, colours & 255], -1).astype(np.uint8).reshape(4096, 4096, 3)
     image = Image.fromarray(pixels)

@@ -1,4 +1,4 @@
-"""What becomes of a GPU's output, with memory of the CPU in place of a GPU's: no test before a GPU runs that branch."""
+"""Outputs of a GPU pipeline, with CPU memory instead of a GPU's: nothing else runs that branch without a GPU."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_what_pil_accepts_is_no_failure() -> None:
 
 
 def test_every_broken_file_goes_through_without_harm() -> None:
-    """In a process of its own, twenty blocks of 64 with all kinds of broken files that pass as plain handles."""
+    """In its own process, twenty blocks of 64 with all kinds of broken files as plain handles."""
     code = """
 from energon_dali.decode import DaliDecoder, Decoded, MediaHandle
 from tests.decode.sample_images import broken_images, sample_images

@@ -1,4 +1,4 @@
-"""Which GPU a thread and a process take, without one: what CUDA says is written down here."""
+"""Which GPU a thread and a process take. These tests need no GPU: they replace the answers of CUDA."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_torchs_current_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("four_gpus")
 def test_a_fork_behind_the_first_use_of_a_gpu_is_refused() -> None:
     def ask_child() -> str:
-        """Returns what a forked child says of its device."""
+        """Returns the device that a forked child reports."""
         out, into = os.pipe()
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""The engine's thread: a failure in it is an error for whoever waits, and never a wait without end."""
+"""The engine's thread: a failure in it becomes an error of the block, and nobody waits forever."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DECODER = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
 
 class FaultyEngine(DaliImageEngine):
-    """Waits in its first launch until it is let go, and fails in a given launch or delivery."""
+    """Waits in its first launch for `go`, and fails in the chosen launch or delivery."""
 
     def __init__(self, *, failing_launch: int = -1, failing_take: int = -1) -> None:
         options = PipelineOptions(device=Device("cpu", None), num_threads=1, max_batch_size=2)

@@ -1,6 +1,6 @@
-"""How blocks are decoded on a GPU: on which threads, devices and streams, and what becomes of failures.
+"""How blocks are decoded on a GPU: on which threads, devices and CUDA streams, and what happens after failures.
 
-CUDA is faked, and DALI's operators of the CPU run in the place of a GPU's: nothing here says how a GPU computes.
+CUDA is a fake, and DALI's CPU operators run instead of a GPU's: these tests say nothing about how a GPU computes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNHEARD = "Error in MIXED operator,\n\nencountered:\n\nnvImageCodec failure: '#3
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Two GPUs; the test's thread, the trainer's, has taken the second. Nothing is fed by page-locked memory."""
+    """Two GPUs. The test's thread plays the trainer's, which has taken the second GPU."""
     made = FakeCuda(gpus=2).install(monkeypatch)
     monkeypatch.setattr(codecs, "nvjpeg_version", lambda: (13, 3))
     torch.cuda.set_device(GPU)

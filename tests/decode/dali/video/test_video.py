@@ -1,4 +1,4 @@
-"""Clips from DALI on the CPU: PyAV's frames, colours and times; what DALI must not see; isolation."""
+"""Clips from DALI on the CPU: PyAV's frames, colours and times; files that DALI must not get; isolation."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_sound_is_that_of_pyav() -> None:
 
 @pytest.mark.parametrize("name", UNEVEN)
 def test_frames_that_are_not_what_the_container_says_stay_away(name: str) -> None:
-    """Some of these files end a process that gives them to DALI."""
+    """Some of these files end a process that decodes them with DALI."""
     handle, file = stage_clips("webm", uneven_video(name), VideoClips(1, 2))
     file.close()
     assert handle.packets_are_frames
@@ -230,7 +230,7 @@ def test_what_suits_which_device() -> None:
 
 @pytest.mark.parametrize("name", ["vp9-webm", "vp8-webm", "mjpeg-mp4"])
 def test_a_video_that_fails_costs_no_other(name: str) -> None:
-    """Frames that are not there: DALI ends the whole run, and PyAV has the last word on the culprit alone."""
+    """Missing frames fail DALI's whole run, and PyAV then decides only about the bad video."""
     good, short = handle_of(video_file(name)), handle_of(video_file(name))
     short.frame_indices = short.frame_indices + 1000
     cut = handle_of(video_file("vp9-webm"))
@@ -323,7 +323,7 @@ def damage(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 class TensorListGPU:
-    """Stands in for DALI's class of this name, with frames that lie on the CPU."""
+    """Replaces DALI's class of this name, with frames on the CPU."""
 
     def __init__(self, videos: list[torch.Tensor]) -> None:
         self._videos = videos
@@ -348,7 +348,7 @@ class TensorListGPU:
 )
 @pytest.mark.parametrize("stride", [1, 3], ids=["in-order", "repeated"])
 def test_frames_of_a_gpu_become_those_of_the_cpu(names: list[str], stride: int) -> None:
-    """All that happens behind NVDEC: order, repetition, each video's own colours, dtype and layout."""
+    """Everything after NVDEC: order, repetition, each video's own colours, dtype and layout."""
     spec = VideoClips(2, 3, stride=stride, dtype="bfloat16")
     handles = [handle_of(video_file(name), spec) for name in names]
     decoded = [
@@ -391,13 +391,13 @@ def test_fewer_frames_than_asked_for_cost_that_video_alone(
 
 
 class FakePipeline:
-    """Stands in for a pipeline, with outputs that stand fast."""
+    """Replaces a pipeline, with fixed outputs."""
 
     def __init__(self, outputs: Any) -> None:
         self._outputs = outputs
 
     def feed_input(self, name: str, values: Any) -> None:
-        """Takes what nothing is made of."""
+        """Ignores its inputs."""
 
     def schedule_run(self) -> None:
         """Starts nothing."""

@@ -1,4 +1,4 @@
-"""Videos whose frames are not what their container says: files that DALI must never see."""
+"""Videos whose frames differ from what their container declares: files that DALI must never get."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNEVEN: dict[str, tuple[str, str, Shape, list[Shape]]] = {
     "libx264-shrinks": ("libx264", "mkv", FULL, [FULL, SMALL]),
     "mpeg4-shrinks": ("mpeg4", "mkv", FULL, [FULL, SMALL]),
 }
-"""Encoder, container, what the container says, and what the frames are, a few of each."""
+"""Encoder, container, what the container declares, and what the frames are; a few of each."""
 
 
 def uneven_video(name: str) -> bytes:
