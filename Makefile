@@ -99,7 +99,8 @@ dist: $(STAMP)
 	rm -rf dist build $(DIST_VENV)
 	$(BIN)/python -m build --outdir dist .
 	$(PYTHON) -m venv $(DIST_VENV)
-	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH) dist/*.whl
+	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt $(TORCH)
+	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt dist/*.whl
 	$(DIST_VENV)/bin/python tools/smoke_test.py
 	$(DIST_VENV)/bin/python -m pip install --quiet --constraint constraints-ci.txt "$$(ls dist/*.whl)[$(DALI)]"
 	$(DIST_VENV)/bin/python tools/smoke_test.py
