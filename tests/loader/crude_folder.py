@@ -1,4 +1,4 @@
-"""A polylithic dataset: lines that name files, which lie in tar shards and in a folder; and a crude one of shards."""
+"""A polylithic dataset: lines that name files, in tar shards and in a folder; and a crude dataset of shards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.loader.dataset_folder import picture, write_shards
 
 CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 MISSING = 5
-"""The line that names a file which is not there."""
+"""The line that names a missing file."""
 BROKEN = 9
-"""The line that is no JSON."""
+"""The line that is not JSON."""
 
 
 def polylithic(folder: Path, count: int = 16, *, damaged: bool = False) -> Path:

@@ -1,4 +1,4 @@
-"""Makes small prepared datasets of real pictures for tests."""
+"""Makes small prepared datasets of real images for tests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FIELD_MAP = {"image": "jpg,png,webp", "caption": "txt"}
 @cache
 def photographs() -> list[Image.Image]:
     """Returns the two photographs of scikit-learn."""
-    # Imported here: most tests' workers import this module, and scikit-learn takes longer than all else they import.
+    # Imported here: most tests' workers import this module, and scikit-learn takes longest of all imports.
     from sklearn.datasets import load_sample_images
 
     return [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
 def picture(number: int, kind: str = "jpg", size: tuple[int, int] = (64, 48)) -> bytes:
-    """Returns a crop of a photograph, encoded; another one for each number."""
+    """Returns an encoded crop of a photograph, a different one for each number."""
     photograph = photographs()[number % 2]
     left, top = (37 * number) % (photograph.width - 130), (23 * number) % (photograph.height - 110)
     crop = photograph.crop((left, top, left + 120, top + 100)).resize(size)
@@ -35,7 +35,7 @@ def picture(number: int, kind: str = "jpg", size: tuple[int, int] = (64, 48)) ->
 
 
 def captioning_sample(number: int) -> dict[str, bytes]:
-    """Returns the parts of sample `number`: a picture, its caption and some JSON."""
+    """Returns the parts of sample `number`: an image, its caption and some JSON."""
     kind = ("jpg", "jpg", "png", "webp")[number % 4]
     return {
         kind: picture(number, kind, (64 + number % 3, 48)),
@@ -58,7 +58,7 @@ def write_shards(folder: Path, samples: Mapping[str, Mapping[str, bytes]], shard
 
 
 def captioning_dataset(folder: Path, count: int = 48, shards: int = 3) -> Path:
-    """Writes and prepares a captioning dataset of `count` samples; train and val hold all of it."""
+    """Writes and prepares a captioning dataset of `count` samples; train and val have all of it."""
     write_shards(folder, {f"k{number:04d}": captioning_sample(number) for number in range(count)}, shards)
     return prepare(folder)
 

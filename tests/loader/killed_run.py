@@ -1,4 +1,4 @@
-"""A run over a blend with packing that notes each batch, with the state behind it, on disk; made to be killed."""
+"""A run over a blend with packing that writes each batch, and the state after it, to disk; made to be killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from energon_dali import SequencePacker, TaskEncoder, WorkerConfig, stateless
 
 
 class Packing(TaskEncoder[Any, Any, Any, Any]):
-    """Packs captions by their lengths, and keeps what fits badly; some samples fail, some give several."""
+    """Packs captions by length and keeps those that fit badly; some samples fail, some yield several."""
 
     decoder = None
     packer = SequencePacker(60, length=lambda sample: len(sample.caption), max_padding=0.1)
@@ -43,7 +43,7 @@ def silent(error: Exception, sample: Any, sources: Any) -> None:
 
 def open_loader(folder: Path, num_workers: int = 2) -> Any:
     """Returns the loader over a blend of the two datasets in a folder."""
-    # Imported here, because its workers need this module and no torch.
+    # Imported here: the workers need this module, and not torch.
     from energon_dali import get_savable_loader, get_train_dataset
 
     parts = [{"weight": 3, "path": f"{folder}/one"}, {"weight": 1, "path": f"{folder}/two"}]
@@ -56,7 +56,7 @@ def open_loader(folder: Path, num_workers: int = 2) -> Any:
 
 
 def run(folder: Path, place: Path, until: int, num_workers: int = 2) -> None:
-    """Continues where the file at `place` says, and replaces it after every batch."""
+    """Continues at the state in the file `place`, and replaces the file after every batch."""
     loader = open_loader(folder, num_workers)
     saved: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {"state": None, "batches": []}
     loader.restore_state_rank(saved["state"])

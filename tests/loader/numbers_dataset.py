@@ -1,4 +1,4 @@
-"""A small dataset for these tests: numbered elements per stream, as the real ones would deliver them."""
+"""A small dataset for these tests: numbered elements per stream, delivered as real ones are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = [5, 3, 0, 7]
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """Something that happens at one element of one stream."""
+    """A failure at one element of one stream."""
 
     stream: int
     place: int
@@ -28,14 +28,14 @@ class Mishap:
 
 
 class OddError(Exception):
-    """Cannot be unpickled: its constructor wants two arguments."""
+    """Cannot be unpickled: its constructor needs two arguments."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"odd {one} {two}")
 
 
 class NumbersDataset(SavableDataset[Any]):
-    """Gives `make(stream, epoch, place)` for every place of a stream."""
+    """Yields `make(stream, epoch, place)` for every position of a stream."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""AVDecoders in samples: they travel to hooks and batches, decode there, let go of memory, and close their files."""
+"""AVDecoders in samples: they travel to hooks and batches, decode there, release memory, and close their files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ClipsInRank(ClipsInHook):
 
 
 class DecodersInBatch(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """The AVDecoders themselves are delivered, used or not."""
+    """Delivers the AVDecoders themselves, used or not."""
 
     decoder = SampleDecoder()
 
@@ -167,6 +167,6 @@ def test_a_whole_file_and_the_bare_container() -> None:
     guessing = SampleDecoder(guess_content=True)
     for content in (data, video_file("h264-mp4"), video_file("mjpeg-avi"), audio_file("mp3"), audio_file("opus-ogg")):
         assert type(guessing.decode("movie", content)) is AVDecoder
-    assert type(guessing.decode("mp4", b"no film")) is AVDecoder  # its name alone says what it is
+    assert type(guessing.decode("mp4", b"no video")) is AVDecoder  # the name alone says what it is
     handler = AVWebdatasetDecoder(False)
     assert all(type(handler(suffix, data)) is AVDecoder for suffix in AV_SUFFIXES), "one list for both"

@@ -1,5 +1,4 @@
-"""A dataset with bad files goes through many epochs: every good sample arrives, every bad one is named, nothing
-dies."""
+"""Many epochs over a dataset with bad files: every good sample arrives, every bad one is named, nothing crashes."""
 
 from __future__ import annotations
 
@@ -48,8 +47,8 @@ BAD = (20, 21, 150, 151, 152)
 
 def bad_files() -> list[bytes]:
     return [
-        picture(5)[:700],  # cut in the middle of its pixels
-        b"this is no picture, whatever its name says",  # at the front of a batch, where DALI would crash
+        picture(5)[:700],  # cut within its pixels
+        b"not an image, whatever its name says",  # at the front of a batch, where DALI would crash
         b"",
         flipped_header(),
         header_of(65_500, 65_500),
@@ -101,7 +100,7 @@ def test_many_epochs_with_bad_files(folder: Path, encoder: type[Any], num_worker
     stats = loader.stats()
     loader.close()
     assert set(seen) == good
-    # Whole batches were taken, so the last epoch of a stream may be cut short by at most what was not delivered.
+    # Whole batches were taken, so the last epoch of a stream may lack at most what was not delivered.
     assert min(seen.values()) >= EPOCHS - 2
     assert max(seen.values()) <= EPOCHS + 1
     failures = stats["failures"]
@@ -109,7 +108,7 @@ def test_many_epochs_with_bad_files(folder: Path, encoder: type[Any], num_worker
     assert all(failure["reason"] and failure["shard"].endswith(".tar") for failure in failures)
     per_bad = Counter(failure["key"] for failure in failures)
     assert min(per_bad.values()) >= EPOCHS - 2, "a bad file was not counted in some epoch"
-    # Flat: the second half of the run takes no more than the first did, but for the allocator's slack.
+    # Flat: the second half of the run uses no more than the first, except for the allocator's slack.
     half = len(memory) // 2
     assert max(memory[half:]) < max(memory[:half]) + 64 * 2**20
 

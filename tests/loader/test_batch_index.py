@@ -36,7 +36,7 @@ class Telling(TaskEncoder[Any, Any, Any, Any]):
     def __init__(self, decoder: Any) -> None:
         self.decoder = decoder
         self.chosen: list[int] = []
-        """What the hooks that only choose have read, in this process."""
+        """What the hooks that only select samples have read, in this process."""
 
     def told(self, hook: str) -> str:
         return f" {hook}:{self.current_batch_index}:{self.current_sample_index}"
@@ -171,7 +171,7 @@ def test_nor_on_a_decode_process(folder: Path) -> None:
 def test_hooks_read_how_many_batches_came_before(name: str, folder: Path) -> None:
     with make_loader(folder, name, "dali") as loader:
         elements = [view(element) for element in islice(loader, 24)]
-    # The streams take turns, so batch number k of the job is the k-th that is delivered.
+    # The streams take turns, so batch number k of the job is the k-th one delivered.
     for number, element in enumerate(elements):
         for hook in ("batch", "encode_batch"):
             assert set(numbers(element["told"], hook)) <= {number}
@@ -180,9 +180,9 @@ def test_hooks_read_how_many_batches_came_before(name: str, folder: Path) -> Non
             assert set(numbers(told, hook)) <= {number}
         if name in ("samples", "batches", "skipped samples and batches"):
             assert set(numbers(told, "encode")) == {number}
-        if name in ("split", "split, samples"):  # nothing is dropped: the batch that each sample is in
+        if name in ("split", "split, samples"):  # nothing is dropped: each sample sees its own batch
             assert set(numbers(told, "preencode")) == {number}
-        assert max(numbers(told, "encode"), default=0) <= number  # read when it was asked for, perhaps to wait
+        assert max(numbers(told, "encode"), default=0) <= number  # read when it was requested; it may have waited
 
 
 @pytest.mark.parametrize("name", ["groups", "packs", "batches of packs"])
@@ -217,7 +217,7 @@ def test_a_restore_goes_on_counting(name: str, decoder: str, folder: Path) -> No
 
 
 def without_waiting(name: str, element: Any) -> Any:
-    """Returns an element without what a hook below groups read: samples that wait are made again, for a later batch."""
+    """Returns an element without what hooks below groups read: waiting samples are made again, for a later batch."""
     if name != "groups":
         return element
     return {**element, "samples": [caption.split(" encode:")[0] for caption in element["samples"]]}
@@ -235,5 +235,5 @@ def test_a_sample_that_is_made_again_is_what_it_was(name: str, decoder: str, fol
             again = view(loader.restore_sample(json.loads(json.dumps(key))))
             if name in RESTORABLE:
                 assert again == view(element)
-            else:  # samples that were asked for by an earlier batch, and waited for this one
+            else:  # samples that an earlier batch requested, and that waited for this one
                 assert again["told"] == view(element)["told"]

@@ -1,4 +1,4 @@
-"""A state continues with batches of another size where the order of samples does not depend on it."""
+"""A state continues with batches of another size, if the order of samples does not depend on it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def train(folder: Path, size: int, encoder: type[Any] = Keys, workers: int = 0, 
 
 
 def states_of(dataset: Any, count: int) -> list[Any]:
-    """Returns the states before each of the first batches, as JSON gives them back."""
+    """Returns the states before each of the first batches, after a round trip through JSON."""
     loader = get_savable_loader(dataset)
     states, batches = [], iter(loader)
     for _ in range(count):

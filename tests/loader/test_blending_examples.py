@@ -1,4 +1,4 @@
-"""Programs as the guides to blending write them: each dataset with its own task encoder, blended, chained and mixed."""
+"""Programs as in the guides to blending: each dataset with its own task encoder, blended, chained and mixed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CaptioningTask(DefaultTaskEncoder[CaptioningSample, CaptioningSample, Capt
 
 @dataclass
 class WeightedCaptioningBatch:
-    """What a trainer that weighs its loss takes: no field of ours but the keys."""
+    """A batch for a trainer that weighs its loss: of our fields only the keys."""
 
     __keys__: list[str]
     images: torch.Tensor
@@ -201,7 +201,7 @@ def test_validation_is_one_dataset_behind_the_other(folder: Path, job: Job) -> N
         val("image_dataset", ImageTask(decoder)), val("captioning_dataset_1", CaptioningTask(decoder))
     )
     with get_loader(whole, start_method="fork") as loader:
-        for _ in range(2):  # every epoch is the same
+        for _ in range(2):  # all epochs are the same
             batches = list(loader)
             kinds = [type(batch).__name__ for batch in batches]
             assert kinds == sorted(kinds, reverse=True)

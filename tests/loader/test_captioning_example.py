@@ -28,7 +28,7 @@ from tests.loader.dataset_folder import captioning_dataset
 
 @dataclass
 class CaptioningRawBatch:
-    """What batch() makes."""
+    """What batch() returns."""
 
     # (n,)
     __key__: list[str]
@@ -40,7 +40,7 @@ class CaptioningRawBatch:
 
 @dataclass
 class CaptioningBatch:
-    """What goes into the network."""
+    """The input of the network."""
 
     __keys__: list[str]
     # (n, c, h, w)
@@ -52,7 +52,7 @@ class CaptioningBatch:
 
 
 def tokenizer(captions: list[str]) -> dict[str, torch.Tensor]:
-    """Stands for a tokenizer of transformers: bytes, padded."""
+    """Replaces a tokenizer of transformers: bytes, padded."""
     longest = max(map(len, captions))
     ids = torch.zeros(len(captions), longest, dtype=torch.int64)
     mask = torch.zeros(len(captions), longest, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Datasets that were opened one by one, composed by hand: where they run, what they give, and that they restore."""
+"""Datasets opened one by one and composed by hand: where they run, what they yield, and that they restore."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Captions(Batch):
 
 
 @edataclass
-class Pictures(Batch):
+class Images(Batch):
     image: torch.Tensor
 
 
@@ -63,7 +63,7 @@ class Captioning(DefaultTaskEncoder[Any, Any, Any, Any]):
         return Captions.from_samples(samples, image=batch_pad_stack([sample.image for sample in samples]))
 
 
-class PicturesOnly(DefaultTaskEncoder[Any, Any, Any, Any]):
+class ImagesOnly(DefaultTaskEncoder[Any, Any, Any, Any]):
     """Images alone; some samples fail."""
 
     def encode_sample(self, sample: CaptioningSample) -> CaptioningSample:
@@ -72,8 +72,8 @@ class PicturesOnly(DefaultTaskEncoder[Any, Any, Any, Any]):
         return sample
 
     @stateless
-    def batch(self, samples: list[CaptioningSample]) -> Pictures:
-        return Pictures.from_samples(samples, image=batch_pad_stack([sample.image for sample in samples]))
+    def batch(self, samples: list[CaptioningSample]) -> Images:
+        return Images.from_samples(samples, image=batch_pad_stack([sample.image for sample in samples]))
 
 
 def with_decoder(encoder: Any, kind: str) -> Any:
@@ -121,7 +121,7 @@ def val(path: Path, config: WorkerConfig, encoder: Any, kind: str, **options: An
 
 
 def blend(folders: tuple[Path, Path], config: WorkerConfig, kinds: tuple[str, str]) -> SavableDataset[Any]:
-    images = train(folders[0], config, PicturesOnly, kinds[0])
+    images = train(folders[0], config, ImagesOnly, kinds[0])
     captions = train(folders[1], config, Captioning, kinds[1])
     return EpochizeDataset(BlendDataset((images, 0.6), (captions, 0.4)), 11)
 
@@ -135,7 +135,7 @@ def mixed(folders: tuple[Path, Path], config: WorkerConfig, kinds: tuple[str, st
 
 def validation(folders: tuple[Path, Path], config: WorkerConfig, kinds: tuple[str, str]) -> SavableDataset[Any]:
     return ConcatDataset(
-        val(folders[0], config, PicturesOnly, kinds[0], limit=3), val(folders[1], config, Captioning, kinds[1])
+        val(folders[0], config, ImagesOnly, kinds[0], limit=3), val(folders[1], config, Captioning, kinds[1])
     )
 
 
@@ -144,7 +144,7 @@ EPOCHS = 2
 
 
 def run(dataset: SavableDataset[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns (what each batch holds, the states before each), over some epochs."""
+    """Returns (contents of each batch, states before each), over some epochs."""
     got, states = [], []
     with get_savable_loader(dataset, start_method="fork") as batches:
         for _ in range(EPOCHS):
@@ -180,7 +180,7 @@ def test_every_number_of_workers_gives_the_same_and_restores_exactly(
 def test_decoders_agree_on_what_a_blend_gives(folders: tuple[Path, Path]) -> None:
     whole = {kinds: run(blend(folders, job(0), DECODERS[kinds]))[0] for kinds in DECODERS}
     assert whole["sample"] == whole["dali"] == whole["both"]
-    assert {entry[0] for entry in whole["both"] if entry != "end of epoch"} == {"Pictures", "Captions"}
+    assert {entry[0] for entry in whole["both"] if entry != "end of epoch"} == {"Images", "Captions"}
 
 
 def test_the_same_dataset_twice_has_two_orders_and_validation_keeps_file_order(folders: tuple[Path, Path]) -> None:
@@ -209,7 +209,7 @@ def test_mixed_types_become_one_batch_by_a_function_of_the_users(start_method: s
         return Captions.derive_from(batches[0], image=concat_pad([batch.image for batch in batches]), caption=captions)
 
     config = job(1, streams=1)
-    images = train(folders[0], config, PicturesOnly, "dali" if start_method == "fork" else "sample", batch_size=1)
+    images = train(folders[0], config, ImagesOnly, "dali" if start_method == "fork" else "sample", batch_size=1)
     captions = train(folders[1], config, Captioning, "sample", batch_size=1)
     mix = MixBatchDataset((images, 1), (captions, 1), batch_size=8, batch_mix_fn=combine)
     with get_savable_loader(mix, start_method=start_method) as batches:
@@ -222,7 +222,7 @@ def test_mixed_types_become_one_batch_by_a_function_of_the_users(start_method: s
 
 
 def parts(dataset: SavableDataset[Any]) -> list[str]:
-    """Returns what each border of a cut tree leaves to the workers, outermost dataset of each."""
+    """Returns what workers run below each border of a cut tree: the name of its outermost dataset."""
     return [border.dataset.describe().split("(")[0] for border in find_worker_borders(cut_tree(dataset))]
 
 
@@ -259,8 +259,8 @@ def test_a_global_state_of_a_blend_restores_onto_every_layout(folders: tuple[Pat
             config = WorkerConfig(
                 rank=rank, world_size=world, num_workers=workers, num_streams=6, global_error_handler=quiet
             )
-            # One decodes in the rank, one in the workers; behind it a blend that is lifted into them.
-            encoders = ((folders[0], Captioning, "dali"), (folders[1], PicturesOnly, "sample"))
+            # One decodes in the rank, one in the workers; after it a blend that moves into them.
+            encoders = ((folders[0], Captioning, "dali"), (folders[1], ImagesOnly, "sample"))
             one, two = (train(path, config, encoder, kind, batch_size=1) for path, encoder, kind in encoders)
             inner = BlendDataset((two, 1), (train(folders[0], config, Captioning, "sample", batch_size=1), 1))
             whole = MixBatchDataset((one, 1), (inner, 1), batch_size=2)

@@ -1,4 +1,4 @@
-"""Crude data: cookers with stores, primary and cache; their media in the decode stage; restores; defects of Energon."""
+"""Crude data: cookers with stores, primary and cache; decoding of their media; restores; defects of Energon."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Returns a sample or batch as something that can be compared."""
+    """Returns a sample or batch in a form that can be compared."""
     if isinstance(value, torch.Tensor):
         return [list(value.shape), value.flatten().tolist()]
     if isinstance(value, Lazy):
@@ -166,7 +166,7 @@ def cook_lazily(sample: dict[str, Any], images: Any, files: Any, cache: Any) -> 
 
 
 class Late(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Fetches behind the decode stage where that is in the rank, else in the worker."""
+    """Fetches after decoding if that is in the rank, else in the worker."""
 
     cookers = (Cooker(cook_lazily),)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line on the way to a batch: the batch was given, or it comes next; never neither, never both."""
+"""Ctrl-C at every line on the way to a batch: the batch was delivered, or it is the next one; never neither or both."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.loader.numbers_dataset import tree
 
 COUNT = 12
 STRIDE = 3
-"""Outside of the loader's own files every so many lines are enough."""
+"""Outside the loader's own files, every so many lines are enough."""
 
 
 @pytest.fixture(autouse=True)
 def _signal_handlers() -> Iterator[None]:
-    """Puts handlers back: an interrupt at a line where no signal can come leaves those that put signals off."""
+    """Restores handlers: an interrupt at a line where no signal can arrive leaves the deferring ones installed."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
@@ -46,7 +46,7 @@ class Interrupt:
         name = frame.f_code.co_filename
         if "/energon_dali/" not in name or "watchdog" in name:
             return None
-        # Not at the end of a `with`, which is traced as its first line: no signal comes between its body and its end.
+        # Not at the end of a `with`, which is traced as its first line: no signal arrives between its body and its end.
         if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
             if self.seen == self.at:
                 self.place = f"{name}:{frame.f_lineno}"
@@ -71,7 +71,7 @@ def make() -> Any:
 
 
 def interrupted(at: int) -> tuple[list[Any], Interrupt, Any]:
-    """Returns (batches that were given, what interrupted, the loader) for an interrupt in the third batch."""
+    """Returns (delivered batches, the interrupt, the loader) for an interrupt in the third batch."""
     loader, given = make(), []
     iterator = iter(loader)
     given += [next(iterator), next(iterator)]

@@ -1,4 +1,4 @@
-"""Device, stream and hand-over of the rank's thread, on a CUDA that only writes down what is asked of it."""
+"""Device and CUDA stream of the rank's thread, and how it hands batches on, with a CUDA that only records calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from energon_dali.loader.cuda_handoff import CudaHandoff, find_cuda_tensors, str
 from tests.fake_cuda import FakeCuda, GpuTensor, Stream
 
 
-def run_rank(rank: CudaHandoff, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
-    """Returns (the seal, the device) of a thread that makes an element: "made" on every current stream."""
+def run_rank(handoff: CudaHandoff, cuda: FakeCuda, element: Any) -> tuple[Any, int]:
+    """Returns (ready events, device) of a thread that makes an element: "made" on every current stream."""
     done: list[Any] = []
 
     def work() -> None:
-        rank.enter()
+        handoff.enter()
         for stream in cuda.streams:
             stream.work.append("made")
-        done.extend((rank.record(element), cuda.current_device()))
+        done.extend((handoff.record(element), cuda.current_device()))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -37,11 +37,11 @@ def test_the_rank_works_on_the_trainers_device_and_its_batch_is_ready_there(back
     trainer = Stream(1, ["weights"])
     cuda.set_stream(trainer)
     batch = {"image": GpuTensor.on(1)}
-    rank = CudaHandoff(cuda)
-    seal, device = run_rank(rank, cuda, batch)
+    handoff = CudaHandoff(cuda)
+    ready, device = run_rank(handoff, cuda, batch)
     assert device == 1
     assert trainer.work == (["weights"] if backend == "native" else ["weights", "made"])  # no step waits for a batch
-    rank.receive(batch, seal)
+    handoff.receive(batch, ready)
     assert trainer.work[-2:] == ["weights", "made"]
     assert batch["image"].recorded == ([trainer] if backend == "native" else [])
 
@@ -51,27 +51,27 @@ def test_a_trainer_that_changes_its_stream_and_a_second_gpu() -> None:
     first, second = Stream(0), Stream(0)
     cuda.set_stream(first)
     batch = [GpuTensor.on(0), GpuTensor.on(1)]
-    rank = CudaHandoff(cuda)
-    seal, _ = run_rank(rank, cuda, batch)
-    assert [device for device, _ in seal] == [0, 1]
+    handoff = CudaHandoff(cuda)
+    ready, _ = run_rank(handoff, cuda, batch)
+    assert [device for device, _ in ready] == [0, 1]
     cuda.set_stream(second)
-    rank.receive(batch, seal)
+    handoff.receive(batch, ready)
     assert second.work[-1] == "made"
     assert batch[0].recorded == [first, second]
     assert batch[1].recorded == [cuda.current_stream(1)]
 
 
 def test_without_cuda_nothing_is_asked_of_it() -> None:
-    rank = CudaHandoff(FakeCuda(initialized=False))
-    rank.enter()
-    assert rank.record({"x": torch.zeros(1)}) == ()
-    rank.receive(None, ())
+    handoff = CudaHandoff(FakeCuda(initialized=False))
+    handoff.enter()
+    assert handoff.record({"x": torch.zeros(1)}) == ()
+    handoff.receive(None, ())
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def test_the_memory_of_sparse_and_jagged_tensors_is_kept() -> None:
     class OnGpu:
-        """A tensor on a GPU of which only the layout and its parts are looked at."""
+        """A tensor on a GPU of which only the layout and its parts are read."""
 
         is_cuda = True
         device = torch.device("cuda", 0)

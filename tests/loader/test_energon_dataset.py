@@ -1,4 +1,4 @@
-"""A dataset that megatron-energon 7.4.1 prepared gives the samples here that it gives there."""
+"""A dataset that megatron-energon 7.4.1 prepared yields the same samples here."""
 
 from __future__ import annotations
 

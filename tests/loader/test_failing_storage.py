@@ -38,7 +38,7 @@ from tests.shards.failing_storage import failing_preads
 COUNT = 48
 IMPATIENT = RetryPolicy(attempts=2, request_seconds=0.2, store_seconds=0.3)
 BROKEN = "broken"
-"""While a file of this name is beside the dataset, every shard fails; forked workers see it too."""
+"""While a file of this name is next to the dataset, every shard fails; forked workers see it too."""
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_errors_that_pass_cost_no_sample_and_are_counted(folder: Path, tmp_path:
     names = [path.name.partition(" ")[2] for path in failed.iterdir()]
     assert {"extents.bin", "shard_000.tar"} <= set(names)
     assert list(retries) == [store.store_of(str(folder)).name]
-    # With workers, those of the index that the trainer's process reads while it plans belong to no loader.
+    # With workers, reads of the index in the trainer's process, while it plans, belong to no loader.
     assert len(names) - 2 <= sum(retries.values()) <= len(names)
     assert f"retries of {next(iter(retries))}" in str(loader.stats())
 
@@ -160,7 +160,7 @@ def test_a_shard_that_fails_for_good_costs_its_samples_alone(folder: Path) -> No
 
 
 def test_dalis_own_reader_goes_on_after_an_error(tmp_path: Path) -> None:
-    """What DALI cannot read is read again here; a store that stays down ends the run there too."""
+    """What DALI cannot read is read again in Python; a store that stays down ends the run there too."""
     folder = captioning_dataset(tmp_path / "set", COUNT)
     patterns = [("train", ".*"), ("val", ".*")]
     prepare_dataset(str(folder), split_patterns=patterns, check_part=check_image)
@@ -236,10 +236,10 @@ def test_states_do_not_depend_on_the_policy(folder: Path) -> None:
 
 
 def test_a_collected_loader_is_closed_away_from_the_thread_that_collects() -> None:
-    """That thread may hold what closing waits for."""
+    """That thread may hold locks that closing waits for."""
     lock, closed = threading.Lock(), threading.Event()
 
-    class Delivery:
+    class Prefetcher:
         def close(self) -> None:
             with lock:
                 closed.set()
@@ -249,7 +249,7 @@ def test_a_collected_loader_is_closed_away_from_the_thread_that_collects() -> No
             self.cycle = self
 
     owner = Owner()
-    end = deferred_close.close_when_collected(owner, Delivery())  # type: ignore[arg-type]
+    end = deferred_close.close_when_collected(owner, Prefetcher())  # type: ignore[arg-type]
     seen = weakref.ref(owner)
     done = threading.Event()
 
@@ -270,7 +270,7 @@ def test_a_collected_loader_is_closed_away_from_the_thread_that_collects() -> No
 def test_a_loader_that_nobody_holds_is_closed_at_once() -> None:
     closed = []
 
-    class Delivery:
+    class Prefetcher:
         def close(self) -> None:
             closed.append(threading.current_thread())
 
@@ -278,6 +278,6 @@ def test_a_loader_that_nobody_holds_is_closed_at_once() -> None:
         pass
 
     owner = Owner()
-    deferred_close.close_when_collected(owner, Delivery())  # type: ignore[arg-type]
+    deferred_close.close_when_collected(owner, Prefetcher())  # type: ignore[arg-type]
     del owner
     assert closed == [threading.current_thread()]

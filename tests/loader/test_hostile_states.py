@@ -1,4 +1,4 @@
-"""Damaged states: each is refused by a StateError, or restores to something that iterates without a foreign error."""
+"""Damaged states: each is refused with a StateError, or restores to something that iterates without a foreign error."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def places_of(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the way to every value inside a state."""
+    """Yields the path to every value inside a state."""
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, inner in steps:
         yield (*way, step)
@@ -173,7 +173,7 @@ def places_of(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def mutated(state: Any, draw: random.Random) -> tuple[str, Any]:
-    """Returns (what was done, a copy of the state in which one value is another one, missing, twice or off)."""
+    """Returns (the change, a copy of the state in which one value is replaced, missing, repeated or off by some)."""
     changed = copy.deepcopy(state)
     way = draw.choice(list(places_of(changed)))
     *above, last = way

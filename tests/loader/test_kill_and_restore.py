@@ -1,4 +1,4 @@
-"""A run that is killed behind every single batch, and each time restored anew, loses and repeats nothing."""
+"""A run that is killed after every single batch, and restored each time, loses and repeats nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for batch in loader:
         json.dump({"state": loader.save_state_rank(), "batches": batches}, file)
     os.replace(place + ".tmp", place)
     if hang:
-        time.sleep(600)  # until it is killed, while workers and decoding run on ahead
+        time.sleep(600)  # until it is killed, while workers and decoding run ahead
     if len(batches) == until:
         break
 """

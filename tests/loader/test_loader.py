@@ -77,7 +77,7 @@ def test_breaking_and_iterating_again_continues(workers: int, rank_work: bool) -
 @pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
 def test_who_takes_as_many_as_there_are_finds_the_next_epoch(workers: int, rank_work: bool) -> None:
     with loader(place(workers), rank_work=rank_work) as batches:
-        for epoch in range(3):  # as Lightning does, which knows the length
+        for epoch in range(3):  # as Lightning does: it knows the length
             assert [batch[:3] for batch in islice(batches, len(batches))] == expected(epoch)
         assert [batch[:3] for batch in batches] == expected(3)
     with loader(place(streams=1), lengths=[0]) as batches:
@@ -113,7 +113,7 @@ def test_a_state_after_every_batch_restores_exactly(workers: int, rank_work: boo
             again.restore_state_rank(state)
             assert again.state_dict() == state
             got = [batch[:3] for _ in range(2) for batch in again]
-        if taken == 15:  # the end of the epoch was not seen yet: an empty rest comes first
+        if taken == 15:  # the end of the epoch was not seen yet: an empty rest follows first
             assert got == expected(1)
         else:
             assert got == everything[taken:][: len(got)]
@@ -136,7 +136,7 @@ def ranks(world: int, workers: int) -> Iterator[SavableDataLoader[Any]]:
 
 
 def test_closing_inside_of_a_wait_repeats_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal handler does it, or another thread."""
+    """As a signal handler or another thread does."""
     todo: list[Any] = []
 
     def make(*place: int) -> tuple[int, ...]:
@@ -305,10 +305,10 @@ def test_a_dead_worker_and_an_exception_end_the_iteration_and_leave_nothing(rank
         got = []
         with pytest.raises(error):
             got.extend(batches)
-        assert [batch[:3] for batch in got] == [(0, 0, 0)]  # the other elements of a block are lost with it
+        assert [batch[:3] for batch in got] == [(0, 0, 0)]  # the other elements of the block are lost with it
         assert set(threading.enumerate()) <= before
         assert batches._prefetcher is None
-        with pytest.raises(error):  # the next try stops at the same place
+        with pytest.raises(error):  # the next attempt stops at the same element
             list(batches)
 
 
@@ -328,7 +328,7 @@ def test_a_forgotten_loader_ends_everything() -> None:
 
 
 class _Release(logging.Handler):
-    """Lets the first element of `waiting` go on once the watchdog has warned."""
+    """Lets the first element of `waiting` continue once the watchdog has warned."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The native feed gives what the block feed gives, where the order is made of runs."""
+"""feed="native" delivers what blocks deliver, if the order is made of runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Native(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a dataset with bad files and with pictures that only PIL decodes, prepared with the header check."""
+    """Returns a dataset with bad files and with images that only PIL decodes, prepared with the header check."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 

@@ -1,4 +1,4 @@
-"""Hooks that let no sample through, or return nothing: said and ended, where it looked like waiting or like success."""
+"""Hooks that drop every sample, or return nothing: an error or a warning, where it looked like waiting or success."""
 
 from __future__ import annotations
 

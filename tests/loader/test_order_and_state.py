@@ -1,4 +1,4 @@
-"""The order of samples is one order, and a state continues it: for every decoder, worker count and interruption."""
+"""There is one order of samples, and a state continues it: for every decoder, worker count and interruption."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def view(batch: Any) -> tuple[list[str], list[str], int]:
 
 def test_the_order_is_the_same_for_all_decoders_and_workers(folder: Path) -> None:
     keys = {}
-    # Workers that make tensors load torch first; one number of them shows what the Dali workers show four times.
+    # Workers that make tensors import torch first; one worker count is enough, as the DALI cases cover four.
     for encoder, workers in ((PilEncoder, (0, 2)), (DaliEncoder, (0, 1, 2, 4))):
         for num_workers in workers:
             loader = make_loader(folder, encoder, num_workers)
@@ -165,7 +165,7 @@ def test_random_crops_are_a_function_of_the_sample_and_the_epoch(folder: Path) -
     it = iter(loader)
     for _ in range(2):
         images: dict[str, torch.Tensor] = {}
-        while len(images) < 49:  # 60 less those that the hook drops
+        while len(images) < 49:  # 60 minus those that the hook drops
             sample = next(it)
             images.setdefault(sample.__key__, sample.image)
         by_epoch.append(images)

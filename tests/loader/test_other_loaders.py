@@ -39,7 +39,7 @@ report = {"seen": [batch.tolist() for batch in loader], "errors": []}
 for options in {"dispatched": {}, "sharded": {"dispatch_batches": False}}.values():
     from accelerate.utils import DataLoaderConfiguration
     accelerator.dataloader_config = DataLoaderConfiguration(**options)
-    # Asked by rank 0 alone where it dispatches: the other would wait for it.
+    # If it dispatches, only rank 0 asks: the other rank would wait for it.
     inner = accelerator.prepare(torch.utils.data.DataLoader(Around(make()), batch_size=2))
     if accelerator.is_main_process:
         try:
@@ -54,7 +54,7 @@ accelerator.end_training()
 
 
 class Around(IterableDataset[Any]):
-    """What programs put between a loader and a torch DataLoader."""
+    """What programs place between a loader and a torch DataLoader."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -67,7 +67,7 @@ def place(world: int = 1) -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=world, num_workers=0, num_streams=4)
 
 
-@pytest.mark.timeout(300)  # two interpreters with torch on what may be a busy machine
+@pytest.mark.timeout(300)  # two interpreters with torch, perhaps on a busy machine
 def test_accelerate_leaves_a_loader_alone_and_may_not_share_its_batches_out(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     program = tmp_path / "program.py"

@@ -42,7 +42,7 @@ class Frozen:
 
 
 @edataclass
-class Pictures(Batch):
+class Images(Batch):
     images: torch.Tensor
     notes: Any = None
 
@@ -96,9 +96,9 @@ def test_batches_and_objects_with_a_method_of_their_own() -> None:
     assert pin(Own("itself")).said == "pinned itself"
     assert pin([Own("inside"), torch.ones(1)])[0].said == "pinned inside"
     sparse = torch.eye(2).to_sparse()
-    batch = Pictures(__key__=["a"], __restore_key__=(), images=torch.ones(2), notes={"sparse": sparse})
+    batch = Images(__key__=["a"], __restore_key__=(), images=torch.ones(2), notes={"sparse": sparse})
     pinned = pin(batch)
-    assert type(pinned) is Pictures
+    assert type(pinned) is Images
     assert pinned.images.is_pinned()
     assert pinned.notes["sparse"] is sparse  # not every torch pins sparse tensors
 
@@ -119,4 +119,4 @@ def test_a_forked_decode_process_is_forked_before_cuda_is_asked(start_method: st
     if start_method == "fork":
         with loader as batches:
             next(iter(batches))
-        assert cuda.calls[0].thread != "MainThread"  # asked by the thread that pins, after the fork
+        assert cuda.calls[0].thread != "MainThread"  # called by the thread that pins, after the fork

@@ -65,17 +65,17 @@ def open_files(pid: int | str = "self") -> set[str]:
 def children() -> set[int]:
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that ends just now
+        with contextlib.suppress(OSError):  # the thread is ending
             found.update(map(int, (task / "children").read_text().split()))
     return found
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _fork_server() -> Iterator[None]:
-    """Python's fork server stays for the life of the process, by its design: it is there before anything is counted."""
+    """Starts Python's fork server, which stays for the life of the process, before anything is counted."""
     multiprocessing.forkserver.ensure_running()
     gc.collect()
-    gc.freeze()  # what was imported so far: each of the collections around the tests walked it for 0.1 s
+    gc.freeze()  # walking all imported objects takes each collection around the tests 0.1 s
     yield
     gc.unfreeze()
 
@@ -111,7 +111,7 @@ def test_blocks_arrive_in_order_with_their_states(method: str) -> None:
     pool.close()
 
 
-def test_a_stream_starts_at_a_state_and_can_begin_anew() -> None:
+def test_a_stream_starts_at_a_state_and_can_restart() -> None:
     pool = make_pool([100])
     pool.start(0, {"epoch": 3, "place": 50})
     assert pool.next_block(0).elements[0] == (0, 3, 50)
@@ -132,7 +132,7 @@ def test_a_stream_started_ahead_of_time_is_not_started_twice() -> None:
 
 
 def test_workers_make_no_more_than_the_prefetch_ahead_and_stop_at_the_end_of_an_epoch() -> None:
-    made = mmap.mmap(-1, 1)  # one with that of a forked worker
+    made = mmap.mmap(-1, 1)  # shared with a forked worker
 
     def make(*place: int) -> tuple[int, ...]:
         made[0] += 1
@@ -145,7 +145,7 @@ def test_workers_make_no_more_than_the_prefetch_ahead_and_stop_at_the_end_of_an_
         assert (block.end_state is None) == (taken < 10)
         expected = min(18, 2 * (taken + 3))
         assert wait_until(lambda: made[0] >= expected, 60)  # noqa: B023
-        time.sleep(0.02)  # a chance to make too many
+        time.sleep(0.02)  # time to make too many
         assert made[0] == expected
     assert not pool.ready(0)
     assert pool.next_block(0).elements[0] == (0, 1, 0)
@@ -153,15 +153,15 @@ def test_workers_make_no_more_than_the_prefetch_ahead_and_stop_at_the_end_of_an_
 
 
 @dataclass
-class Picture:
+class Photo:
     key: str
     pixels: torch.Tensor
     raw: bytes
     boxes: np.ndarray[Any, Any]
 
 
-def picture(stream: int, epoch: int, place: int) -> Picture:
-    return Picture(
+def photo(stream: int, epoch: int, place: int) -> Photo:
+    return Photo(
         f"{place}",
         torch.full((3, 40, 41), place % 256, dtype=torch.uint8),
         bytes([place % 256]) * 20_000,
@@ -171,18 +171,18 @@ def picture(stream: int, epoch: int, place: int) -> Picture:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_elements_that_are_held_are_never_overwritten(method: str) -> None:
-    pool = make_pool([200], make=picture, method=method)
+    pool = make_pool([200], make=photo, method=method)
     held = []
     for _ in range(25):
         held += pool.next_block(0).elements
-        gone = pool.next_block(0)  # this one's memory is used again
+        gone = pool.next_block(0)  # its memory is reused
         del gone
     pool.close()
     gc.collect()
     assert len(held) == 100
     for element in held:
         number = int(element.key)
-        assert type(element) is Picture
+        assert type(element) is Photo
         assert torch.all(element.pixels == number % 256)
         assert np.all(element.boxes == number)
         assert element.raw == bytes([number % 256]) * 20_000
@@ -190,17 +190,17 @@ def test_elements_that_are_held_are_never_overwritten(method: str) -> None:
 
 
 def test_memory_is_used_again_when_nobody_holds_it() -> None:
-    pool = make_pool([10_000], make=picture, prefetch=2)
+    pool = make_pool([10_000], make=photo, prefetch=2)
     for _ in range(100):
         pool.next_block(0)
     pid = pool.pids[0]
     arenas = sum("energon-dali-block" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
     assert 1 <= arenas <= 6
-    for process in (str(pid), "self"):  # anonymous: there is no name that a killed process could leave behind
+    for process in (str(pid), "self"):  # anonymous: a killed process leaves no name behind
         shared = [line for line in Path(f"/proc/{process}/maps").read_text().splitlines() if "energon-dali" in line]
         assert shared
         assert all("/memfd:energon-dali-block (deleted)" in line for line in shared)
-    # But for that of an arena that it may be sending just now.
+    # Except that of an arena that it may be sending now.
     assert wait_until(lambda: not any("energon-dali-block" in name for name in open_files(pid)), 60)
     pool.close()
 
@@ -315,7 +315,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused_with_the_reason() -> None:
 
 
 def test_many_blocks_held_need_no_descriptors() -> None:
-    pool = make_pool([4000], make=picture)
+    pool = make_pool([4000], make=photo)
     pool.next_block(0)
     before = len(os.listdir("/proc/self/fd"))
     held = [pool.next_block(0) for _ in range(100)]
@@ -352,7 +352,7 @@ def test_a_pool_that_cannot_be_made_leaves_no_open_file(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
-    """Lets SIGINT raise KeyboardInterrupt: a shell has its jobs in the background ignore the signal."""
+    """Lets SIGINT raise KeyboardInterrupt: shells make background jobs ignore the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -385,4 +385,4 @@ def test_ctrl_c_while_processes_start_or_end_leaves_none_behind(where: str, monk
         with pytest.raises(KeyboardInterrupt):
             pool.launch()
         pool.close()
-    assert children() == own, "a process runs on, or nobody waited for it"
+    assert children() == own, "a process still runs, or nothing waited for it"

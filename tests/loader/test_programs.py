@@ -75,7 +75,7 @@ loader = build(lengths=(10**9, 10**9), make=lambda s, e, p: (s, e, p), rank_work
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[str]:
-    """A name that only the processes of one test have in their environment; none of them may be left."""
+    """A name that only the processes of one test have in their environment; none of them may survive it."""
     name = f"{tmp_path}"
     yield name
     assert wait_until(lambda: not alive(name), 2.0), "processes are left"
@@ -112,7 +112,7 @@ def start(marker: str, *arguments: str, stdin: int | None = subprocess.DEVNULL) 
 
 
 def _hear_interrupts() -> None:
-    """Undoes what a shell does to jobs in the background: they do not hear Ctrl-C, nor do their children."""
+    """Undoes what a shell does to background jobs: they ignore Ctrl-C, and so do their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -201,7 +201,7 @@ signal.signal(signal.SIGTERM, lambda *_: say("heard"))
 def make(stream, epoch, place):
     if place < 20:
         return place
-    # Made behind the signal; what hooks start ends by it as ever.
+    # Made after the signal; processes that hooks start end by it as usual.
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     child.start()
     child.terminate()

@@ -17,7 +17,7 @@ KILLS = 50
 
 @pytest.mark.timeout(400)
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """SIGKILL 50 times in a row: while workers start, while a state is restored, written, or batches come."""
+    """SIGKILL 50 times in a row: while workers start, a state is restored or written, or batches arrive."""
     for name, count in (("one", 40), ("two", 25)):
         captioning_dataset(tmp_path / name, count)
     place = tmp_path / "run.json"
@@ -31,7 +31,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         process = processes.Process(target=run, args=(tmp_path, place, 100_000))
         process.start()
         began, wait = time.monotonic(), moments.uniform(0.0, 0.4)
-        if moments.random() < 0.7:  # most runs get some way, so that states of many places are restored
+        if moments.random() < 0.7:  # most runs make some progress, so that states of many positions are restored
             while (place.stat().st_mtime_ns if place.exists() else 0) == before:
                 assert process.is_alive(), "the run ended by itself"
                 assert time.monotonic() - began < 60, "no batch came"

@@ -45,7 +45,7 @@ STREAMS = 6
 
 
 class Troubled(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Skips some samples, fails on some, and gives others twice."""
+    """Skips some samples, fails on some, and yields others twice."""
 
     def encode_sample(self, sample: TextSample) -> Iterator[TextSample]:  # type: ignore[override]
         number = number_of(sample)
@@ -64,7 +64,7 @@ class Troubled(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 class Packing(Troubled):
-    """Keeps every third sample once, and gives two elements for some packs and none for others."""
+    """Keeps every third sample once, and yields two elements for some packs and none for others."""
 
     def select_samples_to_pack(self, samples: list[Any]) -> PackSelection[Any]:
         if number_of(samples[0]) % 8 == 6:
@@ -88,7 +88,7 @@ class Packing(Troubled):
 
 
 class ByLength(Troubled):
-    """Packs by length and keeps what fits badly."""
+    """Packs by length and keeps samples that fit badly."""
 
     packer = SequencePacker(30, length=lambda sample: 5 + number_of(sample) % 9, max_padding=0.1)
 
@@ -120,7 +120,7 @@ def cook(sample: dict[str, Any], texts: Any) -> TextSample:
 
 
 class Cooking(Troubled):
-    """Makes samples of lines, and of files that some of them name in vain."""
+    """Makes samples of lines, and of files that some of them name and that do not exist."""
 
     cookers = (Cooker(cook),)
 
@@ -139,11 +139,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_grid(base: Path) -> Path:
-    """Writes the datasets that the compositions are made of."""
+    """Writes the datasets of the compositions."""
     for name, count, shards in (("a", 31, 4), ("b", 17, 2), ("c", 9, 1)):
         samples = {f"k{number:02d}": {"txt": str(number).encode()} for number in range(count)}
         prepare(write_shards(base / name, samples, shards), {"text": "txt"}, "TextSample")
-    (base / "lines.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(25)))  # the store ends with 16
+    (base / "lines.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(25)))  # the store ends at 16
     prepare_jsonl(str(base / "lines.jsonl"))
     joined = {
         "join": [{"path": "a"}, {"path": "b", "nonmatch": "none"}],
@@ -273,7 +273,7 @@ def taken(loader: Any, count: int) -> list[str]:
 def taken_from_all(
     build: Build, folder: Path, world: int, begin: int, end: int, state: Any = None, workers: int = 0
 ) -> tuple[list[str], Any]:
-    """Returns (elements `begin` to `end` of the job's order, its global state behind them), on `world` ranks."""
+    """Returns (elements `begin` to `end` of the job's order, its global state after them), on `world` ranks."""
     order: dict[int, str] = {}
     states = []
     for rank in range(world):
@@ -292,7 +292,7 @@ def test_what_three_ranks_saved_goes_on_anywhere(name: str, folder: Path) -> Non
     build = ENDLESS[name]
     expected, _ = taken_from_all(build, folder, 1, 0, 42)
     assert len(set(expected)) > 12
-    for place in (9, 18):  # in the middle of a round of the streams, and behind one
+    for place in (9, 18):  # within a round of the streams, and after one
         begun, state = taken_from_all(build, folder, 3, 0, place)
         assert begun == expected[:place]
         for world in (2, 1, 6, 3):

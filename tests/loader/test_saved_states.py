@@ -1,4 +1,4 @@
-"""States that earlier code saved are restored by this code, and go on with the same elements.
+"""States that earlier code saved restore with this code, and continue with the same elements.
 
 `tests/data/states/before-rooms.*` were saved by version 0.1.0 before its modules and classes were renamed.
 """

@@ -1,4 +1,4 @@
-"""Validation over few samples: ranks get equally many, `len` says how many, and states of earlier releases go on."""
+"""Validation on few samples: ranks get equally many, `len` says how many, and states of earlier releases restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state belongs to the plan and the hooks: it continues under another decoder, feed, or process."""
+"""A state belongs to the plan and the hooks: it continues with another decoder, reader, or process."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def take(loader: Any, count: int) -> list[Any]:
 
 
 def saved(build: Build, folder: Path, decoder: Any, places: tuple[int, ...], count: int) -> tuple[list[Any], list[Any]]:
-    """Returns (states as JSON gives them back at some places, all batches)."""
+    """Returns (states at some positions, after a round trip through JSON; all batches)."""
     with get_savable_loader(build(folder, decoder, 0)) as loader:
         states, batches = [], []
         for place in range(count):
@@ -243,7 +243,7 @@ def test_states_of_0_1_from_before_the_first_batch_begin_at_the_beginning(name: 
 
 
 class OnDali(Encoding):
-    """The same hooks with another decoder, as a class of its own."""
+    """The same hooks with another decoder, in a separate class."""
 
 
 class OtherHook(Encoding):

@@ -15,7 +15,7 @@ from energon_dali import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_dali.task_encoder import DefaultTaskEncoder
 from tests.loader.dataset_folder import captioning_dataset
 
-pytestmark = pytest.mark.timeout(400)  # a dozen interpreters with torch on what may be a busy machine
+pytestmark = pytest.mark.timeout(400)  # a dozen interpreters with torch, perhaps on a busy machine
 STREAMS = 8
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def report(**values):
 
 
 def dataset_of(folder: str, config: WorkerConfig) -> Any:
-    """Returns a blend of two datasets that are prepared in a folder."""
+    """Returns a blend of two prepared datasets in a folder."""
     parts = [{"weight": 3, "path": f"{folder}/one"}, {"weight": 1, "path": f"{folder}/two"}]
     blend = {"__class__": "MetadatasetV2", "splits": {"train": {"blend": parts}}}
     encoder: Any = DefaultTaskEncoder()
@@ -128,7 +128,7 @@ own = loader_in()
 own.restore_state_rank(saved(f"rank{rank}.pt"))
 assert keys_of(own, 4) == after
 
-# Two tensor-parallel pairs: (0, 1) and (2, 3) load the same, each pair is a place of the data-parallel groups.
+# Two tensor-parallel pairs: (0, 1) and (2, 3) load the same data; each pair is one rank of the data-parallel groups.
 groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
 paired = loader_in(groups[rank % 2], workers=0)
 pair_before = keys_of(paired, 6)
@@ -157,5 +157,5 @@ loader.restore_state_global(saved("whole.pt"))
 report(after=keys_of(loader, 6))
 """
     for rank, report in enumerate(torchrun(folder, "going_on", going_on, 2)):
-        # 4 batches of each of the 4 ranks are 2 of each stream: 2 ranks have given 8 each.
+        # 4 batches of each of the 4 ranks are 2 of each stream: 2 ranks have delivered 8 each.
         assert report["after"] == of_rank(whole_order, rank, 2, 8, 6)

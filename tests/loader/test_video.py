@@ -1,4 +1,4 @@
-"""Clips go the way that images go: through workers, their border, batches, failures, save and restore."""
+"""Clips take the same path as images: through workers, the worker border, batches, failures, save and restore."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLIPS = VideoClips(2, 3, clip_duration_seconds=0.4, sampling="random", size=(48,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Samples of a video and a picture each; some videos are broken."""
+    """Samples of a video and an image each; some videos are broken."""
     samples = {}
     for number in range(COUNT):
         kind = KINDS[number % len(KINDS)]
@@ -56,8 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @edataclass
-class Film(Sample):
-    """A video, a picture and what they show."""
+class Footage(Sample):
+    """A video, an image and a caption."""
 
     clips: Any
     image: torch.Tensor
@@ -65,10 +65,10 @@ class Film(Sample):
 
 
 @stateless
-def cook(sample: dict[str, Any]) -> Film:
-    """Makes a Film of whatever container the video came in."""
+def cook(sample: dict[str, Any]) -> Footage:
+    """Makes a Footage, whatever the container of the video is."""
     video = next(sample[part] for part in ("mp4", "webm", "avi") if part in sample)
-    return Film(**basic_sample_keys(sample), clips=video, image=sample["jpg"], caption=sample["txt"])  # type: ignore[arg-type]
+    return Footage(**basic_sample_keys(sample), clips=video, image=sample["jpg"], caption=sample["txt"])  # type: ignore[arg-type]
 
 
 class Pyav(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -76,7 +76,7 @@ class Pyav(DefaultTaskEncoder[Any, Any, Any, Any]):
     cookers = (Cooker(cook),)
 
     @stateless
-    def encode_sample(self, sample: Film) -> Film:
+    def encode_sample(self, sample: Footage) -> Footage:
         assert type(sample.clips) is Clips
         assert sample.clips.frames.shape == (2, 3, 3, 32, 48)  # type: ignore[union-attr]
         return sample
@@ -132,7 +132,7 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
             seen.update(batch.__key__)
             for key, row in zip(batch.__key__, batch.clips.timestamps.tolist(), strict=True):
                 times[key].append(row)
-            assert isinstance(batch, (Batch, Film))
+            assert isinstance(batch, (Batch, Footage))
             assert batch.clips.frames.shape[1:] == (2, 3, 3, 32, 48)  # type: ignore[union-attr]
             assert batch.clips.timestamps.shape == (len(batch.__key__), 2, 3)  # type: ignore[union-attr]
             assert batch.image.shape[1] == 3  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def test_clips_come_beside_images_and_bad_videos_are_counted(
     routes = stats.routes
     videos, images = routes.get("pyav", 0), routes.get("pil", 0)
     if encoder is Pyav:
-        # A sample whose video is broken is given up before or after its picture.
+        # A sample with a broken video is dropped before or after its image is decoded.
         assert sum(seen.values()) <= videos <= images
     else:
         assert videos + routes.get("dali-cpu", 0) >= 2 * sum(seen.values())
@@ -159,7 +159,7 @@ def test_every_decoder_gives_the_same_clips_in_the_same_order(folder: Path) -> N
     expected = batches(Pyav(), 2)
     for encoder in (Dali, DaliWherePossible):
         for one, other in zip(expected, batches(encoder(), 0), strict=True):
-            assert type(one) is type(other) is Film
+            assert type(one) is type(other) is Footage
             assert one.__key__ == other.__key__
             assert torch.equal(one.clips.timestamps, other.clips.timestamps)
             assert (one.clips.frames.float() - other.clips.frames.float()).abs().mean() < 3

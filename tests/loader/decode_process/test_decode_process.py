@@ -1,4 +1,4 @@
-"""A loader with a decode process gives what it gives without: batches, epochs, states, errors, statistics."""
+"""A loader with a decode process delivers the same as without: batches, epochs, states, errors, statistics."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def open_files() -> set[str]:
 def children() -> set[int]:
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that ends just now
+        with contextlib.suppress(OSError):  # the thread is ending
             found.update(map(int, (task / "children").read_text().split()))
     return found
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _fork_server() -> Iterator[None]:
-    """Python's fork server stays for the life of the process, by its design: it is there before anything is counted."""
+    """Starts Python's fork server, which stays for the life of the process, before anything is counted."""
     multiprocessing.forkserver.ensure_running()
     gc.collect()
-    gc.freeze()  # what was imported so far: each of the collections around the tests walked it for 0.1 s
+    gc.freeze()  # walking all imported objects takes each collection around the tests 0.1 s
     yield
     gc.unfreeze()
 
@@ -88,7 +88,7 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     gc.collect()
     assert open_files() - before[0] == set()
-    assert set(threading.enumerate()) <= before[1]  # another test's may end meanwhile
+    assert set(threading.enumerate()) <= before[1]  # those of other tests may end meanwhile
     assert children() <= before[2]
 
 
@@ -125,12 +125,12 @@ def test_a_state_before_every_batch_restores_exactly(workers: int, rank_work: bo
             for _ in range(2):
                 for _ in batches:
                     states[process].append(json.loads(json.dumps(batches.save_state_rank())))
-                states[process].append(batches.save_state_rank())  # the end of the epoch was seen
+                states[process].append(batches.save_state_rank())  # the end of the epoch has been seen
     assert states[True] == states[False]
     everything = [*expected(0), None, *expected(1), None]
     assert len(states[True]) == len(everything) + 1
     for taken, state in enumerate(states[True][:-1]):
-        process = taken % 3 != 1  # two of three into another decode process, the others into this one
+        process = taken % 3 != 1  # two of three restore into a decode process, the others into this process
         with loader(place(0 if taken % 4 else 2), rank_work=rank_work, decode_process=process) as again:
             again.restore_state_rank(state)
             assert again.save_state_rank() == state
@@ -164,7 +164,7 @@ def test_batches_that_are_held_are_never_overwritten_and_outlive_the_process() -
         if at % 3 == 0:
             held.append(batch["x"])  # a single tensor of the batch
         if at % 10 == 5:
-            held[0] += 0  # and another is let go in between
+            held[0] += 0  # and another is dropped in between
             held.pop(1)
     batches.close()
     for tensor in held:
@@ -176,7 +176,7 @@ def test_batches_that_are_held_are_never_overwritten_and_outlive_the_process() -
 
 
 def open_files_at_rest(batches: Any) -> int:
-    """Returns how many files are open while the thread that receives batches has none to receive."""
+    """Returns how many files are open while the receiving thread waits."""
     assert wait_until(lambda: batches._prefetcher.occupancy == 1.0, 60)
     return len(os.listdir("/proc/self/fd"))
 
@@ -228,7 +228,7 @@ def test_an_exception_arrives_as_what_it_is_with_its_traceback() -> None:
         assert "numbers_dataset.py" in text
         assert f"In {where}" in text
         assert batches._prefetcher is None
-        with pytest.raises(ValueError, match="did not like it"):  # the next try stops at the same place
+        with pytest.raises(ValueError, match="did not like it"):  # the next attempt stops at the same element
             list(batches)
     batches = loader(place(0, 1), lengths=[3], mishap=Mishap(0, 1, "raise-odd"), block_size=1)
     with pytest.raises(WorkerError, match=r"decode process failed with an exception that cannot travel.*odd 1 2"):
@@ -280,7 +280,7 @@ def test_statistics_of_the_other_process_are_the_loaders() -> None:
                 assert stats.counts["decode_process.bytes"] > 0
             for _ in islice(batches, 2):
                 pass
-        assert batches.stats().counts["made"] >= 17  # with what was made ahead, and told at the end
+        assert batches.stats().counts["made"] >= 17  # including those made ahead, which are counted at the end
     assert counts[True] == counts[False]
 
 
@@ -304,15 +304,15 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
         return stream, epoch, at
 
     def let_go() -> None:
-        """Lets the worker go on once it has shown its stack."""
+        """Lets the worker continue once it has printed its stack."""
         wait_until(lambda: "in slow_second" in stacks.read_text(), 60)
         shown_all.touch()
 
-    # Whatever stands still for a while: of the batches that are waited for, the second alone may not come at once.
+    # However slow the machine is: of the awaited batches, only the second may be late.
     options: dict[str, Any] = {"block_size": 1, "rank_work": True, "watchdog_initial_timeout_seconds": 60}
     with (
         caplog.at_level(logging.WARNING, "energon_dali.loader"),
-        stacks.open("a") as stderr,  # a file that several processes add to, and that is read meanwhile
+        stacks.open("a") as stderr,  # several processes append to it while it is read
         monkeypatch.context() as patch,
         loader(place(1, 1), lengths=[4], make=slow_second, watchdog_timeout_seconds=0.5, **options) as batches,
     ):
@@ -327,7 +327,7 @@ def test_the_watchdog_warns_and_has_all_processes_show_their_stacks(
     assert len(caplog.records) == 1
     assert "No batch arrived for" in caplog.text
     assert "in slow_second" in stacks.read_text()  # the worker
-    assert "decode_process/server.py" in stacks.read_text()  # the decode process, which told it to
+    assert "decode_process/server.py" in stacks.read_text()  # the decode process, which asked the worker
     failing = loader(
         place(1, 1),
         lengths=[9],
@@ -354,7 +354,7 @@ def test_a_forgotten_loader_ends_everything() -> None:
 def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="decode_process='yes' is unknown"):
         loader(place(), decode_process="yes")
-    assert not loader(place(2), decode_process="auto").config()["decode_process"]  # workers do all
+    assert not loader(place(2), decode_process="auto").config()["decode_process"]  # the workers do everything
     assert loader(place(2), rank_work=True, decode_process="auto").config()["decode_process"]
     assert not loader(place(0), rank_work=True, decode_process="auto").config()["decode_process"]
     lock = threading.Lock()
@@ -385,7 +385,9 @@ def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pyt
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_hooks_find_the_cache_and_its_files_go(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)  # a killed process takes no files along: let none be too slow
+    monkeypatch.setattr(
+        launch, "_GRACE_SECONDS", 60.0
+    )  # a killed process leaves its files behind: let none be too slow
     pool = FileStoreCachePool(parent_cache_dir=tmp_path)
     with loader(place(workers), make=cached, rank_work=True, cache_pool=pool) as batches:
         assert {batch[3] for batch in islice(batches, 6)} == {"kept by FileStoreCachePool"}

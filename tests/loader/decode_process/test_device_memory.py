@@ -1,4 +1,4 @@
-"""The arenas on GPUs, with memory of this process in place of a GPU's: who waits for what, and what is used again."""
+"""The arenas on GPUs, with host memory in place of a GPU's: who waits for what, and what is reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from energon_dali.loader.processes.tensor_table import Segment
 
 
 class StandIn:
-    """Memory, events and streams as a driver keeps them; notes what was asked of it."""
+    """A driver's memory, events and CUDA streams; records the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: dict[int, Any] = {}
@@ -133,14 +133,14 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
     del second, third
     assert ended == [True]
     assert not views.seen
-    assert sorted(give_back()) == [0, 1]  # one is one too many
+    assert sorted(give_back()) == [0, 1]  # one more than the spare one
     views.drop(store.take_dropped())
     assert len(driver.opened) == 1
     assert len(driver.memory) == 2  # not freed before it was closed
     for number in views.take_closed():
         store.free(number)
     assert len(driver.memory) == 1
-    large = cross(segment(5, 3 << 20))  # the other is too small, and leaves
+    large = cross(segment(5, 3 << 20))  # the other is too small, and is dropped
     assert large[0].sum() == 5 * (3 << 20)
     assert len(store.take_dropped()) == 1
 
@@ -149,7 +149,7 @@ def test_an_arena_goes_over_comes_back_and_is_freed_last(monkeypatch: pytest.Mon
 def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
     seen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA wants memory closed where it was opened before it is freed where it was made."""
+    """CUDA requires memory to be closed where it was opened before it is freed where it was allocated."""
     driver = StandIn(monkeypatch)
     open_at_the_end: list[int] = []
 
@@ -175,15 +175,15 @@ def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
         os.close(theirs)
     assert open_at_the_end == [0, 0, 0]
     assert driver.opened == []
-    assert "synchronize" in driver.said  # what was begun with the memory is over
+    assert "synchronize" in driver.said  # work that uses the memory is done
 
 
 class _Holder:
-    """Stands for a DecodeProcess."""
+    """Replaces a DecodeProcess."""
 
 
 class _LeavingViews(DeviceViews):
-    """Loses its last view in another thread just after it was asked for it."""
+    """Loses its last view, as if in another thread, right after `seen` was read."""
 
     roots: list[Any]
 
@@ -213,7 +213,7 @@ def test_a_process_ends_once_when_the_last_view_of_its_memory_is_gone(
     theirs, parent_pipe = os.pipe()
     os.set_blocking(theirs, False)
     end = weakref.finalize(owner, process._end_when_unseen, views, [], [parent_pipe], os.getpid())
-    if how == "forgotten":  # whoever held the loader holds its tensors alone
+    if how == "forgotten":  # the user dropped the loader and kept its tensors
         del owner, views
     else:
         end()

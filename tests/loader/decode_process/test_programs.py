@@ -1,4 +1,4 @@
-"""Whole programs whose loader has a decode process: how they start, are interrupted and killed, and what they leave."""
+"""Whole programs whose loader has a decode process: how they start, are interrupted and killed, and what is left."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ import gc, multiprocessing, warnings
 from energon_dali.loader.decode_process import process
 from energon_dali.loader.processes import launch
 
-process._FINAL_STATS_SECONDS = launch._GRACE_SECONDS = 60.0  # a killed worker prints nothing more: let none be too slow
+process._FINAL_STATS_SECONDS = launch._GRACE_SECONDS = 60.0  # a killed worker prints nothing: let none be too slow
 
 def make(stream, epoch, place):
     helper = HELPERS.get("pool") or HELPERS.setdefault("pool", multiprocessing.get_context("fork").Pool(1))
@@ -123,8 +123,8 @@ def make(stream, epoch, place):
     return stream, epoch, helper.apply(abs, (-place,))
 
 HELPERS = {}
-sys.stdout = open(1, "w", closefd=False)  # with a buffer, whatever PYTHONUNBUFFERED says
-warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork with threads, from Python 3.12 on
+sys.stdout = open(1, "w", closefd=False)  # buffered, whatever PYTHONUNBUFFERED says
+warnings.simplefilter("ignore", DeprecationWarning)  # about os.fork with threads, since Python 3.12
 print("trainer begins")
 loader = build(lengths=(10**9, 10**9), method="fork", make=make, block_size=1)
 next(iter(loader))
@@ -145,7 +145,7 @@ for how in ("take", "close", "collect"):
     assert os.waitpid(child, 0)[1] == 0, how
 try:
     os.eventfd_read(polled)
-except BlockingIOError:  # nobody woke the trainer's waits, for ever
+except BlockingIOError:  # nobody woke the trainer's wait
     print("not woken")
 assert next(iter(loader))[:2] == (1, 0)
 loader.close()
@@ -158,5 +158,5 @@ def test_hooks_print_and_have_processes_and_forked_copies_of_the_trainer_leave_i
     assert (err, process.returncode) == ("", 0)
     lines = out.splitlines()
     assert lines.count("trainer begins") == lines.count("not woken") == 1
-    assert lines.count("hook 0") == 2  # of each worker
-    wait_until_nothing_is_left(marker)  # the hook's pool neither
+    assert lines.count("hook 0") == 2  # one per worker
+    wait_until_nothing_is_left(marker)  # not even the hook's pool

@@ -1,4 +1,4 @@
-"""Batches that cross to the trainer are what they were: every dtype, layout and sharing, with what stands between."""
+"""Batches arrive in another process as they were: every dtype, layout and sharing, and everything else in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = (
 
 
 def cross(batch: Any) -> Any:
-    """Returns a batch as the trainer gets it; what it was made of is gone then."""
+    """Returns a batch as the trainer receives it, without the memory that it was made of."""
     block = serialize(batch, keep_aliasing=True)
     extents, tensors = pickle.loads(pickle.dumps((block.extents, block.tensors)))
     memory = bytearray(b"\xa5" * block.size)
@@ -61,7 +61,7 @@ CHANGES = {
     "every second": lambda tensor: tensor[..., ::2],
     "one column": lambda tensor: tensor[..., :1],
     "expanded": lambda tensor: tensor[None].expand(3, *tensor.shape),
-    "behind the first": lambda tensor: tensor[1:],
+    "after the first": lambda tensor: tensor[1:],
     "nothing": lambda tensor: tensor[:0],
 }
 
@@ -106,7 +106,7 @@ def test_two_views_of_one_storage_look_at_the_same_memory_again() -> None:
     assert bytes(got["bytes"][3200:3204].tolist()) == np.float32(-7).tobytes()
 
 
-def test_permuted_pictures_keep_their_strides_and_rows_of_a_batch_stay_apart() -> None:
+def test_permuted_images_keep_their_strides_and_rows_of_a_batch_stay_apart() -> None:
     whole = of(torch.uint8, (6, 30, 40, 3), 1)
     got = cross([row.permute(2, 0, 1) for row in whole])
     for place, picture in enumerate(got):
@@ -167,7 +167,7 @@ def test_everything_else_arrives_too() -> None:
 
 
 def test_a_tensor_without_elements_stays_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture without boxes among others that are joined with its tensor on the GPU, for which another stands in."""
+    """Boxes of an image that has none, on a GPU; a CPU tensor replaces the GPU tensor."""
     table, none = TensorTable(), torch.empty(0, 4)
     boxes: Any = Mock(wraps=none, dtype=none.dtype, shape=none.shape, device=torch.device("cuda", 3))
     boxes.resolve_conj.return_value = boxes.resolve_neg.return_value = boxes.detach.return_value = boxes

@@ -1,4 +1,4 @@
-"""Real pictures through both decoders and both feeds: a decode process delivers what this process does, bit for bit."""
+"""Real images through both decoders and both readers: a decode process delivers what this process does, bit for bit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NativeEncoder(PilEncoder):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("captions")
     write_shards(folder, {f"k{number:04d}": captioning_sample(number) for number in range(60)})
-    prepare_dataset(str(folder), split_patterns=[("train", ".*")], check_part=check_image)  # for the native feed
+    prepare_dataset(str(folder), split_patterns=[("train", ".*")], check_part=check_image)  # for feed="native"
     config = {
         "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
         "field_map": FIELD_MAP,
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Operations of torch have one thread in a decode process; here they wait for each other on a busy machine."""
+    """Gives torch one thread, as in a decode process: on a busy machine several wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -78,7 +78,7 @@ def open_loader(folder: Path, encoder: type[Any], workers: int, process: bool) -
     dataset = get_train_dataset(
         folder, worker_config=config, task_encoder=encoder(), batch_size=5, max_samples_per_sequence=10, **order
     )
-    # DALI, which works in this process as well, does not survive a fork.
+    # DALI runs in this process as well, and does not survive a fork.
     method = "fork" if encoder is PilEncoder else "spawn"
     return get_savable_loader(dataset, decode_process=process, start_method=method)
 
