@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class SampleDecoder(MediaDecoder):
             MemoryError: There is not enough memory for an image.
         """
         future: Future[list[Outcome]] = Future()
-        future.set_result([_decode_outcome(handle) for handle in handles])
+        future.set_result([decode_on_cpu(handle) for handle in handles])
         return future
 
     def _finish_image(self, handle: MediaHandle) -> Any:
@@ -46,12 +46,19 @@ class SampleDecoder(MediaDecoder):
         return decode_clips(handle, file)
 
 
-def _decode_outcome(handle: MediaHandle) -> Outcome:
-    if isinstance(handle, ClipsHandle):
-        from energon_dali.decode.pyav import decode_by_pyav
+def decode_on_cpu(handle: MediaHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:
+    """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread.
 
-        return decode_by_pyav(handle)
+    Args:
+        handle: An image or clips.
+        bring: Moves the pixels to their device; None leaves them on the CPU.
+    """
+    if isinstance(handle, ClipsHandle):
+        from energon_dali.decode.pyav import decode_by_pyav  # images do without PyAV
+
+        return decode_by_pyav(handle, bring)
     try:
-        return Decoded(decode_image(handle), "pil")
+        value = decode_image(handle)
+        return Decoded(value if bring is None else bring(value), "pil")
     except DecodeError as error:
         return DecodeFailure(error.reason, error.format or handle.format, error.route or "pil", handle.source)

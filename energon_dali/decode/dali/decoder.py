@@ -12,7 +12,6 @@ from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.eligibility import (
     DaliHandle,
     DecodedHandle,
-    decode_on_cpu,
     goes_to_dali,
     is_eligible_image,
 )
@@ -31,6 +30,7 @@ from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
 from energon_dali.decode.pil import decode_image
+from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
 

@@ -12,7 +12,6 @@ from energon_dali.decode.clips import ClipsHandle, VideoClips
 from energon_dali.decode.dali.eligibility import (
     DaliHandle,
     DecodedHandle,
-    decode_by_pil,
     goes_to_dali,
     is_eligible_image,
 )
@@ -30,6 +29,7 @@ from energon_dali.decode.dali.runtime.futures import (
 from energon_dali.decode.dali.runtime.pipeline import EngineOptions
 from energon_dali.decode.dali.runtime.registry import engine_for
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
 
@@ -69,7 +69,7 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
         if goes_to_dali(handle, options.video_decode_device, device):
             for_dali[position] = handle
         else:
-            block.put_when_done([position], _pool().submit(_decode_on_cpu, _decode_clips, handle, device, stream))
+            block.put_when_done([position], _pool().submit(_decode_in_pool, decode_on_cpu, handle, device, stream))
     if for_dali:
         block.put_when_done(list(for_dali), submit_clips(options, device, list(for_dali.values()), stream))
     if len(clips) < len(handles):
@@ -134,7 +134,7 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
     groups: dict[tuple[ImageSpec, bool], list[int]] = {}
     for position, handle in enumerate(handles):
         if isinstance(handle, DecodedHandle):
-            block.put_when_done([position], _pool().submit(_decode_on_cpu, _take_pixels, handle, device, stream))
+            block.put_when_done([position], _pool().submit(_decode_in_pool, _take_pixels, handle, device, stream))
             continue
         try:
             eligible = type(handle) is DaliHandle or _is_eligible(handle)
@@ -145,7 +145,7 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
             on_host = device.kind == "gpu" and not has_gpu_codec(handle.format)
             groups.setdefault((handle.spec, on_host), []).append(position)
         else:
-            block.put_when_done([position], _pool().submit(_decode_on_cpu, decode_by_pil, handle, device, stream))
+            block.put_when_done([position], _pool().submit(_decode_in_pool, decode_on_cpu, handle, device, stream))
     for (spec, on_host), positions in groups.items():
         part = _submit_to_engine(options, spec, device, [handles[i] for i in positions], stream, on_host)
         block.put_when_done(positions, part)
@@ -179,7 +179,7 @@ def _is_eligible(handle: MediaHandle) -> bool:
 # --- on the threads of the pool ------------------------------------------------------------------------------------
 
 
-def _decode_on_cpu(
+def _decode_in_pool(
     decode: Callable[[Any, Callable[[Any], Any]], Outcome], handle: MediaHandle, device: Device, consumer: Any
 ) -> list[Outcome]:
     """Returns the outcome of a handle that the CPU decodes, with its values copied to the device.
@@ -199,12 +199,6 @@ def _decode_on_cpu(
     outcomes = [decode(handle, lambda value: bring_to_device(value, device, copies))]
     seal(outcomes, work, consumer)
     return outcomes
-
-
-def _decode_clips(handle: ClipsHandle, bring: Callable[[Any], Any]) -> Outcome:
-    from energon_dali.decode.pyav import decode_by_pyav  # blocks of images do without PyAV
-
-    return decode_by_pyav(handle, bring)
 
 
 def _take_pixels(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:

@@ -1,17 +1,14 @@
-"""Which media DALI may decode, the handles that say so, and the CPU's decoders for all other media."""
+"""Which media DALI may decode, and the handles that say so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
-from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.pil import decode_image
-from energon_dali.errors import DecodeError
+from energon_dali.decode.interface import MediaHandle
 
 if TYPE_CHECKING:
     from energon_dali.decode.formats import ImageHeader
@@ -67,26 +64,3 @@ def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
         return not header.has_alpha  # DALI drops the alpha channel
     # PIL converts palettes and CMYK to gray with other formulas than RGB.
     return spec.mode != "L" or header.color not in ("palette", "cmyk", "ycck")
-
-
-def decode_on_cpu(handle: MediaHandle) -> Outcome:
-    """Returns the outcome of decoding any handle with PIL or PyAV in the calling thread."""
-    if isinstance(handle, ClipsHandle):
-        from energon_dali.decode.pyav import decode_by_pyav
-
-        return decode_by_pyav(handle)
-    return decode_by_pil(handle)
-
-
-def decode_by_pil(handle: MediaHandle, bring: Callable[[Any], Any] | None = None) -> Outcome:
-    """Returns the outcome of decoding a handle with PIL in the calling thread.
-
-    Args:
-        handle: Any image.
-        bring: Moves the value to where it is wanted; None leaves it on the CPU.
-    """
-    try:
-        value = decode_image(handle)
-        return Decoded(value if bring is None else bring(value), "pil")
-    except DecodeError as error:
-        return DecodeFailure(error.reason, error.format or handle.format, error.route or "pil", handle.source)
