@@ -1,4 +1,4 @@
-"""The resume oracle: what comes after a restore at any point equals what came without the interruption."""
+"""The resume oracle: after a restore at any point, the elements are the same as without the interruption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counting(SavableDataset[Any]):
         self.total = total
         self.repeat = repeat
         self.made: list[int] = []
-        """Every number that was made in this process, also for a restore."""
+        """Every number that was made in this process, including those made for a restore."""
 
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
@@ -70,7 +70,7 @@ def config(num_streams: int = 1, **kwargs: Any) -> WorkerConfig:
 
 
 def silent(error: Exception, sample: Any, sources: Any) -> None:
-    """An error handler that says nothing."""
+    """An error handler that does nothing."""
 
 
 def take(dataset: SavableDataset[Any], count: int, epochs: int = 1) -> list[Any]:
@@ -80,7 +80,7 @@ def take(dataset: SavableDataset[Any], count: int, epochs: int = 1) -> list[Any]
 
 
 def over_epochs(live: Any, epochs: int) -> Iterator[Any]:
-    """Gives the elements of several epochs, one after the other."""
+    """Yields the elements of several epochs, one epoch after the other."""
     for _ in range(epochs):
         yield from live
 
@@ -96,11 +96,11 @@ def check_resume(
     """Saves before every element, restores each state into a new dataset, compares the whole tail and the last state.
 
     Args:
-        make: Makes the dataset anew.
-        count: How many elements to look at.
-        epochs: Over how many epochs they come.
-        view: What of an element is compared.
-        made: Gives the list of what a dataset has read, to show that restoring reads nothing twice.
+        make: Makes a new dataset.
+        count: Number of elements to compare.
+        epochs: Number of epochs to iterate.
+        view: Returns what is compared of an element.
+        made: Returns the list of what a dataset has read, to check that restoring reads nothing.
     """
     live = RankIterator(make())
     states, expected, epoch_of = [], [], []
@@ -115,21 +115,21 @@ def check_resume(
                 break
     last_state = json.loads(json.dumps(live.state_dict()))
     assert len(expected) > 1, "the oracle saw nothing"
-    for place, (state, epoch) in enumerate(zip(states, epoch_of, strict=True)):
+    for index, (state, epoch) in enumerate(zip(states, epoch_of, strict=True)):
         dataset = make()
         restored: Any = RankIterator(dataset)
-        restored.state_dict()  # who asks a dataset for its state before it is restored, changes nothing
+        restored.state_dict()  # reading the state before a restore must not change anything
         restored.load_state_dict(state)
         if made is not None:
-            assert made(dataset) == [], f"restoring at {place} read samples before any was asked for"
-        assert restored.state_dict() == state, f"the state at {place} changed on its way"
+            assert made(dataset) == [], f"restoring at {index} read samples before any was asked for"
+        assert restored.state_dict() == state, f"the state at {index} changed on its way"
         tail: list[Any] = []
         for _ in range(epoch, epochs):
-            while len(tail) < len(expected) - place:
+            while len(tail) < len(expected) - index:
                 try:
                     tail.append(view(next(restored)))
                 except StopIteration:
                     tail.append("end of epoch")
                     break
-        assert tail == expected[place:], f"after a restore at {place}"
-        assert json.loads(json.dumps(restored.state_dict())) == last_state, f"the last state after a restore at {place}"
+        assert tail == expected[index:], f"after a restore at {index}"
+        assert json.loads(json.dumps(restored.state_dict())) == last_state, f"the last state after a restore at {index}"

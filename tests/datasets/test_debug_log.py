@@ -37,7 +37,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         take(Counting(2, config(1, worker_log_level=1, worker_debug_path=str(tmp_path / "file" / "log"))), 1)
 
 
-def test_a_full_disk_ends_the_log_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_log_but_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = config(1, worker_log_level=1, worker_debug_path=str(tmp_path / "log.jsonl"))
     with largest_file(100), caplog.at_level(logging.WARNING, "energon_dali.debug"):
         assert len(take(Counting(9, job), 10)) == 9

@@ -1,4 +1,4 @@
-"""What a stage's failures are: a sample's, which is skipped and counted, or the device's, which ends the run."""
+"""A failure of a stage is counted if a sample caused it, and ends the run if the device did."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from energon_dali.errors import DecodeError, DeviceFailedError, FatalSampleError
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's."""
+    """Has the name of torch's class."""
 
 
 class AcceleratorError(RuntimeError):
-    """Named as torch's."""
+    """Has the name of torch's class."""
 
 
 DEVICE_ERRORS = [
@@ -50,7 +50,7 @@ def policy_of(failures: list[Any], tolerance: int = 3, handler: Callable[..., No
 
 
 @pytest.mark.parametrize("error", DEVICE_ERRORS, ids=lambda error: type(error).__name__)
-def test_a_device_error_is_raised_as_it_came_and_blames_no_sample(error: Exception) -> None:
+def test_a_device_error_is_raised_unchanged_and_blames_no_sample(error: Exception) -> None:
     failures: list[Any] = []
     assert is_device_error(error)
     with pytest.raises(type(error)) as raised:
@@ -62,7 +62,7 @@ def test_a_device_error_is_raised_as_it_came_and_blames_no_sample(error: Excepti
 @pytest.mark.parametrize(
     "error", [ValueError("CUDA error"), RuntimeError("shape mismatch"), DecodeError("truncated"), WithoutTextError()]
 )
-def test_a_samples_errors_are_counted_until_they_are_too_many(error: Exception) -> None:
+def test_errors_of_samples_are_counted_until_there_are_too_many(error: Exception) -> None:
     failures: list[Any] = []
     policy = policy_of(failures)
     assert not is_device_error(error)
@@ -76,6 +76,6 @@ def test_a_samples_errors_are_counted_until_they_are_too_many(error: Exception) 
     assert [failure.key for failure in failures] == ["a", "b", "c", "d", "e"]
 
 
-def test_a_handler_that_raises_stop_iteration_does_not_end_the_epoch_in_silence() -> None:
+def test_a_handler_that_raises_stop_iteration_does_not_silently_end_the_epoch() -> None:
     with pytest.raises(FatalSampleError, match="global_error_handler raised StopIteration for the sample 'a'"):
         policy_of([], handler=take_from_nothing).on_failure(ValueError("bad"), {"__key__": "a"})

@@ -24,7 +24,7 @@ def raw(**parts: bytes) -> RawSample:
     return RawSample(key="a/b", shard="s.tar", index=7, shard_index=0, sample_index=7, parts=parts)
 
 
-def test_a_field_map_names_parts_alternatives_and_ways_into_json() -> None:
+def test_a_field_map_names_parts_alternatives_and_paths_into_json() -> None:
     fields = parse_field_map(
         {"image": "jpg, png", "caption": "json[captions][0][text],txt", "last": "json[captions][-1]"}
     )
@@ -34,12 +34,12 @@ def test_a_field_map_names_parts_alternatives_and_ways_into_json() -> None:
 
 
 @pytest.mark.parametrize("expression", ["", "jpg,", "[0]", "json[", "json[a", "json[]"])
-def test_a_field_map_that_makes_no_sense_is_named(expression: str) -> None:
+def test_an_invalid_field_map_is_named(expression: str) -> None:
     with pytest.raises(DatasetFormatError, match="image"):
         parse_field_map({"image": expression})
 
 
-def test_fields_are_filled_by_the_first_alternative_that_is_there() -> None:
+def test_fields_are_filled_from_the_first_alternative_that_exists() -> None:
     load = SampleLoader(
         decoder=SampleDecoder(),
         sample_type=CaptioningSample,
@@ -77,7 +77,7 @@ def test_seeds_differ_by_epoch_and_part() -> None:
     assert load.seeds(np.array([0]), np.array([7])) == [first]
 
 
-def test_a_missing_part_says_what_is_there() -> None:
+def test_a_missing_part_tells_which_parts_exist() -> None:
     load = SampleLoader(
         decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "png", "caption": "txt"}
     )
@@ -87,7 +87,7 @@ def test_a_missing_part_says_what_is_there() -> None:
         load(raw(jpg=jpeg(), txt=b"x"), 0)
 
 
-def test_a_missing_place_in_json_says_where() -> None:
+def test_a_missing_entry_in_json_tells_the_path() -> None:
     load = SampleLoader(
         decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "json[c][9]"}
     )
@@ -151,7 +151,7 @@ JSON = b"""{"a": "text", "captions": [], "0": "zero", "none": null, "list": ["x"
     ],
 )
 def test_the_first_alternative_that_can_be_reached_wins(expression: str, expected: object) -> None:
-    """Expected is what megatron-energon 7.4.1 gives for each of these."""
+    """The expected values are those of megatron-energon 7.4.1."""
     load = SampleLoader(
         decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "txt", "caption": expression}
     )
@@ -159,7 +159,7 @@ def test_the_first_alternative_that_can_be_reached_wins(expression: str, expecte
 
 
 @pytest.mark.parametrize("expression", ["json[a][0]", "json[a][0],json[captions][0]", "json[list][0][0]"])
-def test_no_step_leads_into_a_text(expression: str) -> None:
+def test_no_step_leads_into_text(expression: str) -> None:
     load = SampleLoader(
         decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "txt", "caption": expression}
     )

@@ -1,4 +1,4 @@
-"""Datasets over several others: shares, orders, states, and batches made of batches."""
+"""Datasets over several others: proportions, orders, states, and batches made of batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.datasets.test_resume import as_batch, as_many_as_number_mod_3, border
 
 
 class Named(Counting):
-    """Numbers with a name in front of the key."""
+    """Numbers whose keys begin with a name."""
 
     def __init__(self, name: str, total: int, streams: int, *, repeat: bool = False) -> None:
         super().__init__(total, config(streams, global_error_handler=silent), repeat=repeat)
@@ -135,14 +135,14 @@ def test_a_blend_keeps_its_weights_and_ends_when_all_have_ended() -> None:
         assert names == {"a": 17, "b": 9}
 
 
-def test_what_was_drawn_is_counted() -> None:
+def test_draws_are_counted() -> None:
     live = RankIterator(BlendDataset((a(1), 1), (BlendDataset((b(1), 1), (c(1), 1)), 1)))
     assert len(list(live)) == 28
     counts = live.metrics.snapshot()["counts"]
     assert counts == {"blend.samples.0": 17, "blend.samples.1": 11, "blend.samples.1/0": 9, "blend.samples.1/1": 2}
 
 
-def test_each_stream_place_and_epoch_draws_otherwise() -> None:
+def test_each_stream_position_and_epoch_draws_differently() -> None:
     def drawn(dataset: SavableDataset[Any], epochs: int = 1) -> list[str]:
         return [sample["name"] for sample in take(dataset, 400, epochs)]
 
@@ -165,7 +165,7 @@ def with_luck(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "luck": random.random()}
 
 
-def test_hooks_at_two_places_draw_different_numbers_and_the_same_again() -> None:
+def test_hooks_at_two_positions_draw_different_numbers_and_the_same_again() -> None:
     tree = ConcatDataset(*(MapDataset(c(1, 5), with_luck, stateless_map_fn=True) for _ in range(2)))
     samples = take(tree, 10)
     assert len({sample["luck"] for sample in samples}) == 10
@@ -173,7 +173,7 @@ def test_hooks_at_two_places_draw_different_numbers_and_the_same_again() -> None
         assert tree.restore_sample(sample["__restore_key__"]) == sample
 
 
-def test_concatenated_streams_go_through_the_datasets_in_turn() -> None:
+def test_concatenated_streams_take_one_dataset_after_the_other() -> None:
     live = RankIterator(ConcatDataset(a(2, 5), c(2, 0), b(2, 4)))
     for _ in range(2):
         got = [(sample["name"], sample["number"]) for sample in live]
@@ -181,7 +181,7 @@ def test_concatenated_streams_go_through_the_datasets_in_turn() -> None:
         assert sorted(got) == [("a", n) for n in range(5)] + [("b", n) for n in range(4)]
 
 
-def test_a_state_of_a_large_blend_is_small_and_asks_only_who_moved() -> None:
+def test_a_state_of_a_large_blend_is_small_and_asks_only_members_that_moved() -> None:
     def make() -> SavableDataset[Any]:
         return BlendDataset(*((a(4, 1000, repeat=True), 1) for _ in range(100)))
 
@@ -194,7 +194,7 @@ def test_a_state_of_a_large_blend_is_small_and_asks_only_who_moved() -> None:
         RankIterator(BlendDataset((a(4), 1), (b(4), 1))).load_state_dict(state)
 
 
-def test_what_cannot_be_blended_is_refused_in_words() -> None:
+def test_what_cannot_be_blended_is_refused_with_a_reason() -> None:
     for wrong, words in (
         ((), "no dataset"),
         ((a(1),), "a Named without a weight"),
@@ -256,7 +256,7 @@ def test_batches_of_one_type_become_one_batch() -> None:
         homogeneous_concat_mix([pictures(1, 4), {}])
 
 
-def test_tensors_are_padded_behind_each_other() -> None:
+def test_tensors_are_padded_and_concatenated() -> None:
     whole = concat_pad([torch.ones(2, 3, dtype=torch.uint8), 2 * torch.ones(1, 5)])
     assert whole.dtype == torch.float32
     assert whole.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [2, 2, 2, 2, 2]]

@@ -16,7 +16,7 @@ from tests.datasets.oracle import Counting, check_resume, config, silent, take
 
 
 def length_of(sample: dict[str, Any]) -> int:
-    """Lengths between 1 and 90, drawn by the sample's number."""
+    """Lengths between 1 and 90, drawn from the number of the sample."""
     return random.Random(sample["number"]).randint(1, 90)
 
 
@@ -35,7 +35,7 @@ def twice(sample: dict[str, Any]) -> Any:
 
 
 def keep_odd(samples: list[dict[str, Any]]) -> PackSelection[dict[str, Any]]:
-    """Packs the even ones together, and of the odd ones those that waited once."""
+    """Packs the even numbers together, and the odd ones that waited once."""
     assert isinstance(samples, PackingBuffer)
     odd = [(sample, waited) for sample, waited in zip(samples, samples.rounds, strict=True) if sample["number"] % 2]
     return PackSelection(
@@ -51,7 +51,7 @@ def keep_odd(samples: list[dict[str, Any]]) -> PackSelection[dict[str, Any]]:
 @pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("pre_packer", [keep_odd, SequencePacker(100, length=length_of, max_padding=0.02)])
 @pytest.mark.parametrize("repeat", [False, True])
-def test_what_was_kept_resumes_exactly(final: Any, streams: int, pre_packer: Any, repeat: bool) -> None:
+def test_kept_samples_resume_exactly(final: Any, streams: int, pre_packer: Any, repeat: bool) -> None:
     check_resume(
         lambda: PackingDataset(Counting(41, config(streams), repeat=repeat), 8, pre_packer, final, first=2),
         count=24,
@@ -60,7 +60,7 @@ def test_what_was_kept_resumes_exactly(final: Any, streams: int, pre_packer: Any
 
 
 @pytest.mark.parametrize("max_padding", [0.02, 0.2])
-def test_a_sample_that_a_hook_gives_twice_resumes_exactly(max_padding: float) -> None:
+def test_a_sample_that_a_hook_yields_twice_resumes_exactly(max_padding: float) -> None:
     def make() -> PackingDataset:
         samples = MapDataset(Counting(41, config(2), repeat=True), twice, stateless_map_fn=True)
         return PackingDataset(samples, 8, SequencePacker(100, length=length_of, max_padding=max_padding), numbers)
@@ -110,7 +110,7 @@ def test_first_fit_takes_the_first_pack_that_has_room() -> None:
     assert SequencePacker(10, length=int, too_long="alone")(lengths).packs[-1] == [11]
 
 
-def test_padding_stays_within_its_bound_where_the_data_allow_it() -> None:
+def test_padding_stays_within_its_bound_if_the_data_allow_it() -> None:
     packer = SequencePacker(1000, length=lambda n: random.Random(n["number"]).randint(5, 400), max_padding=0.02)
     tree = PackingDataset(Counting(10_000, config(1), repeat=True), 200, packer, list)
     shares = [
@@ -120,8 +120,8 @@ def test_padding_stays_within_its_bound_where_the_data_allow_it() -> None:
     assert sum(shares) / len(shares) < 0.01
 
 
-def test_a_sample_that_fits_nowhere_does_not_wait_for_ever() -> None:
-    """One sample of 60 among samples of 50: it never finds a partner, and leaves after max_rounds all the same."""
+def test_a_sample_that_fits_nowhere_does_not_wait_indefinitely() -> None:
+    """One sample of 60 among samples of 50: it never finds a partner, but leaves after max_rounds."""
     packer = SequencePacker(100, length=lambda s: 60 if s["number"] == 0 else 50, max_padding=0.0, max_rounds=3)
     tree = PackingDataset(Counting(1000, config(1), repeat=True), 10, packer, numbers)
     packs = take(tree, 40)
@@ -143,7 +143,7 @@ def test_a_sample_that_cannot_be_packed_is_counted_and_named() -> None:
     assert "-3" in named[1][0]
 
 
-def test_a_sample_whose_length_cannot_be_known_does_not_take_its_neighbours_along() -> None:
+def test_a_sample_of_unknown_length_does_not_drop_its_neighbours() -> None:
     errors = {2: DecodeError("no header"), 5: SkipSample(), 6: RuntimeError("six"), 7: FatalSampleError("seven")}
 
     def length(sample: dict[str, Any]) -> int:
@@ -172,7 +172,7 @@ def test_the_first_pack_needs_only_the_first_buffer() -> None:
     assert read == [4, 8, 16, 32, 64, 64, 64]
 
 
-def test_a_packer_that_keeps_all_is_told_so() -> None:
+def test_a_packer_that_keeps_everything_is_an_error() -> None:
     tree = PackingDataset(Counting(50, config(1), repeat=True), 5, lambda s: PackSelection([], keep=list(s)), numbers)
     with pytest.raises(ConfigError, match="keeps all 5 samples"):
         take(tree, 1)
@@ -195,12 +195,12 @@ def test_a_packer_that_packs_nothing_ends_the_run() -> None:
         ({"too_long": "cut"}, "refuse"),
     ],
 )
-def test_arguments_that_cannot_work_are_named(options: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         SequencePacker(**{"max_length": 10, "length": len, **options})
 
 
-def test_a_sample_of_a_pack_is_encoded_to_one() -> None:
+def test_the_encoder_of_a_pack_returns_one_sample() -> None:
     with pytest.raises(ConfigError, match=r"sample_encoder=.* is a generator function"):
         PackingDataset(Counting(5, config(1)), 4, keep_odd, numbers, sample_encoder=twice)
 
@@ -210,7 +210,7 @@ def fail(samples: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", ["pre_packer", "sample_encoder", "final_packer"])
-def test_each_hook_has_a_failure_tolerance_of_its_own(place: str) -> None:
+def test_each_hook_has_its_own_failure_tolerance(place: str) -> None:
     hooks: dict[str, Any] = {"pre_packer": lambda samples: [samples], "sample_encoder": None, "final_packer": numbers}
     tolerances: dict[str, Any] = {f"{name}_failure_tolerance": 3 if name == place else 1 for name in hooks}
     source = Counting(100, config(1, global_error_handler=silent), repeat=True)

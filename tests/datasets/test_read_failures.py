@@ -1,4 +1,4 @@
-"""Samples that cannot be read are dropped by name: the dataset, the shard and the key."""
+"""Samples that cannot be read are dropped, and named by dataset, shard and key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Bytes(TaskEncoder[Any, Any, Any, Any]):
     decoder = None
 
 
-def test_what_a_truncated_shard_lost_is_named(tmp_path: Path) -> None:
+def test_samples_lost_in_a_truncated_shard_are_named(tmp_path: Path) -> None:
     samples = {f"k{number}": {"txt": b"x" * 3000} for number in range(8)}
     folder = prepare(write_shards(tmp_path / "data", samples, shards=2), {"text": "txt"}, "TextSample")
     told: list[tuple[str, Any]] = []
@@ -43,7 +43,7 @@ def test_what_a_truncated_shard_lost_is_named(tmp_path: Path) -> None:
     loader = get_savable_loader(get_val_dataset(folder, batch_size=None, task_encoder=Bytes(), worker_config=config))
     found = iter(loader)
     first = next(found).__key__
-    loader.close()  # lets the shards go
+    loader.close()  # closes the shards
     os.truncate(folder / "shard_001.tar", 2 * 4096)
     assert [first, *(sample.__key__ for sample in found)] == ["k0", "k1", "k2", "k3"]
     failures = loader.stats().failures
@@ -55,7 +55,7 @@ def test_what_a_truncated_shard_lost_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_index_that_cannot_be_understood_ends_the_run(tmp_path: Path, workers: int) -> None:
+def test_an_invalid_index_ends_the_run(tmp_path: Path, workers: int) -> None:
     samples = {f"k{number}": {"txt": b"x"} for number in range(8)}
     folder = prepare(write_shards(tmp_path / "data", samples, shards=2), {"text": "txt"}, "TextSample")
     for name in ("extents.bin", "index.sqlite"):
@@ -66,7 +66,7 @@ def test_an_index_that_cannot_be_understood_ends_the_run(tmp_path: Path, workers
     index.write_bytes(index.read_bytes()[:-3])
     with get_loader(dataset, start_method="fork") as loader, pytest.raises(DatasetFormatError, match="shard_001"):
         list(loader)
-    assert loader.stats().counts.get("samples.failed", 0) == 0, "one sample that is dropped would be every one"
+    assert loader.stats().counts.get("samples.failed", 0) == 0, "if one sample were dropped, all of them would be"
 
 
 def test_the_native_feed_ends_the_run_for_such_an_index_as_well(

@@ -1,4 +1,4 @@
-"""Restore keys reach every stage, whatever kind of element the hooks give."""
+"""Restore keys reach every stage, whatever type of element the hooks return."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def source(**options: Any) -> Counting:
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("tree", TREES)
-def test_buffers_of_elements_without_a_place_for_a_key_resume(tree: str, encoder: str) -> None:
+def test_buffers_of_elements_without_a_field_for_a_key_resume(tree: str, encoder: str) -> None:
     check_resume(lambda: TREES[tree](MapDataset(source(), ENCODERS[encoder])), count=100, epochs=2)
 
 
-def test_a_dict_of_the_users_gets_no_field_that_it_did_not_have() -> None:
+def test_a_dict_of_the_user_gets_no_new_field() -> None:
     def batch(samples: list[Any]) -> dict[str, Any]:
         return {"numbers": numbers(samples)}
 
@@ -108,7 +108,7 @@ class Vanishing(Counting):
 
 
 @pytest.mark.parametrize(("tree", "gone"), [("group", (1, 3)), ("packing", (4, 5))])
-def test_what_vanished_from_a_buffer_goes_to_the_restore_error_handler(tree: str, gone: tuple[int, ...]) -> None:
+def test_elements_lost_from_a_buffer_go_to_the_restore_error_handler(tree: str, gone: tuple[int, ...]) -> None:
     def make(**options: Any) -> RankIterator[Any]:
         inner = Vanishing(23, config(1, global_error_handler=silent, **options))
         inner.gone = gone
@@ -129,7 +129,7 @@ def test_what_vanished_from_a_buffer_goes_to_the_restore_error_handler(tree: str
 
 
 @pytest.mark.parametrize("tree", ["group", "packing"])
-def test_a_sample_that_is_skipped_only_when_it_is_made_again_is_no_skip_of_the_run(tree: str) -> None:
+def test_a_sample_that_is_skipped_only_by_a_restore_does_not_count_as_skipped(tree: str) -> None:
     seen: set[int] = set()
 
     def once(sample: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_a_sample_that_is_skipped_only_when_it_is_made_again_is_no_skip_of_the_r
     ("packer", "what"),
     [(lambda samples: None, "NoneType"), (lambda samples: samples, "dict as a group"), (lambda samples: [[0]], "int")],
 )
-def test_a_packer_that_returns_something_else_is_told_what_is_wanted(packer: Any, what: str) -> None:
+def test_a_packer_that_returns_something_else_is_told_what_to_return(packer: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"select_samples_to_pack returned {what}.*list of groups"):
         take(PackingDataset(source(), 6, packer, numbers), 1)
 

@@ -139,7 +139,7 @@ def test_a_restore_reads_nothing_that_was_delivered(name: str) -> None:
 
 
 def without_a_name(state: Any) -> Iterator[Any]:
-    """Yields copies of a state, each without one of the names in it."""
+    """Yields copies of a state, each without one of its entries."""
     for name, value in state.items():
         yield {other: kept for other, kept in state.items() if other != name}
         if isinstance(value, dict):
@@ -148,7 +148,7 @@ def without_a_name(state: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", [*TREES, "shuffle buffer"])
-def test_a_state_of_another_form_is_refused_at_once_or_continues(name: str) -> None:
+def test_a_damaged_state_is_refused_at_once_or_continues(name: str) -> None:
     def make() -> Any:
         return ShuffleBufferDataset(source(1), 5) if name == "shuffle buffer" else TREES[name](source(1))
 
@@ -225,7 +225,7 @@ def test_elements_come_in_the_same_order_for_every_layout() -> None:
         assert [number for row in zip(*ranks, strict=True) for number in row] == whole
 
 
-def test_a_failing_hook_loses_its_sample_alone_and_is_named() -> None:
+def test_a_failing_hook_loses_only_its_sample_and_is_named() -> None:
     from energon_dali.datasets.rank_iterator import RankIterator
 
     live = RankIterator(MapDataset(source(1), square))
@@ -245,7 +245,7 @@ def test_too_many_failures_in_a_row_end_the_run() -> None:
         take(MapDataset(source(1), always, failure_tolerance=3), 5)
 
 
-def test_an_error_that_never_heals_ends_the_run_at_once() -> None:
+def test_an_error_that_cannot_heal_ends_the_run_at_once() -> None:
     def broken(sample: Any) -> Any:
         return undefined_name  # type: ignore[name-defined]  # noqa: F821
 
@@ -253,7 +253,7 @@ def test_an_error_that_never_heals_ends_the_run_at_once() -> None:
         take(MapDataset(source(1), broken), 5)
 
 
-def test_a_hook_that_hides_that_it_is_a_generator_is_told_so() -> None:
+def test_a_hook_that_returns_a_generator_is_an_error() -> None:
     with pytest.raises(FatalSampleError, match=r"hidden returned a generator.*yield from"):
         take(MapDataset(source(1), lambda sample: as_many_as_number_mod_3(sample), stage="hidden"), 1)
 

@@ -1,4 +1,4 @@
-"""Every wrapper by itself: what it gives, and that a restore at any element continues exactly."""
+"""Every wrapper alone: what it yields, and that a restore at any element continues exactly."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_endless_sources_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if name not in ("gc", "all at once")])
-def test_every_element_can_be_made_again_where_no_hook_stands_in_the_way(name: str) -> None:
+def test_every_element_can_be_made_again_if_no_hook_prevents_it(name: str) -> None:
     tree = TREES[name](source(2))
     if "iter map" in name:
         assert tree.can_restore_sample() == ("replayed" not in name and "savable" not in name)
@@ -181,7 +181,7 @@ def test_repeats_are_exact_over_all_streams_and_fair_over_the_epochs(streams: in
     assert sum(counts.values()) == round(4 * 20 * repeats)
 
 
-def test_what_repeats_nothing_is_an_error_and_no_endless_loop() -> None:
+def test_repeating_nothing_is_an_error_and_not_an_endless_loop() -> None:
     with pytest.raises(DatasetError, match=r"(?s)nothing to repeat in stream 1.*fewer samples than"):
         take(RepeatDataset(source(2, total=1)), 10)
     assert take(RepeatDataset(source(1, total=0), repeats=3), 10) == []
@@ -190,7 +190,7 @@ def test_what_repeats_nothing_is_an_error_and_no_endless_loop() -> None:
             RepeatDataset(source(1), repeats=repeats)  # type: ignore[arg-type]
 
 
-def test_a_filter_leaves_out_silently() -> None:
+def test_a_filter_skips_silently() -> None:
     live = RankIterator(FilterDataset(source(1), filter_fn=not_by_three))
     assert [sample["number"] for sample in live] == [n for n in range(23) if n % 3 and n != 5]
     counts = live.metrics.snapshot()["counts"]
@@ -203,7 +203,7 @@ def test_a_filter_leaves_out_silently() -> None:
     }
 
 
-def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_what_it_held() -> None:
+def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_the_elements_it_held() -> None:
     live = RankIterator(IterMapDataset(source(1, total=12), two_as_one))
     pairs = [(0, 1), (2, 3), (4, 5), (6, 7), (9, 10), (11, None)]
     for _ in range(2):
@@ -213,7 +213,7 @@ def test_an_iter_map_function_sees_the_epoch_and_a_failure_loses_what_it_held() 
 
 @given(size=st.integers(1, 12), share=st.floats(0, 1), total=st.integers(0, 70), seed=st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_the_buffer_order_holds_what_it_says(size: int, share: float, total: int, seed: int) -> None:
+def test_the_buffer_holds_what_its_order_says(size: int, share: float, total: int, seed: int) -> None:
     first = 1 + int(share * (size - 1))
     order = BufferOrder(size, first, seed)
     held, read = list(range(first)), first
@@ -231,7 +231,7 @@ def test_the_buffer_order_holds_what_it_says(size: int, share: float, total: int
             read += 1
 
 
-def test_a_shuffle_gives_every_element_once_in_another_order_each_epoch_and_stream() -> None:
+def test_a_shuffle_yields_every_element_once_in_another_order_each_epoch_and_stream() -> None:
     live = RankIterator(ShuffleBufferDataset(source(1, total=400), 32))
     first, second = ([sample["number"] for sample in live] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(400))
@@ -254,7 +254,7 @@ def test_the_first_element_waits_for_as_many_as_the_option_says() -> None:
             ShuffleBufferDataset(source(1), size, first=first)
 
 
-def test_virtual_epochs_over_finite_data_begin_again() -> None:
+def test_virtual_epochs_over_finite_data_start_again() -> None:
     live = RankIterator(BatchDataset(EpochizeDataset(source(1, total=10), 4), 4, as_batch))
     got = [[batch["numbers"] for batch in live] for _ in range(6)]
     assert got == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]], [[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]]]
@@ -262,7 +262,7 @@ def test_virtual_epochs_over_finite_data_begin_again() -> None:
 
 @pytest.mark.parametrize("streams", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [EpochizeDataset, LimitDataset])
-def test_inside_and_outermost_a_limit_gives_the_same_elements(kind: Any, streams: int) -> None:
+def test_a_limit_yields_the_same_elements_inside_and_outermost(kind: Any, streams: int) -> None:
     outermost = RankIterator(kind(source(streams, total=60), 10))
     inside = RankIterator(FilterDataset(kind(source(streams, total=60), 10), filter_fn=bool))
     for _ in range(4):
@@ -271,7 +271,7 @@ def test_inside_and_outermost_a_limit_gives_the_same_elements(kind: Any, streams
     assert sum(map(dataset.len_stream, range(streams))) == 10
 
 
-def test_collections_happen_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_collected_only_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
@@ -291,7 +291,7 @@ def test_the_log_names_the_mode_and_asks_for_the_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [5, [1, 2], range(3), None])
-def test_a_wrapper_stands_around_a_dataset(given: Any) -> None:
+def test_a_wrapper_needs_a_dataset(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"MapDataset was given .*, which is not a dataset of energon_dali"):
         MapDataset(given, str)
 
@@ -330,7 +330,7 @@ def test_hooks_can_be_called(value: Any) -> None:
             make()
 
 
-def test_a_function_of_an_iterator_that_skips_without_taking_anything_is_told_so() -> None:
+def test_an_iter_map_function_that_skips_before_it_takes_an_element_is_an_error() -> None:
     def skip(elements: Any) -> Any:
         raise SkipSample
 

@@ -35,12 +35,12 @@ from tests.datasets.oracle import check_resume, config, silent
 class Numbers:
     """A reader of samples that hold their dataset and their number; every seventh of an odd dataset cannot be read."""
 
-    def __init__(self, leaf: int, size: int) -> None:
-        self.leaf = leaf
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
         self.size = size
         self.rows_read = 0
         self.calls = 0
-        self.is_remote = leaf % 2 == 0
+        self.is_remote = number % 2 == 0
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         self.calls += 1
@@ -48,9 +48,9 @@ class Numbers:
         return [self._raw(index) for index in sample_indices]
 
     def _raw(self, index: int) -> RawSample | DatasetError:
-        if self.leaf % 2 and index % 7 == 3:
+        if self.number % 2 and index % 7 == 3:
             return DatasetError("seven")
-        return RawSample(f"{self.leaf}/{index}", "shard", index, 0, index, {"txt": f"{self.leaf} {index}".encode()})
+        return RawSample(f"{self.number}/{index}", "shard", index, 0, index, {"txt": f"{self.number} {index}".encode()})
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         return sample_index
@@ -59,13 +59,13 @@ class Numbers:
         return 0, index
 
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
-        return "shard", f"{self.leaf}/{sample_index}"
+        return "shard", f"{self.number}/{sample_index}"
 
     def close(self) -> None:
         pass
 
 
-def leaf(
+def make_source(
     number: int, size: int, job: WorkerConfig, *, repeat: bool = True, path: str | None = None, **order: Any
 ) -> SourceDataset:
     spec = OrderSpec(
@@ -89,9 +89,9 @@ def leaf(
     )
 
 
-def leaves(sizes: Sequence[int], streams: int, **kwargs: Any) -> list[SavableDataset[Any]]:
+def make_sources(sizes: Sequence[int], streams: int, **kwargs: Any) -> list[SavableDataset[Any]]:
     job = config(streams, global_error_handler=silent)
-    return [leaf(number, size, job, **kwargs) for number, size in enumerate(sizes)]
+    return [make_source(number, size, job, **kwargs) for number, size in enumerate(sizes)]
 
 
 def once_or_twice(sample: TextSample) -> Any:
@@ -111,7 +111,7 @@ def text_of(sample: TextSample) -> tuple[Any, ...]:
     return sample.__key__, sample.text, sample.__restore_key__
 
 
-def leaf_and_number(sample: TextSample) -> tuple[int, int]:
+def source_and_number(sample: TextSample) -> tuple[int, int]:
     number, index = sample.__key__.split("/")
     return int(number), int(index)
 
@@ -125,29 +125,29 @@ def cooked(sources: list[SavableDataset[Any]], function: Callable[[Any], Any]) -
 
 
 def length_of(sample: TextSample) -> int:
-    number, index = leaf_and_number(sample)
+    number, index = source_and_number(sample)
     return 1 + index % 3 if number % 2 else 10 + index % 30
 
 
 def measured(streams: int) -> SavableDataset[Any]:
-    blend = BlendSourceDataset(leaves([40, 9, 3], streams), [0.5, 0.3, 0.2])
+    blend = BlendSourceDataset(make_sources([40, 9, 3], streams), [0.5, 0.3, 0.2])
     return MeasuredBlendDataset(MapDataset(blend, once_or_twice), length_of)
 
 
 COMPOSITIONS: dict[str, Callable[[int], SavableDataset[Any]]] = {
-    "blend": lambda s: BlendSourceDataset(leaves([23, 5, 1, 8], s), [3, 1, 1, 0.5]),
-    "blend, cooked": lambda s: BlendSourceDataset(cooked(leaves([23, 5, 1], s), once_or_twice), [3, 1, 1]),
+    "blend": lambda s: BlendSourceDataset(make_sources([23, 5, 1, 8], s), [3, 1, 1, 0.5]),
+    "blend, cooked": lambda s: BlendSourceDataset(cooked(make_sources([23, 5, 1], s), once_or_twice), [3, 1, 1]),
     "blend of blends": lambda s: BlendSourceDataset(
-        [BlendSourceDataset(leaves([7, 6], s), [1, 2]), *cooked(leaves([5, 9], s), no_fives)], [1, 1, 2]
+        [BlendSourceDataset(make_sources([7, 6], s), [1, 2]), *cooked(make_sources([5, 9], s), no_fives)], [1, 1, 2]
     ),
     "blend by units": measured,
-    "epochized": lambda s: EpochizedBlendDataset(leaves([11, 6, 0, 2], s), [1.5, 0.25, 2, 2], repeat=False),
+    "epochized": lambda s: EpochizedBlendDataset(make_sources([11, 6, 0, 2], s), [1.5, 0.25, 2, 2], repeat=False),
     "epochized, cooked, for ever": lambda s: EpochizedBlendDataset(
-        cooked(leaves([11, 6, 2], s), once_or_twice), [0.5, 1, 2], repeat=True
+        cooked(make_sources([11, 6, 2], s), once_or_twice), [0.5, 1, 2], repeat=True
     ),
-    "concat": lambda s: ConcatSourceDataset(leaves([6, 0, 1, 7], s, repeat=False, shuffle=False)),
+    "concat": lambda s: ConcatSourceDataset(make_sources([6, 0, 1, 7], s, repeat=False, shuffle=False)),
     "concat, cooked": lambda s: ConcatSourceDataset(
-        cooked(leaves([6, 0, 1, 7], s, repeat=False, shuffle=False), once_or_twice)
+        cooked(make_sources([6, 0, 1, 7], s, repeat=False, shuffle=False), once_or_twice)
     ),
 }
 
@@ -164,27 +164,27 @@ def test_batches_of_a_blend_resume_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["blend", "epochized", "concat"])
-def test_a_restore_key_makes_the_sample_anew(name: str) -> None:
+def test_a_restore_key_makes_the_sample_again(name: str) -> None:
     dataset = COMPOSITIONS[name](2)
     for sample in of_stream(dataset, 1, 20):
         key = key_from_json(json.loads(json.dumps(sample.__restore_key__)))
         assert text_of(dataset.restore_sample(key)) == text_of(sample)
         assert sample.__restore_key__[0] == ("ConcatDataset" if name == "concat" else "BlendDataset")
-        assert sample.__restore_key__[1] == leaf_and_number(sample)[0]
+        assert sample.__restore_key__[1] == source_and_number(sample)[0]
 
 
-def test_a_key_of_a_dataset_that_is_not_there() -> None:
+def test_a_key_of_an_unknown_member_is_refused() -> None:
     with pytest.raises(StateError, match="names member 9, and this BlendDataset has 4"):
         COMPOSITIONS["blend"](1).restore_sample(("BlendDataset", 9, "Webdataset", 0, 0))
 
 
-def test_shares_hold_in_every_stream_though_some_leaves_are_smaller_than_the_streams() -> None:
+def test_weights_hold_in_every_stream_even_if_sources_have_fewer_samples_than_streams() -> None:
     weights = np.array([4.0, 3.0, 2.0, 1.0, 1.0])
-    blend = BlendSourceDataset(cooked(leaves([50, 31, 9, 2, 1], 5), no_fives), weights.tolist())
+    blend = BlendSourceDataset(cooked(make_sources([50, 31, 9, 2, 1], 5), no_fives), weights.tolist())
     shares = weights / weights.sum()
     seen: set[tuple[int, int]] = set()
     for stream in range(5):
-        numbers = [leaf_and_number(sample) for sample in of_stream(blend, stream, 1000)]
+        numbers = [source_and_number(sample) for sample in of_stream(blend, stream, 1000)]
         counts = np.bincount([number for number, _ in numbers], minlength=5)
         assert np.all(np.abs(counts - 1000 * shares) < 3 * np.sqrt(1000 * shares * (1 - shares)))
         seen.update(numbers)
@@ -198,28 +198,28 @@ def test_shares_hold_in_every_stream_though_some_leaves_are_smaller_than_the_str
 
 
 @pytest.mark.parametrize("streams", [1, 4])
-def test_units_hold_within_one_percent_though_lengths_differ_ten_to_one(streams: int) -> None:
-    blend = BlendSourceDataset(leaves([50, 31, 9, 20], streams), [0.4, 0.3, 0.2, 0.1])
+def test_proportions_hold_within_one_percent_though_lengths_differ_ten_to_one(streams: int) -> None:
+    blend = BlendSourceDataset(make_sources([50, 31, 9, 20], streams), [0.4, 0.3, 0.2, 0.1])
     dataset = MeasuredBlendDataset(blend, length_of)
     for stream in range(streams):
         units: Counter[int] = Counter()
         for sample in of_stream(dataset, stream, 12_000 // streams):
-            units[leaf_and_number(sample)[0]] += length_of(sample)
+            units[source_and_number(sample)[0]] += length_of(sample)
         shares = [units[number] / units.total() for number in range(4)]
         assert np.allclose(shares, [0.4, 0.3, 0.2, 0.1], atol=0.01, rtol=0.01), shares
 
 
 def test_a_dataset_that_measures_nothing_does_not_take_over() -> None:
-    blend = BlendSourceDataset(leaves([50, 31], 1), [0.7, 0.3])
-    dataset = MeasuredBlendDataset(blend, lambda sample: 0 if leaf_and_number(sample)[0] else 5)
-    counts = Counter(leaf_and_number(sample)[0] for sample in of_stream(dataset, 0, 4000))
+    blend = BlendSourceDataset(make_sources([50, 31], 1), [0.7, 0.3])
+    dataset = MeasuredBlendDataset(blend, lambda sample: 0 if source_and_number(sample)[0] else 5)
+    counts = Counter(source_and_number(sample)[0] for sample in of_stream(dataset, 0, 4000))
     assert abs(counts[1] / 4000 - 0.3) < 0.02
 
 
 @pytest.mark.parametrize("repeat", [False, True])
-def test_epochs_hold_what_was_asked_over_all_streams(repeat: bool) -> None:
+def test_epochs_hold_each_sample_as_often_as_asked(repeat: bool) -> None:
     sizes, repetitions = [12, 6, 2, 0], [2, 0.5, 1.5, 1]
-    dataset = EpochizedBlendDataset(leaves(sizes, 3), repetitions, repeat=repeat)
+    dataset = EpochizedBlendDataset(make_sources(sizes, 3), repetitions, repeat=repeat)
     found: Counter[tuple[int, int]] = Counter()
     for stream in range(3):
         iterator = dataset.open(StreamContext(stream))
@@ -233,7 +233,7 @@ def test_epochs_hold_what_was_asked_over_all_streams(repeat: bool) -> None:
                     for index in _indices(part, stream, epoch)
                 )
             taken = list(itertools.islice(iterator, count)) if repeat else list(iterator)
-            found.update(leaf_and_number(sample) for sample in taken)
+            found.update(source_and_number(sample) for sample in taken)
     expected = {
         (number, index): 2 * times
         for number, times in enumerate(repetitions)
@@ -250,22 +250,22 @@ def _indices(part: SavableDataset[Any], stream: int, epoch: int) -> list[int]:
 
 
 def test_an_epoch_is_mixed_in_proportion_to_its_end() -> None:
-    dataset = EpochizedBlendDataset(leaves([3000, 1000], 2), [1, 1], repeat=False)
-    numbers = [leaf_and_number(sample)[0] for sample in of_stream(dataset, 1)]
+    dataset = EpochizedBlendDataset(make_sources([3000, 1000], 2), [1, 1], repeat=False)
+    numbers = [source_and_number(sample)[0] for sample in of_stream(dataset, 1)]
     for start in range(0, 1800, 200):
         assert 25 <= sum(numbers[start : start + 200]) <= 75
 
 
-def test_validation_has_every_sample_once_in_streams_of_like_length() -> None:
-    dataset = ConcatSourceDataset(leaves([1] * 20 + [9], 8, repeat=False, shuffle=False))
-    streams = [[leaf_and_number(sample) for sample in of_stream(dataset, stream)] for stream in range(8)]
+def test_validation_has_every_sample_once_in_streams_of_similar_length() -> None:
+    dataset = ConcatSourceDataset(make_sources([1] * 20 + [9], 8, repeat=False, shuffle=False))
+    streams = [[source_and_number(sample) for sample in of_stream(dataset, stream)] for stream in range(8)]
     assert sorted(itertools.chain(*streams)) == [*((number, 0) for number in range(20)), *((20, i) for i in range(9))]
     assert max(map(len, streams)) - min(map(len, streams)) <= 2
     assert all(stream == sorted(stream) for stream in streams)
 
 
-def test_reading_ahead_asks_each_leaf_once_for_a_window_and_for_nothing_in_vain() -> None:
-    parts = leaves([400, 300, 200], 1)
+def test_reading_ahead_asks_each_source_once_for_a_window_and_reads_nothing_twice() -> None:
+    parts = make_sources([400, 300, 200], 1)
     blend = BlendSourceDataset(parts, [1, 1, 1])
     assert len(of_stream(blend, 0, 320)) == 320
     readers = [part.reader for part in parts if isinstance(part, SourceDataset)]
@@ -274,7 +274,7 @@ def test_reading_ahead_asks_each_leaf_once_for_a_window_and_for_nothing_in_vain(
 
 
 def test_state_of_a_hundred_datasets_is_small() -> None:
-    blend = BlendSourceDataset(leaves([50] * 100, 4, shuffle_buffer_size=100_000), [1.0] * 100)
+    blend = BlendSourceDataset(make_sources([50] * 100, 4, shuffle_buffer_size=100_000), [1.0] * 100)
     live = RankIterator(MapDataset(blend, no_fives))
     for _ in range(2000):
         next(live)
@@ -285,9 +285,9 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
     for kind in ("blend", "epochized", "concat"):
         state = COMPOSITIONS[kind](1).open(StreamContext(0)).state_dict()
         other = {
-            "blend": BlendSourceDataset(leaves([23, 5], 1), [3, 1]),
-            "epochized": EpochizedBlendDataset(leaves([3], 1), [1], repeat=False),
-            "concat": ConcatSourceDataset(leaves([3], 1, repeat=False)),
+            "blend": BlendSourceDataset(make_sources([23, 5], 1), [3, 1]),
+            "epochized": EpochizedBlendDataset(make_sources([3], 1), [1], repeat=False),
+            "concat": ConcatSourceDataset(make_sources([3], 1, repeat=False)),
         }[kind]
         with pytest.raises(StateError, match="The state is of 4 datasets"):
             other.open(StreamContext(0)).load_state_dict(state)
@@ -297,36 +297,44 @@ def test_a_changed_list_of_datasets_is_refused() -> None:
     ("make", "error", "words"),
     [
         (lambda: BlendSourceDataset([], []), ConfigError, "at least one"),
-        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1]), ConfigError, "one for each"),
-        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, -1]), ConfigError, "are invalid"),
-        (lambda: BlendSourceDataset(leaves([3, 3], 1), [1, "1"]), ConfigError, "weight .1. is not"),  # type: ignore[list-item]
-        (lambda: EpochizedBlendDataset(leaves([3], 1), ["1"], repeat=True), ConfigError, "is not a n"),  # type: ignore[list-item]
-        (lambda: BlendSourceDataset(leaves([3], 1, repeat=False), [1]), ConfigError, "ends after one epoch"),
-        (lambda: BlendSourceDataset(leaves([3, 0], 1), [1, 1]), DatasetError, r"part1 \(/data/part1\) has a weight"),
-        (lambda: BlendSourceDataset([*leaves([3], 1), *leaves([3], 2)], [1, 1]), ConfigError, "share one WorkerConfig"),
-        (lambda: EpochizedBlendDataset(leaves([3], 1), [1, 2], repeat=True), ConfigError, "one for each"),
-        (lambda: EpochizedBlendDataset(leaves([3], 1), [-1], repeat=True), ConfigError, "from 0 to"),
-        (lambda: EpochizedBlendDataset(leaves([0, 3], 1), [1, 0], repeat=True), DatasetError, "part0, part1"),
-        (lambda: ConcatSourceDataset(leaves([3], 1)), ConfigError, "repeats indefinitely"),
-        (lambda: MeasuredBlendDataset(leaves([3], 1)[0], "tokens"), ConfigError, "blended by weight"),
+        (lambda: BlendSourceDataset(make_sources([3, 3], 1), [1]), ConfigError, "one for each"),
+        (lambda: BlendSourceDataset(make_sources([3, 3], 1), [1, -1]), ConfigError, "are invalid"),
+        (lambda: BlendSourceDataset(make_sources([3, 3], 1), [1, "1"]), ConfigError, "weight .1. is not"),  # type: ignore[list-item]
+        (lambda: EpochizedBlendDataset(make_sources([3], 1), ["1"], repeat=True), ConfigError, "is not a n"),  # type: ignore[list-item]
+        (lambda: BlendSourceDataset(make_sources([3], 1, repeat=False), [1]), ConfigError, "ends after one epoch"),
+        (
+            lambda: BlendSourceDataset(make_sources([3, 0], 1), [1, 1]),
+            DatasetError,
+            r"part1 \(/data/part1\) has a weight",
+        ),
+        (
+            lambda: BlendSourceDataset([*make_sources([3], 1), *make_sources([3], 2)], [1, 1]),
+            ConfigError,
+            "share one WorkerConfig",
+        ),
+        (lambda: EpochizedBlendDataset(make_sources([3], 1), [1, 2], repeat=True), ConfigError, "one for each"),
+        (lambda: EpochizedBlendDataset(make_sources([3], 1), [-1], repeat=True), ConfigError, "from 0 to"),
+        (lambda: EpochizedBlendDataset(make_sources([0, 3], 1), [1, 0], repeat=True), DatasetError, "part0, part1"),
+        (lambda: ConcatSourceDataset(make_sources([3], 1)), ConfigError, "repeats indefinitely"),
+        (lambda: MeasuredBlendDataset(make_sources([3], 1)[0], "tokens"), ConfigError, "blended by weight"),
         (lambda: MeasuredBlendDataset(COMPOSITIONS["blend"](1), "words"), ConfigError, "'words' is not known"),
     ],
 )
-def test_what_cannot_work_is_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make()
 
 
-def test_a_leaf_of_weight_0_is_never_opened() -> None:
-    blend = BlendSourceDataset(leaves([3, 0], 1), [1, 0])
-    assert {leaf_and_number(sample)[0] for sample in of_stream(blend, 0, 50)} == {0}
+def test_a_source_of_weight_0_is_never_opened() -> None:
+    blend = BlendSourceDataset(make_sources([3, 0], 1), [1, 0])
+    assert {source_and_number(sample)[0] for sample in of_stream(blend, 0, 50)} == {0}
 
 
 def test_names_are_short_and_different() -> None:
     paths = ["/a/coco/train", "/b/coco/train", "/b/cc3m", "s3://x/laion/", "/b/cc3m", "/train"]
     names = ["a/coco/train", "b/coco/train", "cc3m#1", "laion", "cc3m#2", "/train"]
     assert short_names(paths) == names
-    blend = BlendSourceDataset(leaves([3, 3], 1), [1, 3])
+    blend = BlendSourceDataset(make_sources([3, 3], 1), [1, 3])
     context = StreamContext(0)
     list(itertools.islice(blend.open(context), 1024))
     counts = context.metrics.snapshot()["counts"]
@@ -334,12 +342,14 @@ def test_names_are_short_and_different() -> None:
     assert counts["blend.samples.part1"] == 768
 
 
-def test_two_leaves_of_one_path_have_orders_of_their_own() -> None:
+def test_two_sources_with_one_path_have_different_orders() -> None:
     job = config(1)
-    blend = BlendSourceDataset([leaf(0, 40, job, path="/data/x"), leaf(2, 40, job, path="/data/x")], [1, 1])
+    blend = BlendSourceDataset(
+        [make_source(0, 40, job, path="/data/x"), make_source(2, 40, job, path="/data/x")], [1, 1]
+    )
     orders: dict[int, list[int]] = {0: [], 2: []}
     for sample in of_stream(blend, 0, 80):
-        number, index = leaf_and_number(sample)
+        number, index = source_and_number(sample)
         orders[number].append(index)
     assert orders[0][:30] != orders[2][:30]
 
@@ -360,12 +370,12 @@ def test_what_a_buffer_held_is_read_together_after_a_restore(buffer: str) -> Non
         return [samples[start : start + 3] for start in range(0, len(samples), 3)]
 
     def make() -> tuple[SavableDataset[Any], list[Any]]:
-        sources = leaves([40, 30], 1)
+        sources = make_sources([40, 30], 1)
         cooked_once = MapDataset(BlendSourceDataset(cooked(sources, once_or_twice), [1, 1]), no_fives)
         if buffer == "packing":
             tree: SavableDataset[Any] = PackingDataset(cooked_once, 60, in_threes, list)
         else:
-            tree = GroupBatchDataset(cooked_once, 9, lambda sample: (leaf_and_number(sample)[1] % 7, None), list)
+            tree = GroupBatchDataset(cooked_once, 9, lambda sample: (source_and_number(sample)[1] % 7, None), list)
         return tree, [source.reader for source in sources]  # type: ignore[attr-defined]
 
     live = RankIterator(make()[0])

@@ -1,4 +1,4 @@
-"""What many states share is kept, and sent to another process, once."""
+"""Parts that many states share are kept once, and sent to another process once."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_a_snapshot_crosses_once_while_states_refer_to_it() -> None:
         [],
         [[["key", 2]]],
     ]
-    assert min(sizes[0], sizes[1], sizes[4]) > 5000  # the last one: nothing had referred to it in between
+    assert min(sizes[0], sizes[1], sizes[4]) > 5000  # for the last one, nothing had referred to it in between
     assert max(sizes[2], sizes[3]) < 500
 
 
-def test_what_was_received_is_sent_on_without_being_unpickled() -> None:
+def test_received_states_are_sent_on_without_unpickling() -> None:
     sender, receiver = StateSender(), StateReceiver()
     received = receiver.take(sender.send(Rest(Snapshot([("key", 1)]))))
     assert received.snapshot._rows is None
