@@ -186,7 +186,7 @@ def _encoded_video(image: Image.Image) -> bytes:
             view = image.resize(
                 (VIDEO_WIDTH, VIDEO_HEIGHT), PILImage.Resampling.BILINEAR, box=(left, top, left + width, top + height)
             )
-            frame = av.VideoFrame.from_image(view)
+            frame = av.VideoFrame.from_ndarray(np.asarray(view), format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, VIDEO_RATE)
             output.mux(video.encode(frame))
         output.mux(video.encode(None))
