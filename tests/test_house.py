@@ -19,6 +19,7 @@ PACKAGE = ROOT / "energon_dali"
 ORDER = (
     "kernels",
     "plan",
+    "samples",
     "error_handlers",
     "worker_config",
     "shards",

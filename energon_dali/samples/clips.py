@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.errors import ConfigError
+from energon_dali.samples.batching import batch_pad_stack
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,10 +55,6 @@ class Clips:
 
 
 def _stack(name: str, column: list[Any]) -> Any:
-    # Imported here, because the module of the batching functions imports samples.
-    from energon_dali.errors import ConfigError
-    from energon_dali.task_encoder.batching import batch_pad_stack
-
     missing = sum(value is None for value in column)
     if missing == len(column):
         return None

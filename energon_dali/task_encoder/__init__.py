@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from energon_dali.errors import IgnoreSample, SkipSample
+from energon_dali.samples.batching import batch_list, batch_pad_stack, batch_stack, generic_batch
 from energon_dali.task_encoder.augment import AugmentTaskEncoder
-from energon_dali.task_encoder.batching import batch_list, batch_pad_stack, batch_stack, generic_batch
 from energon_dali.task_encoder.context import current_batch_index, current_sample_index, sample_context
 from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
 from energon_dali.task_encoder.default import DefaultTaskEncoder

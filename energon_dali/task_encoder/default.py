@@ -9,7 +9,7 @@ from typing import Any
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import construct
-from energon_dali.task_encoder.batching import generic_batch, make_batch
+from energon_dali.samples.batching import generic_batch, make_batch
 from energon_dali.task_encoder.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
 from energon_dali.task_encoder.stateless import stateless
 

@@ -9,8 +9,8 @@ from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError, FatalSampleError
+from energon_dali.samples.batching import columns_of
 from energon_dali.task_encoder import stateless
-from energon_dali.task_encoder.batching import columns_of
 
 if TYPE_CHECKING:
     import torch
