@@ -24,7 +24,7 @@ from energon_dali.decode.dali.runtime.device import (
     sees_gpu,
     uses_dali,
 )
-from energon_dali.decode.dali.runtime.pipeline import EngineOptions
+from energon_dali.decode.dali.runtime.registry import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement

@@ -26,8 +26,7 @@ from energon_dali.decode.dali.runtime.futures import (
     seal,
     work_stream,
 )
-from energon_dali.decode.dali.runtime.pipeline import EngineOptions
-from energon_dali.decode.dali.runtime.registry import engine_for
+from energon_dali.decode.dali.runtime.registry import EngineOptions, engine_for
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image

@@ -7,7 +7,6 @@ import functools
 import os
 from pathlib import Path
 
-from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_backend
 from energon_dali.decode.formats.registry import FORMATS
 from energon_dali.decode.interface import Route
@@ -28,18 +27,15 @@ def has_gpu_codec(format: str) -> bool:
     return known is not None and known.gpu_codec
 
 
-def image_route(format: str, device: Device) -> Route:
-    """Returns the route of an image that a pipeline decoded.
+def image_route(format: str) -> Route:
+    """Returns the route of an image that a GPU's pipeline decoded.
 
-    DALI does not tell which codec decoded a file; this follows from its format, the device and the installed libraries.
+    DALI does not tell which codec decoded a file; this follows from its format and the installed libraries.
     Rare kinds of JPEG and TIFF that nvJPEG or nvTIFF refuse are counted as if they had decoded them.
 
     Args:
         format: As in the header.
-        device: Device of the pipeline.
     """
-    if device.kind == "cpu":
-        return "dali-cpu"
     if not has_gpu_codec(format) or (format == "jpeg" and nvjpeg_version() is None):
         return "dali-host"
     return "dali-gpu"

@@ -63,7 +63,7 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         return take_values(outputs, batch.handles[0].spec, stream)
 
     def route_of(self, batch: ImageBatch, position: int) -> Route:
-        return image_route(batch.handles[position].format, self.device)
+        return "dali-cpu" if self.device.kind == "cpu" else image_route(batch.handles[position].format)
 
     def rescue(
         self, run: Run[ImageBatch], run_alone: Callable[[ImageBatch], list[Outcome]], stream: Any

@@ -6,20 +6,60 @@ import ctypes
 import os
 import threading
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.runtime.engine import DaliEngine
 from energon_dali.decode.dali.runtime.library import call_before_dali_exits
 from energon_dali.decode.dali.runtime.memory import DeviceMemory, MemoryUse, release_unused
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
+from energon_dali.decode.dali.tuning import DaliTuning
 
 _CLOSE_SECONDS = 10.0
+_MAX_CPU_THREADS = 32
 _MOST_AWAKE = 16
 """This many engines, the last used ones, keep a thread and a pipeline; those of sizes no longer used rest."""
 _engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
 _memories: dict[tuple[Device, int | None], DeviceMemory] = {}
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The options of a `DaliDecoder` that decide where and how its blocks are decoded, as the user gave them."""
+
+    image_decode_device: DeviceOption
+    video_decode_device: DeviceOption
+    num_threads: int | None
+    max_batch_size: int
+    gpu_memory_budget_bytes: int | None
+    tuning: DaliTuning
+
+    def on(
+        self, device: Device, *, most_samples: int | None = None, batch_size: int | None = None, on_host: bool = False
+    ) -> PipelineOptions:
+        """Returns how a pipeline runs on a device.
+
+        Args:
+            device: Where it decodes.
+            most_samples: Another bound of the samples per run, next to `max_batch_size`.
+            batch_size: Samples per run, in place of both bounds.
+            on_host: Whether CPU threads of a GPU's pipeline decode: PNG, BMP and PNM.
+        """
+        return PipelineOptions(
+            device=device,
+            num_threads=self.threads_on(device, on_host=on_host),
+            max_batch_size=batch_size or min(self.max_batch_size, most_samples or self.max_batch_size),
+            tuning=self.tuning,
+        )
+
+    def threads_on(self, device: Device, *, on_host: bool = False) -> int:
+        """Returns the number of CPU threads of a pipeline on a device; the arguments are those of `on`."""
+        if self.num_threads is not None:
+            return self.num_threads
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, _MAX_CPU_THREADS if device.kind == "cpu" or on_host else 4)
 
 
 GraphT_contra = TypeVar("GraphT_contra", bound=Hashable, contravariant=True)
