@@ -1,1 +1,1 @@
-"""Registered CPU workloads beside what users have today, the demo, and the pictures both are made of."""
+"""Registered workloads that compare with other loaders, the demo, and the images that both use."""

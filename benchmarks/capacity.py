@@ -1,4 +1,4 @@
-"""`python -m benchmarks.capacity docs/capacity.md`: refreshes the tables of the page from what was measured.
+"""`python -m benchmarks.capacity docs/capacity.md`: updates the tables of the page from measurements.
 
 The page says what 8, 64 and 1,024 GPUs need from storage, network and host cores. Without an argument the tables are
 printed. Nothing is guessed: what has no result in benchmarks/results is marked as not measured.
@@ -24,19 +24,19 @@ GPUS_PER_HOST = 8
 OPEN = "not measured yet"
 SAMPLE = "energon_dali SampleDecoder, all cores"
 DEMAND = {"samples/s": 1000, "videos/s": 10}
-"""What the example lets a GPU train on, per second, by the unit of a workload. An assumption, in round numbers."""
+"""Assumed training speed of the example per GPU and second, by the unit of a workload, in round numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one workload showed."""
+    """Results of one workload."""
 
     title: str
-    """What was decoded to what."""
+    """Input and output of the workload."""
     unit: str
-    """Of its rates."""
+    """Unit of its rates."""
     bytes_per_sample: float
-    """On storage, the tar's own bytes included."""
+    """Bytes on storage, including the overhead of the tar."""
     cpu_milliseconds: dict[str, float]
     """Processor time per sample, by candidate."""
     rates: dict[str, float]
@@ -81,14 +81,14 @@ def make_tables(results: Path) -> str:
         results: Folder with cpu-images.json, cpu-video.json, gpu-images.json and gpu-video.json, as far as they exist.
     """
     cpu, gpu = read_results(results, "cpu"), read_results(results, "gpu")
-    # VP9 is the dry run of DALI on the CPU, nothing that is trained on.
+    # VP9 is the dry run of DALI on the CPU, not used for training.
     names = [name for name in dict.fromkeys([*cpu, *gpu]) if "vp9" not in name]
     parts = [_sources(results), _per_sample(names, cpu, gpu), _demand(names, cpu, gpu), _full_speed(names, cpu, gpu)]
     return "\n".join(parts)
 
 
 def read_results(results: Path, device: str) -> dict[str, Measured]:
-    """Returns what was measured on a device, by workload; empty where nothing was.
+    """Returns the results of a device by workload; empty if there are none.
 
     Args:
         results: The folder.

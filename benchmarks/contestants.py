@@ -15,13 +15,13 @@ ITERATOR = "DALI's own PyTorch iterator"
 ENERGON = "megatron-energon"
 
 CORES = len(os.sched_getaffinity(0))
-"""What candidates that decode on the CPU use, all of them."""
+"""Number of workers of candidates that decode on the CPU."""
 READERS = 4 if CORES >= 8 else 1
-"""Workers that read for DaliDecoder: they decode nothing."""
+"""Number of workers that read for DaliDecoder; they do not decode."""
 
 
 def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
-    """Returns who takes part, the most telling ones first: where time is short the last ones drop out.
+    """Returns the candidates, the most important ones first: if time is short, the last ones are dropped.
 
     Args:
         device: Where DALI decodes.
@@ -43,14 +43,14 @@ def contestants(device: Device, *, native: bool) -> tuple[Candidate, ...]:
         _ours("energon_dali DALI on the CPU", decoder="dali", workers=READERS, device="cpu"),
         Candidate(name="torch DataLoader + PIL or PyAV", program="torch_loader", options={"workers": CORES}),
     ]
-    # On the CPU DaliDecoder "on the CPU" is the block feed.
+    # On the CPU, DaliDecoder "on the CPU" is the same as with the block feed.
     return tuple(
         one for one in found if (native or one.name != NATIVE) and (device == "gpu" or "device" not in one.options)
     )
 
 
 def bars(device: Device, *, native: bool, share: float) -> tuple[Bar, ...]:
-    """Returns the ratios to the ceiling, and CPU time against Energon's. They are demands on a GPU alone.
+    """Returns the ratios to the ceiling, and CPU time compared with Energon. They are required only on a GPU.
 
     Args:
         device: Where DALI decodes.
@@ -67,7 +67,7 @@ def bars(device: Device, *, native: bool, share: float) -> tuple[Bar, ...]:
 
 
 def limits(device: Device, *, native: bool) -> tuple[Limit, ...]:
-    """Returns how long a trainer may wait; likewise."""
+    """Returns how long a trainer may wait; also required only on a GPU."""
     feeds = [BLOCK, NATIVE, APART] if native else [BLOCK, APART]
     most = 0.02 if device == "gpu" else None
     return tuple(Limit(of=feed, metric="trainer_blocked_share", at_most=most) for feed in feeds)

@@ -1,4 +1,4 @@
-"""The workloads that need no GPU, and the ratios that they have to show."""
+"""The workloads that need no GPU, and the ratios that they have to reach."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ IMPORT = Workload(
 )
 
 MANY_SHARDS = Recipe(name="many-shards", samples=2000, shards=200, style="jpeg", seed=3)
-"""The same kind of pictures in 200 shards, each of which can be a dataset: as small as datasets are ever."""
+"""The same kind of images in 200 shards, each of which can be a dataset of the smallest realistic size."""
 
 BLEND = Workload(
     name="blend",

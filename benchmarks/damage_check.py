@@ -1,4 +1,4 @@
-"""`python -m benchmarks.damage_check`: what the look for damaged images costs DaliDecoder on the CPU.
+"""`python -m benchmarks.damage_check`: what checking for damaged images costs DaliDecoder on the CPU.
 
 A worker process reads and stages the same images with and without the look, in turns; this one decodes them to uint8.
 Prints the CPU time of all of it (the operating system's, of all threads) with the look and without, and their ratio.
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(kind: str, paths: list[Path], repetitions: int) -> float:
-    """Prints and returns the CPU time with the look over that without it.
+    """Prints and returns the ratio of the CPU time with the check to that without it.
 
     Args:
         kind: What to call the files.
@@ -75,7 +75,7 @@ def make_decoder() -> DaliDecoder:
 
 
 def stage_in_turns(paths: list[Path], repetitions: int) -> tuple[float, float]:
-    """Returns the median CPU time of reading and staging a block with the look and without, in seconds."""
+    """Returns the median CPU time of reading and staging a block with and without the check, in seconds."""
     decoder = make_decoder()
 
     def seconds() -> float:
@@ -112,7 +112,7 @@ def decode_seconds(decoder: DaliDecoder, handles: list[Any]) -> float:
 
 @contextmanager
 def no_look() -> Iterator[None]:
-    """Leaves out what is done for damage alone: following a JPEG's markers, and the sums of a PNG's chunks."""
+    """Disables the checks for damage: following the markers of a JPEG, and the checksums of PNG chunks."""
     with (
         patch.dict(FORMATS, jpeg=replace(FORMATS["jpeg"], is_whole=None)),
         patch("energon_dali.decode.formats.png._has_valid_checksum", lambda *_: True),

@@ -1,4 +1,4 @@
-"""Runs a candidate in a process tree of its own, in the Python that it belongs to."""
+"""Runs a candidate in its own process tree, with the Python of its environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENERGON_PYTHON = ROOT / ".venv-energon" / "bin" / "python"
 
 
 class CandidateError(Exception):
-    """A candidate failed; the message holds the end of what it wrote."""
+    """A candidate failed; the message has the end of its output."""
 
 
 class AbsentError(Exception):
@@ -30,7 +30,7 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a candidate gave."""
+    """Results of one run of a candidate."""
 
     numbers: dict[str, float]
     """Metric to value."""
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def python_of(environment: Environment) -> Path | None:
-    """Returns the interpreter of an environment, None if it is not there.
+    """Returns the interpreter of an environment, None if it does not exist.
 
     The environment variable ENERGON_PYTHON names another Python that has megatron-energon.
     """
@@ -50,7 +50,7 @@ def python_of(environment: Environment) -> Path | None:
 
 
 def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, root: Path = ROOT) -> Outcome:
-    """Returns the numbers of one run. Whatever the candidate started is gone afterwards.
+    """Returns the numbers of one run. All processes of the candidate are ended.
 
     Args:
         task: What to do.
@@ -63,7 +63,7 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, roo
         CandidateError: It failed or took too long.
     """
     command = [str(python), "-m", "benchmarks.candidates", task.to_json()]
-    # Packages may lie on PYTHONPATH alone, as on a host that has no index; they are this Python's and no other's.
+    # Packages may be only on PYTHONPATH, as on a host without an index; they belong to this Python alone.
     inherited = os.environ.get("PYTHONPATH", "") if python == python_of("own") else ""
     path = os.pathsep.join([str(root), *filter(None, [inherited])])
     # One thread per process for torch's own operations: candidates with worker processes are slower with more.

@@ -43,11 +43,11 @@ _DEFAULT = (
     "uhd-float224",
     "pages-patches",
 )
-"""Every kind and every output; the other combinations run where they are named, or with --all."""
+"""Every kind and every output once; the other combinations run if they are named, or with --all."""
 
 
 def workloads(device: Device) -> tuple[Workload, ...]:
-    """Returns all combinations of files and outputs, those first that run by default."""
+    """Returns all combinations of files and outputs, those that run by default first."""
     found = {f"{kind}-{output}": _workload(device, kind, output) for kind in _KINDS for output in _OUTPUTS}
     first = [found.pop(name) for name in _DEFAULT]
     return (*first, *found.values())

@@ -1,4 +1,4 @@
-"""Videos from end to end on a GPU or on the CPU, where DALI decodes VP9 and no H.264: its dry run takes VP9."""
+"""Videos from end to end on a GPU or on the CPU, where DALI decodes only VP9, not H.264: the dry run uses VP9."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _DEFAULT: dict[Device, tuple[str, ...]] = {
     "gpu": ("short-frames224", "short-frames", "long-frames224"),
     "cpu": ("short-frames224", "short-vp9-frames224", "long-frames224"),
 }
-"""The other combinations run where they are named, or with --all."""
+"""The other combinations run if they are named, or with --all."""
 
 
 def workloads(device: Device) -> tuple[Workload, ...]:
-    """Returns all combinations of files and outputs, those first that run by default."""
+    """Returns all combinations of files and outputs, those that run by default first."""
     found = {f"{kind}-{output}": _workload(device, kind, output) for kind in _KINDS for output in _OUTPUTS}
     first = [found.pop(name) for name in _DEFAULT[device]]
     return (*first, *found.values())

@@ -1,4 +1,4 @@
-"""How throughput grows, or does not: with the batch size, the image size, datasets, shards and workers."""
+"""How throughput scales with the batch size, the image size, datasets, shards and workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THUMBNAILS = {
     )
     for shards in (10, 100, 1000, 10_000)
 }
-"""The same small pictures, 2000 to 2 in a shard: what a shard costs is seen best beside samples that cost little."""
+"""The same small images, 2000 to 2 in a shard: the cost of a shard shows best with cheap samples."""
 LEAVES = Recipe(
     name="growth-leaves",
     samples=4000,
@@ -103,7 +103,7 @@ def workloads(device: Device) -> tuple[Workload, ...]:
 
 
 def _line(series: str, options: dict[str, Plain] | None, places: Sequence[int], change: Any) -> list[Candidate]:
-    """Returns a candidate per place; without options it is bare DALI.
+    """Returns a candidate per point; without options it is bare DALI.
 
     Args:
         series: Name of the line.

@@ -1,4 +1,4 @@
-"""Times of calls on a device: what the device works, and what a call costs in all."""
+"""Times of calls on a device: the work of the device, and the total cost of a call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 _FLUSHED_BYTES = 256 << 20
-"""More than the second-level cache of any GPU: an input is read from memory, as a new batch is."""
+"""More than the L2 cache of any GPU, so that inputs are read from memory, like a new batch."""
 _CALLS = 20
-"""Calls in a row of which one call's cost is taken."""
+"""Number of consecutive calls over which the cost is averaged."""
 _CYCLES_PER_SECOND = 2e9
 
 
 def seconds_of(run: Callable[[], Any], device: str, repetitions: int) -> tuple[float, float]:
-    """Returns medians: seconds that the device works for one call, and seconds a call takes among others.
+    """Returns medians: seconds of device work per call, and seconds per call in a sequence of calls.
 
     On a GPU the first comes from CUDA events, behind a wait that lets the host get ahead, so that what Python does is
     not in it, and with an empty cache; the second is wall time of calls in a row, Python's part included. On the CPU
@@ -69,7 +69,7 @@ def _device_seconds(run: Callable[[], Any], host_seconds: float) -> float:
 
 
 def copy_bandwidth(device: str, repetitions: int, size_bytes: int) -> float:
-    """Returns bytes per second of torch's copy on a device, read and written ones counted.
+    """Returns bytes per second of torch's copy on a device, counting bytes read and written.
 
     Args:
         device: As torch names it.

@@ -23,7 +23,7 @@ from benchmarks.kernel_timing import copy_bandwidth, seconds_of
 from benchmarks.machine import commit, describe_machine, describe_versions
 
 LARGE_SHARE = 0.8
-"""Share of the copy bandwidth that a kernel is to reach on large inputs."""
+"""Fraction of the copy bandwidth that a kernel should reach on large inputs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             wrong |= bool(result["error"])
             report["cases"].append(result)
             print(as_text(result), flush=True)
-            if options.json is not None:  # after each case, so that an interrupted run leaves what it has
+            if options.json is not None:  # after each case, so that an interrupted run keeps its results
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(report, indent=1) + "\n")
     if report["dry_run"]:
@@ -71,7 +71,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure(case: KernelCase, device: str, repetitions: int, copied: float, *, dry_run: bool) -> dict[str, Any]:
-    """Returns what a case gave as plain values; a result that is wrong gives an error and no time.
+    """Returns the results of a case as plain values; a wrong result is an error without a time.
 
     Args:
         case: What is measured.
@@ -118,7 +118,7 @@ def measure(case: KernelCase, device: str, repetitions: int, copied: float, *, d
 
 
 def what_is_wrong(run: Run, wanted: Sequence[Any]) -> str:
-    """Returns how a way of doing it fails or differs from the reference, "" if it does not.
+    """Returns how an implementation fails or differs from the reference, "" if it does not.
 
     Args:
         run: Is called once.
@@ -128,14 +128,14 @@ def what_is_wrong(run: Run, wanted: Sequence[Any]) -> str:
 
     try:
         pairs = list(zip(run(), wanted, strict=True))
-    except Exception as error:  # such as a compiler that is not there: the other ways are to be measured
+    except Exception as error:  # such as a missing compiler: the others are still measured
         return f"{type(error).__name__}: {error}"[:300]
     different = [place for place, (one, two) in enumerate(pairs) if one.dtype != two.dtype or not torch.equal(one, two)]
     return f"Output {different[0]} differs from the reference." if different else ""
 
 
 def judge(case: KernelCase, result: dict[str, Any], *, dry_run: bool) -> None:
-    """Adds the share of the copy bandwidth, the speed-up over plain PyTorch, and whether they are good enough."""
+    """Adds the fraction of the copy bandwidth, the speed-up over plain PyTorch, and whether they are good enough."""
     ways = result["ways"]
     ours = ways["energon_dali"]
     others = [way for name, way in ways.items() if name != "energon_dali"]
@@ -152,7 +152,7 @@ def judge(case: KernelCase, result: dict[str, Any], *, dry_run: bool) -> None:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """Returns the result of a case as a table for people."""
+    """Formats the result of a case as a table."""
     lines = [f"\n{result['operation']}, {result['size']}: {result['variant']}; {result['shapes']}"]
     if result["error"]:
         return f"{lines[0]}\n  WRONG: {result['error']}"

@@ -1,4 +1,4 @@
-"""The machine and the versions that a result belongs to."""
+"""Describes the machine and the versions of a result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = (
     "megatron-energon",
     "nvidia-ml-py",
 )
-"""Whose versions matter; that of energon_dali is the commit."""
+"""Packages whose versions are recorded; for energon_dali it is the commit."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def describe_versions() -> dict[str, str]:
 
 
 def commit(root: Path) -> str:
-    """Returns the commit of a checkout, with "+" behind it where files differ from it; "" outside of a checkout.
+    """Returns the commit of a checkout, followed by "+" if files differ from it; "" outside a checkout.
 
     A copy of a checkout may hold it in a file COMMIT, as `benchmarks/gpu.sh` makes one.
     """
@@ -66,7 +66,7 @@ def commit(root: Path) -> str:
 
 
 def _describe_gpus() -> list[str]:
-    """Returns name, memory and driver of each GPU as the driver's own program says it; none without it."""
+    """Returns name, memory and driver of each GPU from nvidia-smi; empty without it."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.plot IN.json OUT.png`: draws the results of a run, with the machine they belong to."""
+"""`python -m benchmarks.plot IN.json OUT.png`: draws the results of a run, with its machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSIONS = ("torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "pillow")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the chart of a JSON file that `benchmarks.run` made."""
+    """Writes the chart of a JSON file of `benchmarks.run`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
     parser.add_argument("json", type=Path, help="results of benchmarks.run")
     parser.add_argument("png", type=Path, help="file to write")
@@ -61,7 +61,7 @@ def _rows(panel: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
 
 
 def is_ours(candidate: dict[str, Any]) -> bool:
-    """Returns whether a candidate of a report is this package; a suite of its own settings alone does not name it."""
+    """Returns whether a candidate of a report is this package; suites that compare only its settings do not name it."""
     return candidate["name"].startswith(("energon_dali", "energon-dali")) or "decode_process" in candidate["options"]
 
 
@@ -92,7 +92,7 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
 
 
 def caution(report: dict[str, Any]) -> str:
-    """Returns what a chart says first of a report that measured nothing; "" of any other."""
+    """Returns the heading of a chart for a report without measurements; "" for any other."""
     return "A quick run: these figures mean nothing. " if report.get("quick") else ""
 
 

@@ -13,11 +13,11 @@ from benchmarks.plot import INK, OTHERS, OURS, caution
 _COLOURS = {"energon_dali DALI": OURS, "energon_dali SampleDecoder": "#d08a2f"}
 
 Point = tuple[float, dict[str, float]]
-"""Where a point lies, and the median, lowest and highest of its repetitions."""
+"""Position of a point, and the median, minimum and maximum of its repetitions."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the chart of a JSON file that `benchmarks.run growth` made."""
+    """Writes the chart of a JSON file of `benchmarks.run growth`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot_growth", description=__doc__)
     parser.add_argument("json", type=Path, help="results of benchmarks.run growth")
     parser.add_argument("png", type=Path, help="file to write")
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def lines_of(panel: dict[str, Any]) -> dict[str, list[Point]]:
-    """Returns the points of each line of a workload, from left to right; of candidates that have numbers.
+    """Returns the points of each line of a workload, from left to right; for candidates with results.
 
     Args:
         panel: One workload of a report.
@@ -82,7 +82,7 @@ def _draw(axis: Any, panel: dict[str, Any]) -> None:
     for name, points in lines_of(panel).items():
         medians = [row["median"] for _, row in points]
         spread = [[row["median"] - row["low"] for _, row in points], [row["high"] - row["median"] for _, row in points]]
-        # By rank, not by value: places go from 0 to 10,000.
+        # By rank, not by value: positions range from 0 to 10,000.
         axis.errorbar(
             [places.index(at) for at, _ in points],
             medians,

@@ -15,11 +15,11 @@ _PANELS = {
     "large": ("share_of_copy", "share of a copy's bandwidth, large inputs (gray: bound by arithmetic)", LARGE_SHARE),
     "small": ("call_speedup", "times as fast as the fastest PyTorch, small inputs", 1.0),
 }
-"""Size of the inputs: what is drawn, its title, and the bar to be reached."""
+"""By size of the inputs: what is drawn, its title, and the target."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the chart of a JSON file that `benchmarks.kernels` made."""
+    """Writes the chart of a JSON file of `benchmarks.kernels`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot_kernels", description=__doc__)
     parser.add_argument("json", type=Path, help="results of benchmarks.kernels")
     parser.add_argument("png", type=Path, help="file to write")

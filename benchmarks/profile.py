@@ -1,4 +1,4 @@
-"""`python -m benchmarks.profile DATASET`: what one sample costs in each stage, and in all beside bare DALI.
+"""`python -m benchmarks.profile DATASET`: the cost of a sample in each stage, and in total compared with bare DALI.
 
 The stages are those of `loader.stats()`; the CPU time is the operating system's, of all threads and workers.
 """
@@ -62,7 +62,7 @@ def _profile_ours(dataset: str, output: str, workers: int, batches: int) -> None
         for stage in STAGES
     }
     stages = ", ".join(f"{stage} {value:.1f}" for stage, value in spent.items())
-    # The CPU time of live workers is not the parent's to see: their stages are.
+    # The parent cannot see the CPU time of live workers, but that of their stages.
     print(f"energon_dali, {workers} workers: {wall:.0f} us wall, {cpu:.0f} us CPU per sample in the rank; {stages}")
 
 

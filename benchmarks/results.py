@@ -1,4 +1,4 @@
-"""From runs to numbers: medians, spreads, and ratios of candidates that ran beside each other."""
+"""From runs to numbers: medians, spreads, and ratios of candidates that ran in the same session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def summarise(runs: Runs) -> dict[str, dict[str, float]]:
 
 
 def judge_bar(bar: Bar, workload: Workload, runs: Mapping[str, Runs]) -> dict[str, Any]:
-    """Returns the ratio of two candidates: one per repetition, their median, and whether it is good enough.
+    """Returns the ratio of two candidates per repetition, the median, and whether it is good enough.
 
     A repetition's two runs stand next to each other in time, so that a machine that slows down slows both.
     """
@@ -58,14 +58,14 @@ def judge_limit(limit: Limit, runs: Mapping[str, Runs]) -> dict[str, Any]:
 
 
 def _met(value: float | None, at_least: float | None, at_most: float | None) -> bool | None:
-    """Returns None where there is nothing to judge: no number, or no bound."""
+    """Returns None if there is no number or no bound."""
     if value is None or (at_least is None and at_most is None):
         return None
     return (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """Returns one workload's result as a table for people."""
+    """Formats the result of a workload as a table."""
     lines = [f"\n{result['title']}"]
     width = max(len(candidate["name"]) for candidate in result["candidates"])
     for candidate in result["candidates"]:

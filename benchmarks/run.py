@@ -1,4 +1,4 @@
-"""`python -m benchmarks.run cpu --json OUT`: runs the registered workloads and writes what they gave.
+"""`python -m benchmarks.run cpu --json OUT`: runs the registered workloads and writes their results.
 
 The suites gpu-images, gpu-video and growth take --device and end in --minutes: a host with a GPU may be lent for short.
 """
@@ -31,14 +31,14 @@ DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "gpu-video": gpu_video.workloads,
     "growth": growth.workloads,
 }
-"""Suites for both devices, whose runs end in time."""
+"""Suites for both devices, with a time limit."""
 MINUTES = 7.0
-"""What they take at most unless told otherwise."""
+"""Their default time limit in seconds."""
 CACHE = ROOT / ".cache" / "benchmarks"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a suite; returns 1 if a candidate failed or delivered wrong pictures, 0 otherwise."""
+    """Runs a suite; returns 1 if a candidate failed or delivered wrong images, 0 otherwise."""
     options = parse(arguments)
     chosen = choose(options)
     report: dict[str, Any] = {
@@ -52,17 +52,17 @@ def main(arguments: list[str] | None = None) -> int:
         "versions": {},
         "workloads": [],
     }
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a candidate is ended with the runner
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that candidates end with the runner
     failed = False
     end = time.monotonic() + 60 * options.minutes
     for number, workload in enumerate(chosen):
-        runner = WorkloadRun(workload, options, report["versions"])  # makes the files, which is nobody's time
+        runner = WorkloadRun(workload, options, report["versions"])  # creates the files, which is not timed
         share = max(0.0, end - time.monotonic()) / (len(chosen) - number)
         result = runner.run(time.monotonic() + share)
         failed |= runner.failed
         report["workloads"].append(result)
         print(as_text(result), flush=True)
-        if options.json is not None:  # after each workload, so that an interrupted run leaves what it has
+        if options.json is not None:  # after each workload, so that an interrupted run keeps its results
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.quick:
@@ -109,7 +109,7 @@ def choose(options: argparse.Namespace) -> list[Workload]:
 
 
 def against(workload: Workload, checkout: Path) -> Workload:
-    """Returns a workload in which each of our candidates is followed by itself in another checkout.
+    """Returns a workload in which each of our candidates also runs from another checkout.
 
     The ratio of the two is told, and not held to a bound. Other libraries take part once.
     """
@@ -124,7 +124,7 @@ def against(workload: Workload, checkout: Path) -> Workload:
 
 
 def quick(workload: Workload) -> Workload:
-    """Returns a small version of a workload, to see whether it runs."""
+    """Returns a small version of a workload, to test that it runs."""
     recipe = quick_recipe(workload.recipe)
     candidates = tuple(
         dataclasses.replace(

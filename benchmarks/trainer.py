@@ -1,4 +1,4 @@
-"""What a decode process brings a trainer whose Python is busy, and what it costs one that is idle.
+"""The benefit of a decode process for a trainer whose Python is busy, and its cost for an idle one.
 
 The hooks make a few torch calls per sample. Each form of the loader runs beside an idle trainer, beside a trainer's
 thread that never gives the interpreter lock away, and beside an equally busy process.

@@ -1,4 +1,4 @@
-"""What DALI's settings do to the speed of decoding, one at a time, and where DALI is faster than PIL and PyAV.
+"""The effect of DALI's settings on the decoding speed, one at a time, and where DALI is faster than PIL and PyAV.
 
 `python -m benchmarks.tuning --device gpu --json FILE` measures and prints tables. `--table FILE` prints the entries for
 energon_dali/decode/dali/thresholds.py, and `--docs` renews the tables of docs/when-not-to-use-the-gpu.md from
@@ -44,7 +44,7 @@ class Setting:
     num_threads: int | None = None
     """CPU threads; None is the default of DaliDecoder."""
     tuning: DaliTuning = field(default_factory=DaliTuning)
-    """Everything else."""
+    """Other options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,15 @@ class Pictures:
     """Encoded images to decode."""
 
     name: str
-    """For tables."""
+    """Label in tables."""
     files: list[bytes]
-    """Encoded."""
+    """Encoded size in bytes."""
     size: tuple[int, int]
     """Largest width and height."""
 
 
 def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dict[str, Setting]]:
-    """Returns the points by factor; each differs from the defaults in this factor alone."""
+    """Returns the points by factor; each differs from the defaults only in this factor."""
     cores = len(os.sched_getaffinity(0))
     default, tuning = Setting(), DaliTuning()
     threads = [number for number in (1, 2, 4, 8, 16, 32) if number <= cores]
@@ -95,7 +95,7 @@ def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dic
 
 
 def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) -> dict[str, float]:
-    """Returns images/s and processor time per image of a decoder that always has two blocks to work on."""
+    """Returns images/s and processor time per image of a decoder that always has two blocks in work."""
     decoder = DaliDecoder(
         image_decode="torchrgb8",
         image_decode_device=kind,
@@ -126,7 +126,7 @@ def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) ->
 
 
 def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yields one row per set of pictures and point; each point is measured between two of the defaults."""
+    """Yields one row per set of images and point; the defaults are measured before and after each point."""
     cores = len(os.sched_getaffinity(0))
     if quick:
         sets = [Pictures("small", jpegs(4, (160, 120), None, threads=cores), (160, 120))]
@@ -169,7 +169,7 @@ def as_text(row: dict[str, Any]) -> str:
 
 
 def renew_page(page: Path = PAGE, results: Path = RESULTS) -> str:
-    """Returns the page with its tables made anew from the results that there are; quick ones measured nothing."""
+    """Returns the page with its tables updated from the available results, without those of quick runs."""
     paths = {kind: results / f"tuning-{kind}.json" for kind in ("cpu", "gpu")}
     reports = {kind: json.loads(path.read_text()) for kind, path in paths.items() if path.exists()}
     reports = {kind: report for kind, report in reports.items() if not report["quick"]}
@@ -179,7 +179,7 @@ def renew_page(page: Path = PAGE, results: Path = RESULTS) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, or makes tables of what was measured."""
+    """Measures, or creates tables of results."""
     options = parse(arguments)
     if options.table is not None:
         told = json.loads(options.table.read_text())
@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows:
             report["settings" if part == "settings" else "crossover"].append(row)
             print(as_text(row), flush=True)
-            if options.json is not None:  # after each row, so that an interrupted run leaves what it has
+            if options.json is not None:  # after each row, so that an interrupted run keeps its results
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(as_python(report["crossover"], options.device))

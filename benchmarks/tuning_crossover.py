@@ -1,4 +1,4 @@
-"""Where DALI is faster than PIL and PyAV, measured by size, format and codec; and the tables made from it.
+"""Measures where DALI is faster than PIL and PyAV, by size, format and codec, and creates tables of the results.
 
 On the CPU the ratio is DALI's processor time over that of PIL or PyAV. On a GPU it is DALI's time per sample, block
 after block, over the processor time of PIL or PyAV divided by the cores of the machine: what all cores would need if
@@ -39,8 +39,8 @@ LIMITS: dict[tuple[Kind, str], float] = {
     ("gpu", "image"): 1.0,
     ("gpu", "clips"): 1.0,
 }
-"""Largest ratio for which DALI is taken. Of images on the CPU it may cost more than PIL: it decodes whole blocks,
-without the interpreter lock and ahead of the trainer."""
+"""Largest ratio for which DALI is used. For images on the CPU it may cost more than PIL, because it decodes whole
+blocks, without the interpreter lock and ahead of the trainer."""
 
 
 def sweep_images(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
@@ -103,7 +103,7 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                     return len(routes)
 
                 def opened(count: int = count, data: bytes = data, spec: VideoClips = spec) -> list[Any]:
-                    # A worker has opened the file to choose the frames, whoever decodes them.
+                    # A worker has opened the file to choose the frames, whichever side decodes them.
                     return [stage_clips("video", data, spec) for _ in range(count)]
 
                 def by_pyav(videos: list[Any]) -> int:
@@ -138,17 +138,17 @@ def _compare(
         kind: Where DALI decodes.
         by_dali: Decodes all with DALI.
         by_cpu: Decodes what `given` returned with PIL or PyAV.
-        given: Makes that anew, outside of the time that counts.
+        given: Makes that again, outside of the time that counts.
         count: Samples.
         cores: Of the machine.
         repetitions: How often; the least time counts.
     """
-    torch.set_num_threads(1)  # as in workers; its threads would spin, and that time would count
+    torch.set_num_threads(1)  # as in workers; more threads would spin, which would count as CPU time
     assert by_dali() == by_cpu(given()) == count
     wall: list[float] = []
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(repetitions):  # in turns, so that a machine that slows down slows both
+    for _ in range(repetitions):  # alternating, so that a slower machine affects both
         start, cpu_start = time.perf_counter(), time.process_time()
         by_dali()
         if kind == "gpu":
@@ -174,7 +174,7 @@ def _finish_gpu() -> None:
 
 
 def best_range(rows: Sequence[dict[str, Any]], limit: float) -> tuple[int | None, int | None]:
-    """Returns (least, most) pixels of the sizes for which DALI is taken, (None, None) for none.
+    """Returns (least, most) pixels of the sizes for which DALI is used, (None, None) for none.
 
     The run of neighbouring sizes that gains most; its ends lie between two sizes that were measured.
 
@@ -259,7 +259,7 @@ def _table(
     column_of: Callable[[dict[str, Any]], str],
     order_of: Callable[[dict[str, Any]], int],
 ) -> str:
-    """Returns ratios as a table, each beside the time of PIL or PyAV."""
+    """Returns a table of ratios, each next to the time of PIL or PyAV."""
     columns = [column_of(row) for row in sorted(rows, key=order_of)]
     columns = list(dict.fromkeys(columns))
     lines = [f"| {what} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]

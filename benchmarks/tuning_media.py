@@ -1,4 +1,4 @@
-"""Pictures and videos in memory for the tuning sweeps, made of the photographs of `benchmarks.data`."""
+"""Images and videos in memory for the tuning sweeps, made from the photographs of `benchmarks.data`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", "webm", {"deadline": "realtime", "cpu-used": "8"}),
     "vp8": ("libvpx", "webm", {"deadline": "realtime", "cpu-used": "8", "b": "2M"}),
     "mjpeg": ("mjpeg", "mp4", {}),
-    "mpeg4": ("mpeg4", "matroska", {"b": "4M"}),  # in mp4 the container does not tell its size, and PyAV decodes it
+    "mpeg4": ("mpeg4", "matroska", {"b": "4M"}),  # in mp4 the container does not have its size, and PyAV decodes it
 }
 """Encoder, container and the encoder's options by codec."""
 
 
 def photographs(count: int, size: tuple[int, int], *, threads: int) -> list[Image.Image]:
-    """Returns different pictures of one size, (width, height), the same on every call."""
+    """Returns different images of one size, (width, height), the same on every call."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda number: _photograph(number, size), range(count)))
 
@@ -56,7 +56,7 @@ def jpegs(count: int, size: tuple[int, int], target_bytes: int | None, *, thread
 
 
 def encode_image(picture: Image.Image, label: str) -> bytes:
-    """Returns a picture in one of FORMATS."""
+    """Returns an image in one of FORMATS."""
     name, options = FORMATS[label]
     stream = io.BytesIO()
     picture.save(stream, name, **options)
@@ -69,7 +69,7 @@ def _wide_pixels(width: int, height: int) -> Any:
 
 
 def encode_video(codec: str, size: tuple[int, int], frames: int) -> bytes:
-    """Returns a video, one group of pictures, that pans over a photograph by two pixels per frame."""
+    """Returns a video, one group of pictures (GOP), that pans over a photograph by two pixels per frame."""
     encoder, container, options = CODECS[codec]
     (width, height), stream = size, io.BytesIO()
     wide = _wide_pixels(width + 2 * frames, height)

@@ -1,4 +1,4 @@
-"""The workloads on videos that need no GPU, and the ratios that they have to show."""
+"""The video workloads that need no GPU, and the ratios that they have to reach."""
 
 from __future__ import annotations
 

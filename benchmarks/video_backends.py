@@ -1,4 +1,4 @@
-"""Compares clips from DALI on the CPU with clips from PyAV: processor time, and how exact corrected colours are.
+"""Compares clips from DALI on the CPU with clips from PyAV: CPU time, and the accuracy of corrected colours.
 
 `python -m benchmarks.video_backends` prints the tables of docs/decoders.md, section "Clips on DALI".
 """
@@ -34,11 +34,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 CODECS = {"VP8": ("libvpx", "webm"), "VP9": ("libvpx-vp9", "webm"), "Motion JPEG": ("mjpeg", "mp4")}
 MATRICES = {"bt601": 6, "bt709": 1, "bt2020": 9}
 EXACT_FLAGS: Any = 0x2 | 0x2000 | 0x40000
-"""swscale's BILINEAR, FULL_CHR_H_INT and ACCURATE_RND, of which PyAV 17 names the first alone."""
+"""swscale's BILINEAR, FULL_CHR_H_INT and ACCURATE_RND, of which PyAV 17 has a name only for the first."""
 
 
 def encode(encoder: str, container: str, size: tuple[int, int], matrix: str, *, full: bool, bars: bool) -> bytes:
-    """Returns a video that pans over a photograph, or of moving blocks of pure colours."""
+    """Returns a video that pans over a photograph, or moving squares of pure colours."""
     stream, rng = io.BytesIO(), np.random.default_rng(1)
     width, height = size
     wide = np.asarray(cut(rng, width=width + FRAMES, height=height).image)
@@ -71,7 +71,7 @@ def stage(data: bytes, spec: VideoClips) -> ClipsHandle:
 
 
 def processor_seconds(work: Callable[[], Any]) -> float:
-    """Returns the least processor time of all threads over some repetitions, after one that does not count."""
+    """Returns the minimum CPU time of all threads over some repetitions, after a warm-up."""
     times = []
     for _ in range(REPEATS + 1):
         before = time.process_time()
@@ -94,7 +94,7 @@ def compare_time(data: bytes, spec: VideoClips) -> float:
 
 
 def compare_colours(data: bytes, matrix: str) -> str:
-    """Returns how far DALI's frames are from swscale's exact conversion by the file's own matrix."""
+    """Returns the difference of DALI's frames from swscale's exact conversion with the matrix of the file."""
     spec = VideoClips(1, FRAMES, layout="FHWC")
     (outcome,) = submit_clips(DaliDecoder(av_decode=spec).engine_options, Device("cpu"), [stage(data, spec)]).result()
     ours: torch.Tensor = outcome.value.frames[0]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What a benchmark is, as data: workloads, the candidates they compare, and the bars that a ratio has to reach."""
+"""Benchmarks as data: workloads, the candidates that they compare, and the bars that ratios have to reach."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Plain = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One contestant of a workload."""
+    """One candidate of a workload."""
 
     name: str
-    """Unique inside its workload; stands in the JSON and in the plot."""
+    """Unique within its workload; used in the JSON and in the plot."""
     program: str
     """Module under benchmarks.candidates that runs it."""
     options: Mapping[str, Plain] = field(default_factory=dict)
-    """What the program is told."""
+    """Options of the program."""
     environment: Environment = "own"
-    """"own" runs in the Python of the runner, "energon" in the environment that holds megatron-energon."""
+    """"own" runs in the Python of the runner, "energon" in the environment with megatron-energon."""
     series: str = ""
-    """In a workload of growth: the line in the plot that it is a point of."""
+    """In a growth workload: its line in the plot."""
     at: float = 0.0
-    """In a workload of growth: where the point lies, such as the number of shards."""
+    """In a growth workload: position of the point, such as the number of shards."""
     recipe: Recipe | None = None
-    """Other files than the workload's."""
+    """Files that replace those of the workload."""
     batch_size: int | None = None
-    """Another batch size than the workload's."""
+    """Batch size that replaces that of the workload."""
     checkout: str = ""
     """Another checkout of the repository whose package and programs run, such as a git worktree of an older commit."""
 
@@ -47,15 +47,15 @@ class Bar:
     """A ratio of two candidates that has to be reached."""
 
     of: str
-    """Candidate whose number is divided."""
+    """Candidate of the numerator."""
     to: str
-    """Candidate by whose number it is divided."""
+    """Candidate of the denominator."""
     at_least: float | None = None
-    """Smallest ratio that is good; None has no lower bound."""
+    """Lower bound of the ratio; None for none."""
     at_most: float | None = None
-    """Largest ratio that is good; None has no upper bound."""
+    """Upper bound of the ratio; None for none."""
     metric: str | None = None
-    """Metric that is compared; None is the workload's own."""
+    """Metric that is compared; None is that of the workload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,13 @@ class Limit:
     """A number of one candidate that has to stay within a bound."""
 
     of: str
-    """Candidate whose number it is."""
+    """The candidate."""
     metric: str
-    """Which number."""
+    """The metric."""
     at_least: float | None = None
-    """Smallest number that is good; None has no lower bound."""
+    """Lower bound; None for none."""
     at_most: float | None = None
-    """Largest number that is good; None has no upper bound."""
+    """Upper bound; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,42 +79,42 @@ class Workload:
     name: str
     """Unique in the registry."""
     title: str
-    """One line for the plot."""
+    """Title in the plot."""
     metric: str
-    """The number that is compared first."""
+    """The main metric."""
     unit: str
-    """Unit of that number."""
+    """Unit of the metric."""
     recipe: Recipe
     """The files."""
     candidates: tuple[Candidate, ...]
-    """Who takes part; every repetition runs them one after the other."""
+    """The candidates; every repetition runs them one after the other."""
     better: Better = "higher"
-    """Whether more of the metric is better, or less."""
+    """Whether higher values of the metric are better."""
     output: str = "none"
     """What is delivered, and checked against the files: "uint8", "float224", "patches"; "clips" (the program of that
     name), "frames", "frames224", "frame-patches"; or "none"."""
     device: Device = "cpu"
-    """Where batches must end, and where candidates decode that have the choice."""
+    """Device on which batches are delivered, and on which candidates decode if they support both."""
     seconds: float = 0
-    """The timed part of a run ends after so many seconds, though fewer samples came; 0 waits for all samples."""
+    """Time limit of the timed part of a run in seconds; 0 waits for all samples."""
     trains: bool = False
-    """Whether a simulated training step follows each batch in a part of its own."""
+    """Whether a separate part of the run has a simulated training step after each batch."""
     extra: bool = False
-    """Runs only where it is named, or with --all."""
+    """Whether it runs only if it is named, or with --all."""
     x_label: str = ""
-    """In a workload of growth: what `Candidate.at` counts."""
+    """In a growth workload: the unit of `Candidate.at`."""
     warmup_samples: int = 256
-    """Samples that pass before the clock starts; where `seconds` is given, half of that time passes instead."""
+    """Warm-up samples before the timed part; if `seconds` is given, half of that time is used instead."""
     samples: int = 3000
     """Samples that are timed."""
     batch_size: int = 64
     """Samples per batch."""
     repetitions: int = 5
-    """How often each candidate runs."""
+    """Number of runs of each candidate."""
     bars: tuple[Bar, ...] = ()
     """Ratios to be reached."""
     limits: tuple[Limit, ...] = ()
-    """Numbers to be kept."""
+    """Bounds to be kept."""
 
     def __post_init__(self) -> None:
         names = [candidate.name for candidate in self.candidates]

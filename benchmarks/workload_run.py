@@ -1,4 +1,4 @@
-"""Runs one workload: its candidates, one after the other, in processes of their own, and the result as plain values."""
+"""Runs one workload: its candidates, one after the other, each in its own process, and returns plain values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.workload import Candidate, Workload
 
 CANDIDATE_SECONDS = 120
-"""What one run of a candidate may take where time is short."""
+"""Time limit in seconds of one run of a candidate if time is short."""
 
 
 def prepared(recipe: Recipe, cache: Path) -> Path:
-    """Returns the folder of a recipe's dataset, made and prepared if it was not, and read once into the page cache."""
+    """Returns the folder of a recipe's dataset, prepared if necessary, and read once into the page cache."""
     folder = make_dataset(recipe, cache)
     if not (folder / ".nv-meta" / "dataset.yaml").exists():
         prepare("energon-dali", folder)
@@ -64,7 +64,7 @@ class WorkloadRun:
             end: Time by `time.monotonic` after which nothing begins any more.
         """
         self._end = end
-        # Where time is short, a candidate shows its pictures in the process that was timed.
+        # If time is short, a candidate is checked in the process that was timed.
         at_once = self.workload.seconds > 0
         checks = self.workload.output != "none" and not at_once
         steps = len(self._candidates) * (self._repetitions + checks)
@@ -117,7 +117,7 @@ class WorkloadRun:
 
     def _task(self, candidate: Candidate, action: str) -> Task:
         work = self.workload
-        # A check compares the pictures alone; a trainer beside it would only make it slow.
+        # A check only compares images; a trainer would only slow it down.
         options = {name: value for name, value in candidate.options.items() if action != "check" or name != "trainer"}
         if action == "check" and candidate.program == "restoring":
             options = {**options, "shuffle_window": None}

@@ -1,4 +1,4 @@
-"""The graphs of bare DALI: what a user writes who uses nothing else."""
+"""The graphs of bare DALI, as a user would write them without this package."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def make_pipeline(define: Callable[[Any], Any], task: Task, *, default_threads: 
 
 
 def decode_images(encoded: Any, task: Task) -> Any:
-    """Returns the node of pictures as the output of a task wants them, but for patches, which are cut from "uint8"."""
+    """Returns the node of images for the output of a task; patches are cut later from "uint8"."""
     dali: Any = importlib.import_module("nvidia.dali")
     fn, types = dali.fn, dali.types
-    # The chroma filter of energon_dali, which is that of the CPU.
+    # The chroma filter of energon_dali, which matches the CPU's.
     device = {"device": "mixed", "jpeg_fancy_upsampling": True} if task.decodes_on == "gpu" else {"device": "cpu"}
     if task.output == "float224":
         pixels = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], seed=_SEED, **device)
@@ -86,13 +86,13 @@ def decode_videos(encoded: Any, frames: Sequence[int], task: Task) -> Any:
 
 
 def as_output(pixels: Any, task: Task) -> Any:
-    """Returns DALI's batch as the workload wants it: torch's views of its memory, and the tokens of patches."""
+    """Returns DALI's batch in the form of the workload: torch's views of its memory, and the tokens of patches."""
     stacked = task.output in ("float224", "frames224", "frames")
     return shape_output(from_dlpack(pixels.as_tensor()) if stacked else [from_dlpack(one) for one in pixels], task)
 
 
 def shape_output(images: Any, task: Task) -> Any:
-    """Returns a batch with the axes that the workload wants.
+    """Returns a batch with the axes of the workload.
 
     Args:
         images: A list of tensors, or a stack of them: frames of all clips in a row.

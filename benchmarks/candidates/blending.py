@@ -1,4 +1,4 @@
-"""CPU time per sample of a blend beside that of one dataset of the same files, batch by batch in turn in one process.
+"""CPU time per sample of a blend and of one dataset of the same files, in alternating batches in one process.
 
 What else the machine does meanwhile slows both, so that their ratio holds where throughput would be noise. Options:
 those of energon_style; `leaves` is the number of datasets.
@@ -24,7 +24,7 @@ STREAMS = 2
 
 
 class Encoder(energon_dali.DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Counts the samples of a batch: what follows costs both the same."""
+    """Counts the samples of a batch; the later steps cost the same for both."""
 
     def batch(self, samples: list[Any]) -> int:
         return len(samples)
@@ -34,12 +34,12 @@ class Encoder(energon_dali.DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 def measure(task: Task) -> dict[str, float]:
-    """Returns microseconds of CPU per sample in a worker, of one dataset and of the blend, and one over the other."""
+    """Returns microseconds of CPU per sample in a worker, of one dataset and of the blend, and their ratio."""
     torch.set_num_threads(1)
     alone = dataclasses.replace(task, options={**task.options, "leaves": 1})
     streams = [_blocks(alone), _blocks(task)]
     spent: list[list[float]] = [[], []]
-    for stream in streams:  # until every dataset is open
+    for stream in streams:  # until all datasets are open
         for _ in range(-(-task.warmup_samples // task.batch_size)):
             stream.next_block()
     for turn in range(-(-task.samples // task.batch_size)):
@@ -52,7 +52,7 @@ def measure(task: Task) -> dict[str, float]:
 
 
 def _blocks(task: Task) -> Any:
-    """Returns what a worker runs for one of its streams."""
+    """Returns what a worker runs for one stream."""
     encoder = Encoder()
     encoder.decoder = make_decoder(energon_dali, task)
     dataset = energon_dali.get_train_dataset(

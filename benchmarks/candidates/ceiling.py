@@ -22,10 +22,10 @@ def measure(task: Task) -> dict[str, float]:
 
 
 def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
-    """Yields batches: torch views of DALI's own memory, made without a copy."""
+    """Yields batches: torch views of DALI's own memory, without a copy."""
     backend: Any = importlib.import_module("nvidia.dali.backend")
     files = read_media(task)
-    # One list of views per batch, made once: handing over costs next to nothing.
+    # One list of views per batch, created once, so that delivery costs almost nothing.
     batches = [[backend.TensorCPU(data, "") for _, data in some] for some in _batched(files, task.batch_size)]
     keys = [[key for key, _ in some] for some in _batched(files, task.batch_size)]
     turns = itertools.cycle(batches)
@@ -51,7 +51,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
 
 
 def _batched(files: list[tuple[str, bytes]], size: int) -> Iterator[list[tuple[str, bytes]]]:
-    """Yields the files in batches, all of one size: the last one begins again."""
+    """Yields the files in batches of equal size; the last batch wraps around."""
     for first in range(0, len(files), size):
         some = files[first : first + size]
         yield some + [files[place % len(files)] for place in range(size - len(some))]

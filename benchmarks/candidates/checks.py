@@ -1,4 +1,4 @@
-"""Compares what a candidate delivers with the facts of the dataset, before its speed means anything."""
+"""Compares the samples of a candidate with the facts of the dataset, before its speed is measured."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 CHECKED_SAMPLES = 128
 CHECKED_VIDEOS = 4
 _GPU_LEVELS = 1.0
-"""How far the mean of a picture may be from the CPU's, in levels, where a GPU decoded it."""
+"""Tolerance of the mean of an image decoded on a GPU, in levels, compared with the CPU."""
 _VIDEO_LEVELS = 8.0
-"""How far clips may be from PyAV's on average: matrices and filters differ, and neighbouring frames are taken."""
+"""Tolerance of clips compared with PyAV, on average: matrices and filters differ, and so may frames by one."""
 
 
 class WrongOutputError(Exception):
-    """A candidate delivers something else than the workload asks for, so its speed means nothing."""
+    """A candidate does not deliver what the workload requires, so its speed means nothing."""
 
 
 def check(batches: Iterator[Delivered], task: Task) -> int:
@@ -74,7 +74,7 @@ def check(batches: Iterator[Delivered], task: Task) -> int:
                 expected_brightness += total / (height * width * 3)
         if checked >= (CHECKED_VIDEOS if task.output in VIDEO_OUTPUTS else CHECKED_SAMPLES):
             break
-    # Crops show other parts of a picture, so that only many of them have the same mean.
+    # Crops show different parts of an image, so only the means of many agree.
     if abs(brightness - expected_brightness) / checked > (20 if task.output == "float224" else _GPU_LEVELS):
         raise WrongOutputError(
             f"{task.program}: pixels have the mean {brightness / checked:.1f}, those in the files "
@@ -84,7 +84,7 @@ def check(batches: Iterator[Delivered], task: Task) -> int:
 
 
 def _per_sample(images: Any, task: Task) -> Any:
-    """Returns one value per sample: packed tokens are cut where `cu_seqlens` says."""
+    """Returns one value per sample; packed tokens are divided by `cu_seqlens`."""
     if not isinstance(images, dict):
         return images
     ends = images["cu_seqlens"].tolist()
@@ -104,7 +104,7 @@ def _check_uint8(task: Task, key: str, image: torch.Tensor, fact: list[int]) -> 
 
 
 def _compare_sums(task: Task, key: str, found: float, fact: list[int], levels: float = 0.0) -> None:
-    """Levels are how far the mean may be off on the CPU."""
+    """`levels` is the tolerance of the mean on the CPU."""
     height, width, total = fact
     allowed = (_GPU_LEVELS if task.decodes_on == "gpu" else levels) * height * width * 3
     if abs(found - total) > allowed:
@@ -123,7 +123,7 @@ def _check_patches(task: Task, key: str, tokens: torch.Tensor, fact: list[int]) 
     height, width, _ = fact
     count = -(-height // PATCH_PIXELS) * -(-width // PATCH_PIXELS)
     _expect(task, key, tokens, torch.bfloat16, (count, 3 * PATCH_PIXELS**2))
-    # Filled edges are zeros, so that the sum is that of the picture's own pixels.
+    # Padding is zero, so the sum is that of the pixels of the image.
     sums = tokens.cpu().double().view(count, 3, -1).sum((0, 2))
     found = sum(255 * (float(sums[c]) * STD[c] + MEAN[c] * height * width) for c in range(3))
     _compare_sums(task, key, found, fact, levels=0.2)  # bfloat16 has 8 bits

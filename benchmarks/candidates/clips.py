@@ -1,4 +1,4 @@
-"""Clips of videos that are in memory, in processes that hand nothing over. Options: library, processes, threads, place.
+"""Clips of videos in memory, in processes that deliver nothing. Options: library, processes, threads, place.
 
 `place` is "anywhere" (two clips of 16 frames per file, from seeded frames on) or "end" (the last second of each file).
 """
@@ -25,16 +25,16 @@ from benchmarks.candidates.torchvision_import import import_torchvision_transfor
 FRAMES_PER_CLIP = 16
 CLIPS = 2
 SIZE = 224
-"""Pixels of a side of the clips."""
+"""Side of the clips in pixels."""
 
 Ranges = list[tuple[int, int]]
-"""First and last frame of each clip, both inside."""
+"""First and last frame of each clip, both inclusive."""
 Decode = Callable[[bytes, Ranges], list[np.ndarray[Any, np.dtype[np.uint8]]]]
 """Returns uint8[frames, 224, 224, 3] per range."""
 
 
 def measure(task: Task) -> dict[str, float]:
-    """Returns files per second over all processes, and per second of a processor, which a busy machine disturbs less;
+    """Returns files per second over all processes, and per second of CPU time, which a busy machine affects less;
     or how many files were compared with a full decode.
     """
     if task.action == "check":
@@ -105,7 +105,7 @@ def read_files(shards: list[str]) -> list[tuple[str, bytes]]:
 
 
 def decoder_of(task: Task) -> Decode:
-    """Returns what the candidate decodes with."""
+    """Returns the decoder of the candidate."""
     threads = int(task.options.get("threads", 1))
     return {
         "energon_dali": lambda: _av_decoder("energon_dali.av", threads=threads),
@@ -129,7 +129,7 @@ def _av_decoder(module: str, **options: int) -> Decode:
 
 
 def bare_pyav(threads: int, size: int | None = SIZE) -> Decode:
-    """Returns what a careful user writes: seek to the keyframe before, decode, convert the wanted frames alone.
+    """Decodes as a careful user would: seek to the keyframe before, decode, and convert only the wanted frames.
 
     Args:
         threads: Of the decoder.
@@ -179,7 +179,7 @@ def _pyav_from_the_start(threads: int) -> Decode:
 
 
 def _torchcodec(threads: int) -> Decode:
-    import_torchvision_transforms()  # torchcodec asks for it when transforms are given
+    import_torchvision_transforms()  # torchcodec imports it when transforms are given
     decoders, transforms = (importlib.import_module(f"torchcodec.{name}") for name in ("decoders", "transforms"))
 
     def decode(data: bytes, ranges: Ranges) -> list[Any]:
@@ -196,7 +196,7 @@ def _torchcodec(threads: int) -> Decode:
 
 
 def _check(task: Task) -> int:
-    """Compares with a decode from the start: other versions of swscale may round differently, frames must not differ.
+    """Compares with a decode from the start: versions of swscale may round differently, but frames must be the same.
 
     Raises:
         WrongOutputError: A clip has another number of frames, or shows other ones.

@@ -1,4 +1,4 @@
-"""Bare DALI: one pipeline with its own reader of tar shards, nothing of ours.
+"""Bare DALI: one pipeline with its own reader of tar shards, without this package.
 
 Options: layout, threads, permute, device, iterator (through DALI's own PyTorch iterator).
 """
@@ -26,7 +26,7 @@ def measure(task: Task) -> dict[str, float]:
 
 
 def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
-    """Yields batches: torch views of DALI's own memory, made without a copy."""
+    """Yields batches: torch views of DALI's own memory, without a copy."""
     with tempfile.TemporaryDirectory() as folder:
         indexes, order = _write_indexes(task.shards, Path(folder))
         pipeline = _pipeline(task, indexes)
@@ -44,7 +44,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
 
 
 def _through_iterator(pipeline: Any, task: Task, order: list[str]) -> Iterator[Delivered]:
-    """Yields what DALIRaggedIterator gives, which copies into tensors of torch; keys by their order."""
+    """Yields the batches of DALIRaggedIterator, which copies into torch tensors; keys follow their order."""
     plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     kind = plugin.DALIRaggedIterator
     dense = task.output in ("float224", "frames224", "frames")
@@ -60,7 +60,7 @@ def _key(sample: Any) -> str:
 
 def _pipeline(task: Task, indexes: list[str]) -> Any:
     def native(fn: Any) -> Any:
-        # The captions too: what is compared with it delivers both.
+        # The captions too, because the candidates that it is compared with deliver both.
         encoded, caption = fn.readers.webdataset(
             paths=task.shards,
             index_paths=indexes,
@@ -69,7 +69,7 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
             missing_component_behavior="error",
         )
         if task.output in VIDEO_OUTPUTS:
-            frames = frame_numbers(next(iter(frames_in(task).values())))  # all videos of a dataset are as long
+            frames = frame_numbers(next(iter(frames_in(task).values())))  # all videos of a dataset have the same length
             return decode_videos(encoded, frames, task), caption
         return decode_images(encoded, task), caption
 
@@ -77,7 +77,7 @@ def _pipeline(task: Task, indexes: list[str]) -> Any:
 
 
 def _write_indexes(shards: list[str], folder: Path) -> tuple[list[str], list[str]]:
-    """Writes DALI's index files, which spare DALI a scan of the shards; returns them, and the keys in order."""
+    """Writes DALI's index files, so that DALI does not scan the shards; returns them, and the keys in order."""
     import tarfile
 
     paths, keys = [], []

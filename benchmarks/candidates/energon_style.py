@@ -1,9 +1,9 @@
-"""A loader with Energon's interface: energon_dali, or megatron-energon in its environment; the same lines for both.
+"""A loader with Energon's interface: energon_dali, or megatron-energon in its own environment, with the same code.
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, shuffle_window,
 leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if not where the
 batches must end), decode_process.
-Pictures of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
+Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
 
@@ -38,7 +38,7 @@ def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
 
 def open_loader(task: Task) -> Any:
     """Returns the savable loader over the training part."""
-    # Some loaders always pin, and torch says where there is no accelerator that there is nothing to pin for.
+    # Some loaders always pin, and torch warns about that if there is no accelerator.
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     library = importlib.import_module(task.options["library"])
     workers = int(task.options.get("workers", 2))
@@ -58,7 +58,7 @@ def open_loader(task: Task) -> Any:
 
 
 def task_encoder(library: Any, task: Task) -> Any:
-    """Returns a task encoder that batches what was decoded, as `outputs.collate` says."""
+    """Returns a task encoder that batches decoded data with `outputs.collate`."""
     change = foreign_operation(task) if task.options["library"] != "energon_dali" else None
     video = task.output in VIDEO_OUTPUTS
 
@@ -71,7 +71,7 @@ def task_encoder(library: Any, task: Task) -> Any:
             return dataclasses.replace(sample, image=sample.image.frames) if video else sample
 
         def batch(self, samples: list[Any]) -> dict[str, Any]:
-            # A dictionary crosses processes everywhere; a class made inside a function does not.
+            # Dicts can be pickled everywhere; a class defined in a function cannot.
             images = collate([sample.image for sample in samples], task.output)
             return {"__key__": [sample.__key__ for sample in samples], "image": images}
 
@@ -82,7 +82,7 @@ def task_encoder(library: Any, task: Task) -> Any:
 
 
 def make_decoder(library: Any, task: Task) -> Any:
-    """Returns the decoder that the options name, with the operations that the output needs."""
+    """Returns the decoder of the options, with the operations for the output."""
     if task.options["library"] != "energon_dali":
         return library.SampleDecoder(image_decode="torchrgb8")
     options: dict[str, Any] = {"image_decode": "torchrgb8"}
@@ -104,7 +104,7 @@ def make_decoder(library: Any, task: Task) -> Any:
         return library.SampleDecoder(**options)
     device = task.decodes_on
     if device == "gpu" and task.output in VIDEO_OUTPUTS:
-        device = "auto"  # as a user runs it: videos that PyAV decodes faster are its own
+        device = "auto"  # the default: PyAV decodes the videos for which it is faster
     return library.DaliDecoder(
         image_decode_device=task.decodes_on,
         video_decode_device=device,
@@ -114,7 +114,7 @@ def make_decoder(library: Any, task: Task) -> Any:
 
 
 def foreign_operation(task: Task) -> Any:
-    """Returns what has to be done in `encode_sample` where the decoder declares no operations; None if nothing."""
+    """Returns the operations for `encode_sample` if the decoder has none of its own; None if there are none."""
     if task.output == "float224":
         return torchvision_transform()
     return take_clips(task.output) if task.output in VIDEO_OUTPUTS else None
@@ -127,7 +127,7 @@ def take_clips(output: str) -> Any:
     size = (CROP_PIXELS, CROP_PIXELS) if output == "frames224" else None
 
     def decode(decoder: Any) -> torch.Tensor:
-        # Ranges hold both their ends; half a frame more or less must not change the number of frames.
+        # Ranges include both ends; half a frame more or less must not change the number of frames.
         found = get_clips_uniform(
             decoder, (FRAMES_PER_CLIP - 0.5) / 30, CLIPS, request_video=True, video_out_frame_size=size
         )
@@ -142,7 +142,7 @@ def _of_length(clip: torch.Tensor) -> torch.Tensor:
 
 
 def torchvision_transform() -> Any:
-    """Returns torchvision's transforms, on the uint8 tensors that they are fastest on."""
+    """Returns torchvision's transforms, on uint8 tensors, where they are fastest."""
     transforms = import_torchvision_transforms()
     return transforms.Compose(
         [

@@ -1,4 +1,4 @@
-"""The encoded media of a dataset, read into memory: what candidates that do not read shards decode."""
+"""The encoded media of a dataset in memory, for candidates that do not read shards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from benchmarks.candidates.task import Task
 
 MEDIA = ("jpg", "png", "webp", "bmp", "tif", "mp4", "webm")
-"""Suffixes of pictures and videos."""
+"""Suffixes of images and videos."""
 
 
 def read_media(task: Task) -> list[tuple[str, bytes]]:
-    """Returns (key, content) of every picture or video, in the order of the shards."""
+    """Returns (key, content) of every image or video, in the order of the shards."""
     found = []
     for path, offset, size, key in locate_media(task):
         with open(path, "rb") as file:
@@ -23,7 +23,7 @@ def read_media(task: Task) -> list[tuple[str, bytes]]:
 
 
 def locate_media(task: Task) -> list[tuple[str, int, int, str]]:
-    """Returns (shard, offset, size, key) of every picture or video."""
+    """Returns (shard, offset, size, key) of every image or video."""
     found = []
     for shard in task.shards:
         with tarfile.open(shard, "r:") as tar:

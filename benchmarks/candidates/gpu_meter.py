@@ -1,4 +1,4 @@
-"""What the GPU does meanwhile: utilisation of its parts, and memory, ten times a second, by nvidia-ml-py."""
+"""Measures the utilisation and memory of the GPU ten times a second, with nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS_BETWEEN = 0.1
 
 
 class GpuMeter:
-    """Samples the first visible GPU in a thread between `with` and its end; measures nothing where it cannot.
+    """Context manager that samples the first visible GPU in a thread; measures nothing if that is not possible.
 
     Memory is that of the whole GPU, all processes, above what was taken when the meter was made. So it is made before
     anything touches CUDA, and other programs must leave the GPU alone.
@@ -53,7 +53,7 @@ class GpuMeter:
             self._thread = None
 
     def numbers(self) -> dict[str, float]:
-        """Returns mean percentages, and the most memory in MiB; only what the GPU has."""
+        """Returns mean percentages and peak memory in MiB, as far as the GPU supports them."""
         found = {name: statistics.fmean(values) for name, values in self._samples.items() if values}
         if "gpu_memory_mib" in found:
             found["gpu_memory_mib"] = max(self._samples["gpu_memory_mib"])
@@ -69,7 +69,8 @@ class GpuMeter:
         }
         while not self._end.wait(_SECONDS_BETWEEN):
             for name, probe in probes.items():
-                with contextlib.suppress(library.NVMLError, AttributeError):  # older GPUs and drivers lack some
+                # Older GPUs and drivers do not support all of them.
+                with contextlib.suppress(library.NVMLError, AttributeError):
                     self._samples.setdefault(name, []).append(float(probe()))
 
 

@@ -1,4 +1,4 @@
-"""Seconds that importing a library takes beyond importing torch. Option: library."""
+"""Seconds that importing a library takes in addition to torch. Option: library."""
 
 from __future__ import annotations
 

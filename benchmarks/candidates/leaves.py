@@ -1,4 +1,4 @@
-"""The shards of a dataset as datasets of their own, blended by a metadataset. Option: leaves, how many."""
+"""The shards of a dataset as separate datasets, blended by a metadataset. Option: leaves, their number."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What candidates deliver, so that all make the same of what they decoded.
+"""The outputs of candidates, shared so that all of them deliver the same.
 
-"uint8": pictures at their size. "float224": random resized crops, flipped, normalised, stacked. "patches": bfloat16
+"uint8": images at their size. "float224": random resized crops, flipped, normalised, stacked. "patches": bfloat16
 tokens of 16 x 16 pixels, packed. "frames", "frames224", "frame-patches": the same of clips, without crops and flips.
 """
 
@@ -19,13 +19,13 @@ PATCH_PIXELS = 16
 FRAMES_PER_PATCH = 2
 
 CLIPS = 2
-"""Per video, at equal distances: the first begins with it, the last ends with it."""
+"""Clips per video, evenly spaced: the first starts with it, the last ends with it."""
 FRAMES_PER_CLIP = 16
 VIDEO_OUTPUTS = ("frames", "frames224", "frame-patches")
 
 
 def collate(images: Sequence[torch.Tensor], output: str) -> Any:
-    """Returns a batch of what was decoded, which may be a view.
+    """Returns a batch of decoded data, which may be a view.
 
     Args:
         images: One per sample: uint8[3, H, W], float32[3, 224, 224], or clips uint8[2, 16, 3, H, W].
@@ -42,8 +42,8 @@ def make_patches(images: Sequence[torch.Tensor], layout: str = "CHW") -> dict[st
     """Returns tokens bfloat16[S, 3 * T * 16 * 16], positions int32[S, 3], cu_seqlens int32[n + 1].
 
     Args:
-        images: uint8 pictures, or sets of clips with two axes more.
-        layout: Of the pictures or frames: "CHW" or "HWC".
+        images: uint8 images, or sets of clips with two axes more.
+        layout: Of the images or frames: "CHW" or "HWC".
     """
     video = images[0].ndim == 5
     views = [clip for clips in images for clip in clips] if video else list(images)
@@ -60,7 +60,7 @@ def make_patches(images: Sequence[torch.Tensor], layout: str = "CHW") -> dict[st
 
 
 def _kernel() -> tuple[Any, Any]:
-    """Returns patchify and the normalisation. An environment without energon_dali has the folder it comes from."""
+    """Returns patchify and the normalisation. Without an installed energon_dali they are imported from the checkout."""
     try:
         module = importlib.import_module("energon_dali.kernels.patchify")
     except ImportError:
@@ -69,7 +69,7 @@ def _kernel() -> tuple[Any, Any]:
 
 
 def count_samples(images: Any) -> int:
-    """Returns how many samples a batch of images holds; of clips' patches how many videos."""
+    """Returns the number of samples of a batch of images, or of videos of a batch of clip patches."""
     if not isinstance(images, dict):
         return len(images)
     pieces = len(images["cu_seqlens"]) - 1
@@ -77,14 +77,14 @@ def count_samples(images: Any) -> int:
 
 
 def frame_numbers(frames: int) -> list[int]:
-    """Returns the numbers of the frames of all clips of a video of so many frames, clip by clip."""
+    """Returns the numbers of the frames of all clips of a video with this number of frames, clip by clip."""
     last_start = max(0, frames - FRAMES_PER_CLIP)
     starts = [round(last_start * clip / (CLIPS - 1)) for clip in range(CLIPS)]
     return [start + place for start in starts for place in range(FRAMES_PER_CLIP)]
 
 
 def on_device(value: Any, device: str) -> Any:
-    """Returns a batch on the device: tensors of the CPU are copied to a GPU behind what its current stream does.
+    """Returns a batch on the device: CPU tensors are copied to a GPU on its current CUDA stream.
 
     Args:
         value: Tensors in lists and dicts, or what a GPU pipeline made.
@@ -102,6 +102,6 @@ def on_device(value: Any, device: str) -> Any:
 
 
 def synchronize(device: str) -> None:
-    """Waits until a GPU has done all that it was given."""
+    """Waits until a GPU has finished all work."""
     if device == "gpu":
         torch.cuda.synchronize()

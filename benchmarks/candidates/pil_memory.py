@@ -1,4 +1,4 @@
-"""Pillow alone: processes decode files that are already in their memory and hand nothing over. Option: processes."""
+"""Only Pillow: processes decode files that are in their memory, and deliver nothing. Option: processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preparing a dataset with one worker, from page cache, in MB/s. Option: command, the program beside this Python."""
+"""Preparing a dataset with one worker, from the page cache, in MB/s. Option: command, a program of this Python."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measure(task: Task) -> dict[str, float]:
 
 
 def prepare(command: str, folder: Path, *options: str) -> None:
-    """Prepares a folder of shards as a captioning dataset whose samples are all for training.
+    """Prepares a folder of shards as a captioning dataset with only a train part.
 
     Args:
         command: "energon-dali" or "energon".
@@ -49,7 +49,7 @@ def prepare(command: str, folder: Path, *options: str) -> None:
         RuntimeError: The command failed; the message holds what it said.
     """
     program = Path(sys.executable).parent / command
-    # A copy of the code that is not installed has no program.
+    # A checkout that is not installed has no program.
     installed = command != "energon-dali" or program.exists()
     started = [str(program)] if installed else [sys.executable, "-m", "energon_dali"]
     arguments = ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite"]

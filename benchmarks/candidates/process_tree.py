@@ -1,4 +1,4 @@
-"""CPU time of this process and of everything that it started, from /proc."""
+"""CPU time of this process and all its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def tree_cpu_seconds() -> float:
-    """Returns the seconds of processor time of this process and its descendants, the ended ones included.
+    """Returns the seconds of processor time of this process and its descendants, including those that ended.
 
     Steps of 10 ms per process. A descendant whose parent ended before it is not counted.
     """
@@ -19,7 +19,7 @@ def tree_cpu_seconds() -> float:
         if not entry.name.isdigit():
             continue
         try:
-            # Behind the name, which may hold spaces and parentheses: state, parent, ... (proc(5), stat).
+            # After the name, which may contain spaces and parentheses: state, parent, ... (proc(5), stat).
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue

@@ -17,7 +17,7 @@ ROUNDS = 3
 
 
 def measure(task: Task) -> dict[str, float]:
-    """Returns seconds to the first batch: cold (with imports and first use), fresh, restored; and the state's bytes."""
+    """Returns seconds to the first batch (cold with imports; fresh; restored), and the state in bytes."""
     began = time.perf_counter()
     loader = open_loader(task)
     batches = iter(loader)

@@ -1,4 +1,4 @@
-"""A busy trainer: Python that never gives the interpreter lock away of its own accord, as a thread or as a process."""
+"""A busy trainer: Python code that never releases the interpreter lock voluntarily, as a thread or as a process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 TURN = 20_000
-"""Steps of an empty loop that make one turn."""
+"""Iterations of an empty loop per turn."""
 
 
 @contextlib.contextmanager
 def spin_beside(kind: str) -> Iterator[Callable[[], int]]:
-    """Keeps one core busy with Python inside the block; gives a function that says how many turns were made so far.
+    """Keeps one core busy with Python during the block; yields a function that returns the number of turns so far.
 
     Args:
-        kind: "thread" spins in a thread of this process, "process" in a process of its own, "none" not at all.
+        kind: "thread" spins in a thread of this process, "process" in its own process, "none" not at all.
     """
     if kind == "none":
         yield lambda: 0

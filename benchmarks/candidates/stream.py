@@ -1,4 +1,4 @@
-"""Measures a stream of batches: samples per second, what they cost, and how long a trainer waits for them."""
+"""Measures a stream of batches: samples per second, their cost, and how long a trainer waits for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.candidates.training_step import make_training_step, measure_bloc
 __all__ = ["CROP_PIXELS", "MEAN", "STD", "Delivered", "Open", "WrongOutputError", "measure_stream", "time_stream"]
 
 STEP_OVER_BATCH = 1.1
-"""How long the simulated training step is, in times that the candidate needs for a batch when nobody waits."""
+"""Length of the simulated training step, relative to the time that the candidate needs for a batch at full speed."""
 _LEAST_STEP_SECONDS = 0.005
 _LEAST_STEPS = 6
 _LEAST_BATCHES = 4
@@ -33,18 +33,18 @@ class Delivered:
     images: Sequence[torch.Tensor] | torch.Tensor | dict[str, Any]
     """One tensor per sample; a stacked batch is a sequence of its rows. A dict holds packed patch tokens."""
     keys: Sequence[str] | None = None
-    """Keys of the samples, asked for only while checking."""
+    """Keys of the samples, only needed for checks."""
 
 
 Open = Callable[[Task, bool], Iterator[Delivered]]
-"""Opens an endless stream; the flag asks for keys."""
+"""Opens an endless stream; the flag requests keys."""
 
 
 def measure_stream(open_stream: Open, task: Task) -> dict[str, float]:
     """Returns the numbers of a task: {"samples_checked"}, {"samples_per_second", "first_batch_seconds", ...}, or both.
 
     Raises:
-        WrongOutputError: The pictures are wrong.
+        WrongOutputError: The images are wrong.
     """
     numbers: dict[str, float] = {}
     if task.action in ("time", "both"):
@@ -55,7 +55,7 @@ def measure_stream(open_stream: Open, task: Task) -> dict[str, float]:
 
 
 def time_stream(open_stream: Open, task: Task) -> dict[str, float]:
-    """Returns throughput and what it costs; with the option `trainer` also how fast that trainer's Python ran.
+    """Returns throughput and its cost; with the option `trainer` also the speed of that trainer's Python.
 
     CPU time is that of all processes. Beside a trainer that spins it is not given.
     """
@@ -90,7 +90,7 @@ def _train(batches: Iterator[Delivered], task: Task, batch_seconds: float) -> di
 
     def take() -> Delivered:
         batch = next(batches)
-        if task.device == "gpu":  # what is on its way when `next` returns is waited for too
+        if task.device == "gpu":  # also wait for work that is still running when `next` returns
             torch.cuda.current_stream().synchronize()
         return batch
 
@@ -98,17 +98,17 @@ def _train(batches: Iterator[Delivered], task: Task, batch_seconds: float) -> di
 
 
 def _arriving(batches: Iterator[Delivered], device: str) -> Iterator[Delivered]:
-    """Yields the batches where the trainer wants them."""
+    """Yields the batches on the device of the trainer."""
     for batch in batches:
         yield Delivered(on_device(batch.images, device), batch.keys)
 
 
 def _warm_up(batches: Iterator[Delivered], task: Task) -> None:
-    """Takes what stands in the queues since the first batch, and whatever else the task wants to be past."""
+    """Drains what was queued since the first batch, and takes the warm-up samples of the task."""
     if not task.seconds:
         _take(batches, task.warmup_samples)
         return
-    # Waiting batches come at once, however many they are; after half of the time only fresh ones are left.
+    # Queued batches arrive at once, however many there are; after half of the time only fresh ones are left.
     end = time.perf_counter() + task.seconds / 2
     while time.perf_counter() < end:
         next(batches)
@@ -122,7 +122,7 @@ def _take(batches: Iterator[Delivered], samples: int) -> int:
 
 
 def _take_for(batches: Iterator[Delivered], task: Task) -> int:
-    """Returns how many samples came in the task's time: in more of it where batches are few, up to ten times as much.
+    """Returns the number of samples in the time of the task; with few batches in up to ten times that time.
 
     Workers that began together deliver together, so that two rounds of them have to be inside.
     """

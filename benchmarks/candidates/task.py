@@ -1,4 +1,4 @@
-"""What the runner tells a candidate's process."""
+"""The task that the runner passes to the process of a candidate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 RESULT = "RESULT "
-"""How the line with the measurement begins."""
+"""Start of the line with the measurement."""
 
 LEFT_OUT = "LEFT OUT "
-"""How the line begins that says why a candidate cannot take part here."""
+"""Start of the line that says why a candidate cannot take part."""
 
 
 class LeftOutError(Exception):
-    """A candidate cannot take part on this machine, which is no failure; the message says why, in one line."""
+    """A candidate cannot take part on this machine, which is not a failure; the message says why, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class Task:
     program: str
     """Module under benchmarks.candidates."""
     action: str
-    """"check" compares outputs with the facts of the dataset, "time" measures, "both" does the second and the first."""
+    """"check" compares outputs with the facts of the dataset, "time" measures, "both" measures and then checks."""
     dataset: str
     """Folder with the shards, prepared."""
     output: str
-    """As `Workload.output` says."""
+    """See `Workload.output`."""
     batch_size: int
     """Samples per batch."""
     warmup_samples: int
@@ -37,13 +37,13 @@ class Task:
     samples: int
     """Samples that are timed."""
     device: str = "cpu"
-    """Where batches must end: "cpu" or "gpu"."""
+    """Device on which batches are delivered: "cpu" or "gpu"."""
     seconds: float = 0
-    """The timed part ends after so many seconds, though fewer samples came; 0 waits for all samples."""
+    """Time limit of the timed part in seconds; 0 waits for all samples."""
     trains: bool = False
-    """Whether a simulated training step follows each batch in a part of its own."""
+    """Whether a separate part of the run has a simulated training step after each batch."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What the candidate is told."""
+    """Options of the candidate."""
 
     @property
     def shards(self) -> list[str]:
@@ -52,12 +52,12 @@ class Task:
 
     @property
     def layout(self) -> str:
-        """Layout of pictures: "HWC" or "CHW"."""
+        """Layout of images: "HWC" or "CHW"."""
         return str(self.options.get("layout", "CHW"))
 
     @property
     def decodes_on(self) -> str:
-        """Where candidates that have the choice decode: "cpu" or "gpu"."""
+        """Device on which candidates decode if they support both: "cpu" or "gpu"."""
         return str(self.options.get("device", self.device))
 
     def to_json(self) -> str:
@@ -66,5 +66,5 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """Returns the task of a line that `to_json` made."""
+        """Returns the task from a line of `to_json`."""
         return cls(**json.loads(text))

@@ -19,7 +19,7 @@ from benchmarks.candidates.task import Task
 
 
 class Encoder(energon_dali.DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Normalises pictures in torch."""
+    """Normalises images in torch."""
 
     decoder = energon_dali.DaliDecoder(
         image_decode="torchrgb8",

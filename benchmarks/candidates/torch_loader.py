@@ -32,7 +32,7 @@ def measure(task: Task) -> dict[str, float]:
 
 
 class Files(Dataset[tuple[str, torch.Tensor]]):
-    """The media of a dataset by number, read from the shards when they are asked for."""
+    """The media of a dataset by number, read from the shards on demand."""
 
     def __init__(self, task: Task) -> None:
         self._output = task.output
@@ -55,7 +55,7 @@ class Files(Dataset[tuple[str, torch.Tensor]]):
 
 
 class Endless(Sampler[int]):
-    """Numbers in random order, one epoch behind the other, so that no worker waits at an epoch's end."""
+    """Numbers in random order, epoch after epoch, so that no worker waits at the end of an epoch."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -78,7 +78,7 @@ class Collate:
 
 
 def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
-    """Yields batches, in page-locked memory where they go to a GPU."""
+    """Yields batches, in page-locked memory if they go to a GPU."""
     files = Files(task)
     workers = int(task.options.get("workers", 2))
     loader: DataLoader[Any] = DataLoader(
@@ -109,7 +109,7 @@ def _decode_picture(data: bytes, output: str) -> torch.Tensor:
 
 
 def _augment(image: Image.Image) -> torch.Tensor:
-    """Returns a random resized crop, flipped or not, normalised: the resampling reads the box alone."""
+    """Returns a random resized crop, flipped or not, normalised: resampling reads only the box."""
     rng = np.random.default_rng(int(torch.randint(2**31, ()).item()))
     box = _random_box(rng, image.width, image.height)
     image = image.resize((CROP_PIXELS, CROP_PIXELS), Image.Resampling.BILINEAR, box=box)
@@ -130,7 +130,7 @@ def _random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int,
 
 
 def _decode_clips(data: bytes, frames: int, output: str) -> torch.Tensor:
-    """Returns uint8[2, 16, 3, H, W]: what a careful user writes with PyAV, which seeks."""
+    """Returns uint8[2, 16, 3, H, W]: as a careful user would decode them with PyAV, by seeking."""
     numbers = frame_numbers(frames)
     ranges = [
         (numbers[first], numbers[first + FRAMES_PER_CLIP - 1]) for first in range(0, len(numbers), FRAMES_PER_CLIP)

@@ -1,4 +1,4 @@
-"""Imports torchvision's transforms beside a torch that its wheel was not made for."""
+"""Imports torchvision's transforms with a torch that its wheel was not built for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 _kept: list[Any] = []
-"""The definitions hold as long as their library lives."""
+"""The definitions exist as long as their library object."""
 
 
 def import_torchvision_transforms() -> Any:

@@ -1,4 +1,4 @@
-"""A simulated training step: it lasts as long as it is told, computes nothing of use, and waits for its end."""
+"""A simulated training step: it lasts for a given time, computes nothing useful, and waits for its end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 _SIDE = 4096
-"""Of the matrices that are multiplied on a GPU."""
+"""Size of the matrices that are multiplied on a GPU."""
 
 
 def make_training_step(device: str, seconds: float) -> tuple[Callable[[], None], float]:
-    """Returns (what runs one step, how long a step takes when nothing else runs).
+    """Returns (function that runs one step, duration of a step when nothing else runs).
 
     On a GPU it is a row of matrix products on the current stream, after which the host waits for it, as a trainer does
     that reads its loss. On the CPU it is a sleep: the trainer is taken to compute elsewhere.
@@ -33,7 +33,7 @@ def make_training_step(device: str, seconds: float) -> tuple[Callable[[], None],
             torch.mm(matrix, matrix, out=out)
         torch.cuda.current_stream().synchronize()
 
-    multiply(20)  # until the clocks are up
+    multiply(20)  # until the clocks have ramped up
     one = _median_seconds(lambda: multiply(20)) / 20
     times = max(1, -int(-seconds // one))
     return lambda: multiply(times), _median_seconds(lambda: multiply(times))
@@ -42,7 +42,7 @@ def make_training_step(device: str, seconds: float) -> tuple[Callable[[], None],
 def measure_blocked(
     take: Callable[[], Any], step: Callable[[], None], alone_seconds: float, *, seconds: float, steps: int
 ) -> dict[str, float]:
-    """Returns the share of time that a trainer waits for batches, and how much longer its steps take beside decoding.
+    """Returns the share of time that a trainer waits for batches, and how much longer its steps take during decoding.
 
     Args:
         take: Gives the next batch, when its content is there.
@@ -51,7 +51,7 @@ def measure_blocked(
         seconds: End after so many seconds,
         steps: but not before so many steps.
     """
-    for _ in range(3):  # until the queues are as full as they get
+    for _ in range(3):  # until the queues are full
         take()
         step()
     waited, count, began = 0.0, 0, time.perf_counter()

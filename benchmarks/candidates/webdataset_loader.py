@@ -14,7 +14,7 @@ def measure(task: Task) -> dict[str, float]:
 
 
 def as_list(samples: list[Any]) -> tuple[list[Any], ...]:
-    """Returns the fields of a batch as lists, because pictures differ in size."""
+    """Returns the fields of a batch as lists, because images differ in size."""
     return tuple(list(field) for field in zip(*samples, strict=True))
 
 

@@ -1,6 +1,6 @@
 """An archive in the format of cifar-10-python.tar.gz, of real photographs: `python -m benchmarks.data.cifar_archive`.
 
-Each class is a photograph, and its pictures are crops of it. So the whole way from the archive on can be shown where
+Each class is a photograph, and its images are crops of it. So the whole way from the archive on can be shown where
 there is no network.
 """
 
@@ -30,8 +30,8 @@ def write_cifar_archive(folder: Path, *, train: int = 1800, test: int = 200) -> 
 
     Args:
         folder: Gets the file cifar-10-python.tar.gz.
-        train: Pictures of data_batch_1 to data_batch_5 together; a multiple of 5.
-        test: Pictures of test_batch.
+        train: Images of data_batch_1 to data_batch_5 together; a multiple of 5.
+        test: Images of test_batch.
 
     Raises:
         OSError: It cannot be written.

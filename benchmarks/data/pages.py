@@ -16,7 +16,7 @@ _MARGIN_PX = 120
 
 @functools.cache
 def _words() -> tuple[str, ...]:
-    """Returns the words of Python's own language reference, which every interpreter brings."""
+    """Returns the words of Python's own language reference, which every interpreter includes."""
     from pydoc_data.topics import topics
 
     return tuple(" ".join(topics[name] for name in sorted(topics)).split())

@@ -16,14 +16,14 @@ MEGAPIXEL = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Photograph:
-    """A picture inside an installed package."""
+    """An image in an installed package."""
 
     package: str
     """Package that ships the file."""
     path: str
-    """Path of the file inside the package."""
+    """Path of the file within the package."""
     description: str
-    """What it shows, as the beginning of a caption."""
+    """Description, as the start of a caption."""
 
 
 PHOTOGRAPHS = (
@@ -47,17 +47,17 @@ class Crop:
     image: Image.Image
     """The pixels, RGB."""
     caption: str
-    """What can be seen."""
+    """Description of the content."""
     photograph: str
     """File name of the photograph."""
     box: tuple[int, int, int, int]
     """Left, top, right, bottom in pixels of the photograph."""
     mirrored: bool
-    """Whether left and right are exchanged."""
+    """Whether it is mirrored horizontally."""
 
 
 def find_photograph(photograph: Photograph) -> Path:
-    """Returns where the file lies. The package is not imported: it may be there without what it depends on.
+    """Returns the path of the file. The package is not imported, because its dependencies may be missing.
 
     Raises:
         FileNotFoundError: The package is not installed.
@@ -75,7 +75,7 @@ def find_photograph(photograph: Photograph) -> Path:
 def open_photograph(photograph: Photograph) -> Image.Image:
     """Returns the whole photograph, RGB; one shared object."""
     picture = Image.open(io.BytesIO(find_photograph(photograph).read_bytes())).convert("RGB")
-    picture.info.clear()  # a colour profile that came with the photograph would be written into every crop
+    picture.info.clear()  # a colour profile of the photograph would be written into every crop
     return picture
 
 
@@ -108,14 +108,14 @@ def cut(rng: np.random.Generator, *, width: int, height: int) -> Crop:
 
 
 def add_grain(rng: np.random.Generator, image: Image.Image, strength: float = 4.0) -> Image.Image:
-    """Returns the picture with the noise of a sensor, without which one that was enlarged compresses far too well.
+    """Adds sensor noise to an image: enlarged images without it compress far too well.
 
     Args:
         rng: Source of the noise.
         image: The pixels, RGB.
         strength: Standard deviation in levels.
     """
-    # One tile for the whole picture: normal numbers for each of its pixels would take longer than its encoding.
+    # One tile for the whole image: random numbers for every pixel would take longer than encoding.
     tile = np.round(rng.normal(0, strength, (257, 263))).astype(np.int16)
     repeats = (-(-image.height // 257), -(-image.width // 263))
     noise = np.tile(tile, repeats)[: image.height, : image.width, None]
@@ -123,7 +123,7 @@ def add_grain(rng: np.random.Generator, image: Image.Image, strength: float = 4.
 
 
 def encode(image: Image.Image, format: str, quality: int) -> bytes:
-    """Returns an encoded picture.
+    """Returns an encoded image.
 
     Args:
         image: The pixels.
@@ -140,12 +140,12 @@ def encode(image: Image.Image, format: str, quality: int) -> bytes:
     elif format == "tif":
         image.save(buffer, "TIFF", compression="tiff_lzw")
     else:
-        image.save(buffer, "PNG", compress_level=3, icc_profile=None)  # libpng complains of some
+        image.save(buffer, "PNG", compress_level=3, icc_profile=None)  # libpng rejects some
     return buffer.getvalue()
 
 
 def encode_to_size(image: Image.Image, target_bytes: int) -> bytes:
-    """Returns a JPEG whose size is as near to `target_bytes` as a whole quality from 60 to 100 brings it."""
+    """Returns a JPEG with the integer quality from 60 to 100 whose size is closest to `target_bytes`."""
     low, high = 60, 100
     best = encode(image, "jpg", high)
     while low <= high:

@@ -1,4 +1,4 @@
-"""What a dataset of crops consists of, as data, and how it is written: shards, and the facts to check them by."""
+"""Recipes of datasets of crops, as data, and how they are written: shards, and facts for checks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tqdm import tqdm
 from benchmarks.data.styles import picture
 
 FACTS = "facts.json"
-"""File beside the shards: {key: [height, width, sum of all RGB values]}; of a video [height, width, frames]."""
+"""File next to the shards: {key: [height, width, sum of all RGB values]}; of a video [height, width, frames]."""
 
 FRAMES_PER_SECOND = 30
-"""Of every video."""
+"""Frames per second of every video."""
 
 RECIPE = "recipe.json"
-"""File beside the shards, written last: a folder without it is not finished."""
+"""File next to the shards, written last: a folder without it is incomplete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +38,27 @@ class Recipe:
     samples: int
     """Number of samples."""
     shards: int = 4
-    """Number of shards; samples are dealt to them in order."""
+    """Number of shards; samples are distributed over them in order."""
     seed: int = 0
-    """Seed of every crop, with the number of the sample."""
+    """Seed of the crops, combined with the number of the sample."""
     style: str = "mixed"
     """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and `width` x `height`, each
     side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
-    "photo": JPEGs with a sensor's grain. "page": PNGs of text around a picture. "video": 30 frames per second."""
+    "photo": JPEGs with sensor noise. "page": PNGs of text around an image. "video": 30 frames per second."""
     target_bytes: int = 104_000
     """Size of a JPEG of style "jpeg", in bytes."""
     seconds: int = 10
     """Length of a video of style "video", in seconds."""
     width: int = 0
-    """Pixels; 0 is the style's own: 500, or 640 of a video."""
+    """Width in pixels; 0 is the default of the style: 500, or 640 for video."""
     height: int = 0
-    """Likewise: 400, or 360 of a video."""
+    """Height in pixels; 0 is the default of the style: 400, or 360 for video."""
     distinct: int = 0
-    """So many different files, which come again and again under other keys; 0 makes every one anew."""
+    """Number of different files, which are repeated under other keys; 0 makes all files different."""
     codec: str = "h264"
-    """Of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
+    """Codec of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
     rounds: int = 1
-    """Of a video: how often its content comes again, encoded once: a long file in a short time."""
+    """How often the content of a video is repeated; it is encoded once, which makes long files quickly."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -77,19 +77,19 @@ class Made:
     """One finished sample."""
 
     suffix: str
-    """Part name of the picture."""
+    """Part name of the image."""
     data: bytes
-    """The encoded picture."""
+    """The encoded image."""
     crop_facts: dict[str, object]
-    """What goes into the .json part."""
+    """Content of the .json part."""
     caption: str
-    """What goes into the .txt part."""
+    """Content of the .txt part."""
     fact: tuple[int, int, int]
-    """Height, width, sum of the decoded RGB values; of a video the number of its frames in place of the sum."""
+    """Height, width, sum of the decoded RGB values; for a video the number of frames instead of the sum."""
 
 
 def make_dataset(recipe: Recipe, folder: Path, *, progress: bool = True, processes: int | None = None) -> Path:
-    """Writes the shards of a recipe, unless they are there already, and returns their folder.
+    """Writes the shards of a recipe, unless they exist, and returns their folder.
 
     Args:
         recipe: What to make.
@@ -147,7 +147,7 @@ def _made(recipe: Recipe, processes: int | None) -> Iterator[Made]:
 
 
 def _files_per_process(recipe: Recipe) -> int:
-    """Returns how many files are worth a process of their own, whose start takes as long as they do."""
+    """Returns how many files justify another process, given the time that its start takes."""
     width, height = recipe.size
     return 1 if recipe.style == "video" else max(1, 4_000_000 // (width * height))
 

@@ -1,4 +1,4 @@
-"""What the pictures of a dataset are like, by the name of a style."""
+"""The styles of images of a dataset, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHARES = (0.5, 0.1, 0.15, 0.15, 0.05, 0.05)
 
 
 def picture(style: str, rng: np.random.Generator, size: tuple[int, int], target_bytes: int) -> tuple[str, Crop, bytes]:
-    """Returns (suffix, pixels and their description, encoded picture).
+    """Returns (suffix, pixels and their description, encoded image).
 
     Args:
         style: As `Recipe.style` says; not "video".

@@ -1,4 +1,4 @@
-"""Videos of real photographs: a camera that pans and zooms over one, with grain, encoded with PyAV."""
+"""Videos of real photographs: pans and zooms over a photograph, with noise, encoded with PyAV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def film(
     container: str = "mp4",
     fast: bool = False,
 ) -> tuple[bytes, str]:
-    """Returns (an encoded video, what it shows).
+    """Returns (encoded video, its description).
 
     Without options of its own the encoder makes what users have: B-frames, and keyframes up to 250 frames apart.
 
@@ -71,7 +71,7 @@ def film(
 
 
 def repeat_film(data: bytes, container: str, rounds: int, *, fps: int) -> bytes:
-    """Returns a video that shows another one several times, from its packets, without encoding anything again.
+    """Returns a video that repeats another one several times, made of its packets without encoding again.
 
     Args:
         data: The video: one stream, constant frame rate, beginning with a keyframe.

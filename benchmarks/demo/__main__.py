@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS, films: Recipe = FILMS) -> int:
-    """Runs the demo; returns 0 if every decoder went through.
+    """Runs the demo; returns 0 if every decoder succeeded.
 
     Args:
         arguments: Command line; None takes the process's own.
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS, films: R
 
 
 def _show(media: str, dataset: DemoDataset, options: argparse.Namespace) -> bool:
-    """Runs every decoder over a dataset, prints what it did and writes a picture; returns whether all went through."""
+    """Runs every decoder on a dataset, prints results and writes an image; returns whether all succeeded."""
     print(f"\nDataset: {dataset.origin}")
     rows = []
     sheet = options.out / ("clips_sheet.png" if media == "videos" else "contact_sheet.png")
@@ -67,7 +67,7 @@ def _show(media: str, dataset: DemoDataset, options: argparse.Namespace) -> bool
 def _run(
     media: str, name: str, dataset: str, options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Runs one decoder in a process of its own, so that none warms up another."""
+    """Runs one decoder in its own process, so that none warms up another."""
     pictures = options.out / "batch.pt"
     told = {"media": media, "decoder": name, "dataset": dataset, "batches": options.batches, "workers": options.workers}
     command = [sys.executable, "-m", "benchmarks.demo.one_decoder", json.dumps({**told, "sheet": str(pictures)})]
@@ -82,7 +82,7 @@ def _run(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns what the decoders did as text."""
+    """Formats the results of the decoders as text."""
     head = ("decoder", "samples/s", "first batch", "trainer blocked", "decode routes")
     cells = [head]
     for row in rows:

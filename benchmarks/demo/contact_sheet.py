@@ -1,4 +1,4 @@
-"""A picture of a batch: what comes out of the loader, tile by tile, with captions or timestamps below."""
+"""Draws a batch of the loader as tiles with captions or timestamps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TITLE_PIXELS, TIME_PIXELS = 20, 16
 
 
 def write_contact_sheet(images: torch.Tensor, captions: Sequence[str], path: Path) -> None:
-    """Writes the first 32 pictures of a batch as PNG.
+    """Writes the first 32 images of a batch as PNG.
 
     Args:
         images: uint8[N, 3, H, W] on the CPU.

@@ -1,4 +1,4 @@
-"""The dataset that the demo reads: its own, or the user's, which stays as it is."""
+"""The dataset of the demo: a generated one, or that of the user, which is not changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILM_FIELD_MAP = '{"video": "mp4", "context": "txt"}'
 
 
 class NoDatasetError(Exception):
-    """What the user named holds no shards."""
+    """The given path has no shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class DemoDataset:
     path: str
     """Folder or URL with a .nv-meta folder."""
     origin: str
-    """Where it comes from, in words."""
+    """Description of its origin."""
 
 
 def own_dataset(folder: Path, recipe: Recipe = CAPTIONS) -> DemoDataset:
-    """Returns the demo's own dataset, made and prepared if it was not."""
+    """Returns the generated dataset; creates and prepares it first if necessary."""
     root = make_dataset(recipe, folder)
     video = recipe.style == "video"
     if not (root / ".nv-meta" / "dataset.yaml").exists():
@@ -44,7 +44,7 @@ def own_dataset(folder: Path, recipe: Recipe = CAPTIONS) -> DemoDataset:
 
 
 def users_dataset(data: str, folder: Path) -> DemoDataset:
-    """Returns the user's dataset. One that is not prepared is prepared beside the demo, through links to its shards.
+    """Returns the user's dataset. An unprepared one is prepared in the folder of the demo, through links to its shards.
 
     Nothing is ever written into the user's folder.
 

@@ -1,4 +1,4 @@
-"""The task encoders of the demo: pictures of one size, or clips of videos, with the words that belong to them."""
+"""The task encoders of the demo: images of one size, or clips of videos, with captions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECODERS = {"DaliDecoder on gpu": "gpu", "DaliDecoder on cpu": "cpu", "SampleDec
 
 
 def decoders_of_this_machine() -> list[str]:
-    """Returns the names of the decoders that can run here, the fastest kind of machine first."""
+    """Returns the names of the decoders that can run here, the GPU first."""
     has_dali = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
     return [
         name
@@ -60,7 +60,7 @@ def make_decoder(name: str) -> Decoder:
 
 @stateless
 def cook(sample: dict[str, Any]) -> CaptioningSample:
-    """Makes a captioning sample of any sample that has a picture.
+    """Makes a captioning sample of any sample with an image.
 
     Raises:
         SkipSample: It has none.

@@ -1,4 +1,4 @@
-"""Runs the demo's task encoder with one decoder, in a process of its own; writes numbers and a batch of pictures."""
+"""Runs the demo's task encoder with one decoder, in its own process; writes numbers and a batch of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH_SIZES = {"images": 64, "videos": 8}
 STEP_MARGIN = 1.25
 """A training step takes this much longer than the decoding of its batch."""
 TRAINED_SHARE = 0.5
-"""Batches beside a training step, as a share of the batches before."""
+"""Number of batches with a training step, as a fraction of the batches before."""
 
 
 def run(media: str, decoder: str, dataset: str, batches: int, workers: int, sheet: Path) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _counted(stream: Iterator[Any], batches: int, decoder: str) -> Iterator[Any]
 
 
 def _beside_a_trainer(stream: Iterator[Any], batches: int, step_seconds: float) -> float:
-    """Returns the share of its time that a trainer with steps of a fixed length waits for batches."""
+    """Returns the fraction of its time that a trainer with steps of a fixed length waits for batches."""
     blocked = 0.0
     started = time.perf_counter()
     for _ in range(batches):

@@ -14,4 +14,4 @@ CASES: dict[str, Callable[[str, Sequence[Size]], Iterator[KernelCase]]] = {
     "pad_stack": pad_stack.cases,
     "patchify": patchify.cases,
 }
-"""Operation to its cases on a device (as torch names it), of some sizes."""
+"""The cases of each operation on a torch device, by size."""

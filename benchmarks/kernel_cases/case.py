@@ -1,4 +1,4 @@
-"""What a benchmark of a kernel is, as data."""
+"""The benchmark of a kernel, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Size = Literal["small", "large"]
 Device = Literal["cpu", "gpu"]
 Run = Callable[[], "Sequence[torch.Tensor]"]
-"""Does the whole operation anew and returns its tensors."""
+"""Runs the whole operation and returns its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,23 +22,23 @@ class KernelCase:
     operation: str
     """Folder under kernels/."""
     size: Size
-    """"large" shows the bandwidth, "small" what a call costs."""
+    """"large" shows the bandwidth, "small" the cost of a call."""
     variant: str
-    """What is computed, in a few words: types and layouts."""
+    """Short description of the operation: types and layouts."""
     shapes: str
-    """What it is computed on, in a few words."""
+    """Short description of the input."""
     bytes_moved: int
-    """What has to be read and written once, from the sizes of inputs and outputs."""
+    """Bytes that have to be read and written once, from the sizes of inputs and outputs."""
     ours: Run
     """The operation as users call it."""
     reference: Run
     """The specification, in plain PyTorch; what `ours` and the others must equal bit for bit."""
     pytorch: Mapping[str, Run]
-    """The best ways of plain PyTorch that we know to do the same."""
+    """The best known ways to do the same in plain PyTorch."""
     bound_by_arithmetic: bool = False
-    """Whether no kernel could reach the bandwidth of a copy, as there is too much to compute for each byte."""
+    """Whether the operation is compute bound, so that no kernel can reach the bandwidth of a copy."""
 
 
 def total_bytes(*tensors: torch.Tensor) -> int:
-    """Returns the bytes of the elements of tensors."""
+    """Returns the size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -12,7 +12,7 @@ SIZES: dict[Size, tuple[int, int, int, int]] = {"small": (2, 4, 90, 160), "large
 
 
 def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
-    """Yields the cases; each makes its data when it is asked for."""
+    """Yields the cases; each makes its data on demand."""
     for size in sizes:
         for dtype, layout in (("uint8", "FHWC"), ("uint8", "FCHW"), ("bfloat16", "FCHW")):
             yield _case(size, device, dtype, layout)

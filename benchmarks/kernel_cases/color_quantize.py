@@ -14,7 +14,7 @@ _CHUNK = 1 << 26
 
 
 def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
-    """Yields the cases; each makes its data when it is asked for."""
+    """Yields the cases; each makes its data on demand."""
     for size in sizes:
         for colors in (16, 512):
             yield _case(size, device, colors)

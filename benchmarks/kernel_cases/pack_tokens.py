@@ -17,7 +17,7 @@ PADDING = 7
 
 
 def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
-    """Yields the cases; each makes its data when it is asked for."""
+    """Yields the cases; each makes its data on demand."""
     for size in sizes:
         yield _case(size, device)
 

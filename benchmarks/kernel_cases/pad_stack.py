@@ -13,7 +13,7 @@ SIZES: dict[Size, tuple[int, tuple[int, int]]] = {"small": (16, (64, 96)), "larg
 
 
 def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
-    """Yields the cases; each makes its data when it is asked for."""
+    """Yields the cases; each makes its data on demand."""
     for size in sizes:
         count, sides = SIZES[size]
         for planes in (False, True):

@@ -14,7 +14,7 @@ SIZES: dict[Size, tuple[int, tuple[int, int]]] = {"small": (8, (56, 112)), "larg
 
 
 def cases(device: str, sizes: Sequence[Size]) -> Iterator[KernelCase]:
-    """Yields the cases; each makes its data when it is asked for."""
+    """Yields the cases; each makes its data on demand."""
     for size in sizes:
         count, sides = SIZES[size]
         for dtype in ("uint8", "bfloat16"):
