@@ -341,7 +341,7 @@ def test_a_jsonl_file_is_a_dataset_by_itself(mix: Path) -> None:
     )
     batches = list(dataset)
     assert sorted(text for batch in batches for text in batch.text) == sorted(f"{n} {n - n % 2}" for n in range(16))
-    with pytest.raises(ConfigError, match="no CachePool"):
+    with pytest.raises(ConfigError, match="is not a CachePool"):
         get_loader(dataset, cache_pool=3)
     closed = FileStoreCachePool()
     closed.close()
