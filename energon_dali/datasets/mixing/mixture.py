@@ -133,6 +133,8 @@ class MixtureIterator(StreamIterator[Any]):
         self._states = StateTable(len(dataset.datasets))
         self._moved: set[int] = set()
         """Members that moved after their state in the table was taken."""
+        self._all_known = False
+        """Whether the table has a state of every member that did not move."""
         self._key: Key = ()
 
     def _iterator(self, number: int) -> StreamIterator[Any]:
@@ -166,9 +168,11 @@ class MixtureIterator(StreamIterator[Any]):
 
     def _state_list(self) -> list[State | None]:
         """Returns the states of the members, also of those that are at their beginning."""
-        for number in range(len(self._datasets)):
-            if self._states[number] is None and number not in self._moved:
-                self._states[number] = self._iterator(number).state_dict()
+        if not self._all_known:
+            self._all_known = True
+            for number in range(len(self._datasets)):
+                if self._states[number] is None and number not in self._moved:
+                    self._states[number] = self._iterator(number).state_dict()
         return [state for row in self._state_rows() for state in row]
 
     def _load_states(self, rows: Any, name: str) -> None:
@@ -183,6 +187,7 @@ class MixtureIterator(StreamIterator[Any]):
         """
         self._states.load(rows, name)
         self._moved.clear()
+        self._all_known = False
         for number in range(len(self._datasets)):
             state = self._states[number]
             if state is None:
