@@ -16,7 +16,7 @@ from energon_dali.tasks.core.instantiator import HydraInstantiator, Instantiator
 if TYPE_CHECKING:
     from energon_dali.tasks.core.task import TaskTransformer
 
-_WHERE = "They lie in the folder checkpoints of a run's output"
+_WHERE = "They are in the folder checkpoints of a run's output"
 
 
 def load_task(
@@ -54,7 +54,7 @@ def described_run(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns what the run that wrote a checkpoint said of itself: `config`, `data` and `backbone`; empty if nothing.
 
     Args:
-        content: What `read_checkpoint` returned. Earlier checkpoints hold the three beside each other.
+        content: What `read_checkpoint` returned. Earlier checkpoints hold the three next to each other.
     """
     known = content.get("hyper_parameters")
     run = known.get("run", known) if isinstance(known, Mapping) else None
@@ -76,7 +76,7 @@ def read_checkpoint(path: str | Path, *, device: str | torch.device = "cpu", map
         found = "is a folder, and no file" if Path(path).is_dir() else "does not exist"
         raise ConfigError(f"There is no checkpoint {path}: it {found}. {_WHERE}, as last.ckpt and others.")
     if not is_zipfile(path):
-        raise _none(path, "it is no file of torch.save, or one that was cut off")
+        raise _none(path, "it is not a file of torch.save, or was cut off")
     try:
         content = torch.load(path, map_location=device, weights_only=True, mmap=map_file or None)
     except UnpicklingError as error:
@@ -91,5 +91,5 @@ def read_checkpoint(path: str | Path, *, device: str | torch.device = "cpu", map
 
 def _none(path: str | Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no checkpoint of energon_dali.tasks.train ({why}). Give a .ckpt file that it wrote. {_WHERE}."
+        f"{path} is not a checkpoint of energon_dali.tasks.train ({why}). Give a .ckpt file that it wrote. {_WHERE}."
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _STARTED: list[bool] = []
-"""Not empty once the config stood."""
+"""Not empty once the config was composed."""
 
 
 def command() -> None:

@@ -30,12 +30,12 @@ def read_to_continue(path: str | Path) -> Mapping[str, Any]:
     Folders of checkpoints in several files, as FSDP and DeepSpeed write them, are left to Lightning.
 
     Raises:
-        ConfigError: It does not exist, is no checkpoint, or holds weights alone.
+        ConfigError: It does not exist, is not a checkpoint, or holds only weights.
     """
     path = Path(path)
     if not path.exists():
         raise ConfigError(
-            f"ckpt_path={path} does not exist. Give a checkpoint of an earlier run; they lie in the folder "
+            f"ckpt_path={path} does not exist. Give a checkpoint of an earlier run; they are in the folder "
             "checkpoints of its output folder."
         )
     if any((path / name).exists() for name in (".metadata", "meta.pt", "checkpoint")):
@@ -79,7 +79,7 @@ def explained(path: str | Path | None, saved: Mapping[str, Any], now: Mapping[st
         different = describe_differences(saved, now) or str(error)
         raise ConfigError(
             f"ckpt_path={path} is of a run with another model or optimizer and does not fit. {different} "
-            "Give what the run that wrote it was given, or begin anew without ckpt_path."
+            "Give what the run that wrote it was given, or begin again without ckpt_path."
         ) from error
 
 

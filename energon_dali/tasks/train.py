@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run leaves behind."""
+    """What a run produced."""
 
     trainer: Trainer
     """The trainer, with its callbacks and loggers."""
@@ -35,7 +35,7 @@ class TrainResult:
     metrics: dict[str, float]
     """The last value of each logged metric."""
     output_dir: Path
-    """Folder of checkpoints, metrics and pictures."""
+    """Folder of checkpoints, metrics and images."""
 
 
 def run(cfg: DictConfig, instantiator: Instantiator | None = None) -> TrainResult:
@@ -140,7 +140,7 @@ def _completed(cfg: DictConfig) -> DictConfig:
 
 
 def _check_names(cfg: DictConfig) -> None:
-    """Raises an error for a name beside the groups that nothing reads, neither a run nor another place of the config.
+    """Raises an error for a name next to the groups that nothing reads, neither a run nor another place of the config.
 
     Raises:
         ConfigError: There is one.

@@ -73,15 +73,15 @@ def test_a_checkpoint_is_data_and_gives_the_task_back(tmp_path: Path) -> None:
 
 
 def test_loading_says_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no checkpoint"):
+    with pytest.raises(ConfigError, match="There is not a checkpoint"):
         load_task(tmp_path / "none.ckpt")
     for name, content in no_checkpoints(tmp_path).items():
         path = tmp_path / f"{name}.ckpt"
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"{name}\.ckpt is no checkpoint of energon_dali"):
+        with pytest.raises(ConfigError, match=rf"{name}\.ckpt is not a checkpoint of energon_dali"):
             load_task(path)
         if name != "weights":
-            with pytest.raises(ConfigError, match=rf"cannot be continued from: .*{name}\.ckpt is no checkpoint"):
+            with pytest.raises(ConfigError, match=rf"cannot be continued from: .*{name}\.ckpt is not a checkpoint"):
                 train(tmp_path / "run", f"ckpt_path={path}")
     with pytest.raises(ConfigError, match=r"it is a folder, and no file.*as last\.ckpt"):
         train(tmp_path / "run", f"ckpt_path={tmp_path}")
@@ -325,10 +325,10 @@ def test_what_the_command_line_leaves_out_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["+trainer.devces=1"], r"trainer\.devces is no argument of Trainer\. Did you mean devices\?"),
-        (["+task.smothing=1"], r"task\.smothing is no argument of TinyTask\. Did you mean smoothing\?"),
-        (["+backbone.widht=1"], r"backbone\.widht is no argument of TinyBackbone\. Did you mean width\?"),
-        (["+optimizer.momentun=1"], r"optimizer\.momentun is no argument of AdamW\."),
+        (["+trainer.devces=1"], r"trainer\.devces is not an argument of Trainer\. Did you mean devices\?"),
+        (["+task.smothing=1"], r"task\.smothing is not an argument of TinyTask\. Did you mean smoothing\?"),
+        (["+backbone.widht=1"], r"backbone\.widht is not an argument of TinyBackbone\. Did you mean width\?"),
+        (["+optimizer.momentun=1"], r"optimizer\.momentun is not an argument of AdamW\."),
         (["dataset.cfg.batches=???"], r"dataset\.cfg\.batches has no value.*Add dataset\.cfg\.batches=\.\.\. to"),
         (["ckpt_path=none.ckpt"], r"ckpt_path=none\.ckpt does not exist\. Give a checkpoint"),
         (["seed=abc"], r"seed=abc is invalid: give a whole number from 0"),

@@ -148,7 +148,7 @@ def options_of(group: str, config_dir: str | Path | None = None) -> list[str]:
 
     Args:
         group: Name of the group.
-        config_dir: Folder of configs of the user's own, beside the package's.
+        config_dir: Folder of configs of the user's own, in addition to the package's.
     """
     folders = [CONF, *([Path(config_dir)] if config_dir is not None else [])]
     found = {

@@ -19,7 +19,7 @@ class Curve:
     """Points of a curve; of very many, evenly spread ones.
 
     Args:
-        state: What `state_dict` returned; None begins anew.
+        state: What `state_dict` returned; None begins again.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
@@ -52,7 +52,7 @@ class LossCurve(Callback):
     checkpoints, so that a resumed run has the whole curve.
 
     Args:
-        filename: Of the picture.
+        filename: Of the image.
     """
 
     def __init__(self, filename: str = "loss.png") -> None:
@@ -104,7 +104,7 @@ class LossCurve(Callback):
 
 
 def draw_curves(curves: Mapping[str, Curve], path: Path) -> None:
-    """Writes a picture of curves over the steps, those of a validation with a mark at each point.
+    """Writes an image of curves over the steps, those of a validation with a mark at each point.
 
     Args:
         curves: By the name of what they show.

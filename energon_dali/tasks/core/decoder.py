@@ -53,7 +53,7 @@ def make_decoder(choice: DecoderChoice = None, **options: Any) -> Decoder:
         )
     decoder = (choice or DaliDecoder)(**options)
     if not isinstance(decoder, Decoder):
-        raise ConfigError(f"{choice!r} made a {type(decoder).__name__}, which is no decoder of energon_dali.")
+        raise ConfigError(f"{choice!r} made a {type(decoder).__name__}, which is not a decoder of energon_dali.")
     return decoder
 
 

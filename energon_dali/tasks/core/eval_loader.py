@@ -17,7 +17,7 @@ T = TypeVar("T")
 class EvalLoader(Generic[T]):
     """Gives the same batches in every iteration, also after one that was left in the middle.
 
-    Workers live on from one iteration to the next, except behind one that was left in the middle.
+    Workers are kept from one iteration to the next, except after one that was left in the middle.
 
     Args:
         dataset: What `get_val_dataset` returned.
@@ -41,7 +41,7 @@ class EvalLoader(Generic[T]):
         return self.dataset.len_rank()
 
     def begin(self) -> Iterator[T]:
-        """Returns an iteration that stands at the beginning."""
+        """Returns an iteration from the beginning."""
         if self._given:
             # Who knows the length does not ask for the end; then it comes now.
             at_end = self._given >= len(self) and next(self._batches, None) is None

@@ -158,7 +158,7 @@ class HydraInstantiator:
         return cast("LRScheduler", make("scheduler", cfg, optimizer=optimizer))
 
     def trainer(self, cfg: Config, **given: Any) -> Trainer:
-        """Returns the trainer; loggers and callbacks may stand in its config as a dict by name.
+        """Returns the trainer; loggers and callbacks may be given in its config as a dict by name.
 
         Args:
             cfg: `_target_` and arguments; a logger or callback that is null is left out.
@@ -184,7 +184,7 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
     """Returns what a config's target makes of the config's arguments and the given ones that it takes.
 
     Args:
-        place: Where the config stands, for messages, such as "backbone".
+        place: The place of the config, for messages, such as "backbone".
         cfg: `_target_` and arguments, which may hold such configs again.
         strict: Where a class takes any argument by `**`, its config may still set only those that it or a base class
             names, and given ones.
@@ -200,7 +200,9 @@ def make(place: str, cfg: Config, *, strict: bool = False, **given: Any) -> Any:
     settable = {*_named(target), *given} if taken is None and strict and isinstance(target, type) else taken
     for name in arguments:
         if settable is not None and name not in settable:
-            raise ConfigError(f"{place}.{name} is no argument of {_name(target)}. {describe_nearest(name, settable)}")
+            raise ConfigError(
+                f"{place}.{name} is not an argument of {_name(target)}. {describe_nearest(name, settable)}"
+            )
     given = {name: value for name, value in given.items() if taken is None or name in taken}
     open_names = [name for name, value in arguments.items() if value is None and name in given]
     of_config = {
@@ -264,7 +266,10 @@ def _resolve(place: str, cfg: Config) -> tuple[Callable[..., Any], dict[str, Any
     return made.func, dict(made.keywords)
 
 
-_MOVED = {"energon_dali.tasks.vision.igpt.pictures.": "energon_dali.tasks.vision.igpt."}
+_MOVED = {
+    "energon_dali.tasks.vision.igpt.pictures.": "energon_dali.tasks.vision.igpt.",
+    "energon_dali.tasks.multimodal.captioning.pictures.": "energon_dali.tasks.multimodal.captioning.images.",
+}
 """Modules by the names that configs and checkpoints of earlier releases have for them."""
 
 

@@ -51,7 +51,7 @@ class LoaderProgress(Callback):
         if stats is None:
             return
         if self._window is None:
-            # It begins behind the first batch, whose time is that of starting the workers.
+            # It begins after the first batch, whose time is that of starting the workers.
             self._window = _Window(time.perf_counter(), stats().blocked_seconds)
             return
         self._window.samples += count_samples(batch)

@@ -20,13 +20,13 @@ T = TypeVar("T")
 class TrainLoader(FollowedSteps, SavableDataLoader[T]):
     """A savable loader for trainers that fetch batches before they train on them.
 
-    Without `follow` it is a SavableDataLoader with epochs. After it the state is that behind the last batch of which
-    `trained` said that it went into an optimizer step, and a batch that was fetched and never taken comes again.
+    Without `follow` it is a SavableDataLoader with epochs. With it, the state is the one after the last batch that
+    `trained` reported as part of an optimizer step, and a batch that was fetched and never taken is handed out again.
 
     Args:
         dataset: Endless, as `get_train_dataset` gives it.
         length: Batches of an epoch of this rank; None never ends. Epochs are counted from each `iter` on: the data
-            goes on where it was.
+            continues where it was.
         **options: As for SavableDataLoader.
 
     Raises:
@@ -68,7 +68,7 @@ class TrainLoader(FollowedSteps, SavableDataLoader[T]):
     # --- state -----------------------------------------------------------------------------------------------------
 
     def save_state_rank(self) -> State:
-        """Returns the state of this rank: behind the last batch that was trained on, if `follow` was called."""
+        """Returns the state of this rank: after the last batch that was trained on, if `follow` was called."""
         return super().save_state_rank() if self._position is None else make_state(self._position, self._tree)
 
     def state_dict(self) -> State:

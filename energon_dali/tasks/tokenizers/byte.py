@@ -48,7 +48,7 @@ class ByteTokenizer:
         return [self.bos_token_id, *content, self.eos_token_id] if add_special_tokens else content
 
     def decode(self, token_ids: Iterable[int] | torch.Tensor, skip_special_tokens: bool = True) -> str:
-        """Returns the text of token ids; bytes that are no UTF-8 become the replacement character.
+        """Returns the text of token ids; bytes that are not UTF-8 become the replacement character.
 
         Args:
             token_ids: Whole numbers, or a tensor with one axis.

@@ -1,1 +1,1 @@
-"""Tasks on pictures."""
+"""Tasks on images."""

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.multimodal.captioning import CaptioningBatch, CaptioningGPT, TransformersGPT2
-from energon_dali.tasks.multimodal.captioning.pictures import images_of
+from energon_dali.tasks.multimodal.captioning.images import images_of
 from energon_dali.tasks.multimodal.captioning.rows import lay_rows
 from energon_dali.tasks.multimodal.captioning.samples import EncodedCaption
 from tests.tasks.captioning.captions import (

@@ -191,5 +191,5 @@ def test_what_makes_no_decoder_is_refused() -> None:
         make_decoder("jax")
     with pytest.raises(ConfigError, match="_partial_: true"):
         make_decoder(3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="which is no decoder"):
+    with pytest.raises(ConfigError, match="which is not a decoder"):
         make_decoder(dict)  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def test_archives_are_told_apart(folder: Path) -> None:
 
 
 def test_a_failure_leaves_nothing_behind(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="training and validation need at least one picture"):
+    with pytest.raises(ConfigError, match="training and validation need at least one image"):
         module(folder, val_fraction=0.001).prepare_data()
     assert [path.name for path in folder.iterdir()] == ["cifar-10-python.tar.gz"]
 
@@ -160,7 +160,7 @@ def test_a_failure_leaves_nothing_behind(folder: Path) -> None:
     [
         ({"dataset": "mnist"}, "dataset='mnist' is unknown. There is: cifar10"),
         ({"data_dir": None}, r"data_dir was not given.*dataset\.cfg\.data_dir="),
-        ({"image_size": 64}, "image_size=64 pixels: pictures of CIFAR can have 2 to 32"),
+        ({"image_size": 64}, "image_size=64 pixels: images of CIFAR can have 2 to 32"),
         ({"num_colors": 1}, "num_colors=1"),
         ({"image_size": 8.5}, r"image_size=8\.5 is no whole number"),
         ({"val_fraction": "abc"}, "val_fraction=abc leaves nothing"),

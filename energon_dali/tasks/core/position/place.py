@@ -30,7 +30,7 @@ def find_place(trainer: Any | None) -> tuple[int, int]:
 
 
 def warn_between_steps(state: State, config: WorkerConfig) -> None:
-    """Warns where a checkpoint lies within a step of these ranks, as half of one of two ranks does.
+    """Warns where a checkpoint is within a step of these ranks, as half of one of two ranks does.
 
     Args:
         state: What a data module saved.

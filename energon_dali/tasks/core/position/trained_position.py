@@ -60,7 +60,7 @@ class TrainedPosition(Callback):
         self._to_restore = None if random is None else RandomState.from_plain(random)
 
     def warn_without_state(self) -> None:
-        """Says that a run goes on with old weights and with the data from its beginning, if that is so."""
+        """Warns that a run continues with old weights and with the data from its beginning, if that is so."""
         if self._trainer.state.fn == "fit" and self._trainer.ckpt_path:
             warnings.warn(
                 f"{self._trainer.ckpt_path} holds no position of this data module: training data begins at the "
@@ -69,7 +69,7 @@ class TrainedPosition(Callback):
             )
 
     def random_state(self) -> dict[str, Any]:
-        """Returns the random number generators as they stood behind the last step of the optimizer."""
+        """Returns the random number generators as they were after the last step of the optimizer."""
         return (self._random or RandomState.now()).as_plain()
 
     # --- hooks -----------------------------------------------------------------------------------------------------

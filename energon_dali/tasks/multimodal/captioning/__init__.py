@@ -1,4 +1,4 @@
-"""Captions of images: patches stand before the text, and samples of different sizes are packed into rows.
+"""Captions of images: patches precede the text, and samples of different sizes are packed into rows.
 
 The names below are imported when they are first used: reading processes load the task encoder, and neither torch nor
 lightning.

@@ -24,7 +24,7 @@ def lay_rows(
 ) -> CaptioningBatch:
     """Returns the batch of some rows.
 
-    The patches lie on the device of the images, the other tensors on the CPU.
+    The patches are on the device of the images, the other tensors on the CPU.
 
     Args:
         rows: The samples of each row, decoded; together no longer than a row.

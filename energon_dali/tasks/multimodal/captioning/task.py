@@ -11,16 +11,16 @@ from torch.nn import functional
 
 from energon_dali.errors import ConfigError
 from energon_dali.tasks.core.task import Prefix, TaskTransformer
+from energon_dali.tasks.multimodal.captioning.images import images_of, show_captions, write_captions
 from energon_dali.tasks.multimodal.captioning.model.attention import packed_causal_mask
 from energon_dali.tasks.multimodal.captioning.model.backbone import PatchPrefix, PrefixBackbone
-from energon_dali.tasks.multimodal.captioning.pictures import images_of, show_captions, write_captions
 from energon_dali.tasks.multimodal.captioning.rows import IGNORED
 from energon_dali.tasks.multimodal.captioning.samples import CaptioningBatch
 from energon_dali.tasks.tokenizers import TextCodec
 
 
 class CaptioningTransformer(TaskTransformer):
-    """Learns to write the caption behind the patches of an image.
+    """Learns to write the caption after the patches of an image.
 
     After each validation it writes captions for the first images, greedily, to samples/step*.png in the trainer's
     folder, and to loggers that take text, if the trainer's data module has a `codec` or a `tokenizer`.
@@ -163,9 +163,9 @@ class CaptioningTransformer(TaskTransformer):
 
 
 def _without_captions(batch: CaptioningBatch, sizes: list[int], text_places: int, begin: int) -> CaptioningBatch:
-    """Returns the first images of a batch, each in a row of its own, with the beginning of a text behind it.
+    """Returns the first images of a batch, each in a row of its own, followed by the beginning of a text.
 
-    What stands behind the end of a text is seen by none of its places, so that rows need no end.
+    No position of a text sees what follows its end, so rows need no end.
     """
     device, length, count = batch.tokens.device, max(sizes) + text_places, len(sizes)
     prefixes = torch.tensor(sizes, device=device)[:, None]
@@ -187,7 +187,7 @@ def _without_captions(batch: CaptioningBatch, sizes: list[int], text_places: int
 
 
 def _cut(batch: CaptioningBatch, length: int) -> CaptioningBatch:
-    """Returns rows of one sample each without their ends; the patches stand before those."""
+    """Returns rows of one sample each without their ends; the patches precede those."""
     count, whole = batch.tokens.shape
     rows = batch.patch_places // whole
     return CaptioningBatch.extend(

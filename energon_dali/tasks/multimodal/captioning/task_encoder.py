@@ -1,4 +1,4 @@
-"""From an image and its caption to rows: what is CPU work in the workers, what needs pixels behind the decoder."""
+"""From an image and its caption to rows: what is CPU work in the workers, what needs pixels after the decoder."""
 
 from __future__ import annotations
 

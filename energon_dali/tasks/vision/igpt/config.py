@@ -18,7 +18,7 @@ BINARY_ARCHIVE_NAME = "cifar-10-binary.tar.gz"
 
 @dataclass(kw_only=True)
 class ImageGPTDataConfig(TransformerDataConfig):
-    """Where the pictures come from, how they are parted, and how many colours and pixels are left of them.
+    """Where the images come from, how they are split, and how many colours and pixels they keep.
 
     `train`, `val` and `test` are filled in by the data module.
 
@@ -39,7 +39,7 @@ class ImageGPTDataConfig(TransformerDataConfig):
     md5: str = CIFAR10_MD5
     """Checksum of what is fetched."""
     val_fraction: float = 0.1
-    """Share of the training pictures that becomes the validation, drawn at random."""
+    """Share of the training images that becomes the validation, drawn at random."""
     split_seed: int = 0
     """Of this draw."""
     num_colors: int = 16
@@ -47,10 +47,10 @@ class ImageGPTDataConfig(TransformerDataConfig):
     palette_seed: int = 0
     """Of the first colours of k-means."""
     image_size: int = 16
-    """Height and width in pixels to which pictures of 32 x 32 are reduced. Sequences have its square as length:
+    """Height and width in pixels to which images of 32 x 32 are reduced. Sequences have its square as length:
     256 at 16, 1024 at 32, where a step on a CPU takes about 9 times as long."""
     flip: float = 0.5
-    """Probability that a training picture is mirrored."""
+    """Probability that a training image is mirrored."""
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -60,7 +60,7 @@ class ImageGPTDataConfig(TransformerDataConfig):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is no whole number: give one.")
         _ = self.recipe  # refuses a share that leaves nothing
         if not 2 <= self.image_size <= SIDE_PX:
-            raise ConfigError(f"image_size={self.image_size} pixels: pictures of CIFAR can have 2 to {SIDE_PX}.")
+            raise ConfigError(f"image_size={self.image_size} pixels: images of CIFAR can have 2 to {SIDE_PX}.")
         if not 2 <= self.num_colors <= 32768:
             raise ConfigError(f"num_colors={self.num_colors}: a palette has 2 to 32768 colours.")
 
@@ -92,7 +92,7 @@ class ImageGPTDataConfig(TransformerDataConfig):
 
     @property
     def recipe(self) -> SplitRecipe:
-        """How the training pictures are parted.
+        """How the training images are split.
 
         Raises:
             ConfigError: The share is not between 0 and 1.

@@ -1,4 +1,4 @@
-"""The data module of Image GPT: from the archive to batches of pictures, and the palette."""
+"""The data module of Image GPT: from the archive to batches of images, and the palette."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from energon_dali.tasks.vision.igpt.task_encoder import PictureTaskEncoder
 
 
 class ImageGPTDataModule(TransformerDataModule):
-    """Gives batches of pictures with classes, and tells the model their palette.
+    """Gives batches of images with classes, and tells the model their palette.
 
     Args:
-        cfg: Where the pictures come from and what is left of them.
+        cfg: Where the images come from and what they keep.
         decoder: Backend for the PNG files in the shards, see `make_decoder`.
         tokenizer: Not needed; here so that a run can give what it gives all data modules.
     """
@@ -108,7 +108,7 @@ class ImageGPTDataModule(TransformerDataModule):
     def model_data_kwargs(self) -> dict[str, Any]:
         """What the model has to know, as plain values.
 
-        num_classes; num_pixels, the height and width; num_positions, the pixels of a picture; num_vocab, the colours;
+        num_classes; num_pixels, the height and width; num_positions, the pixels of an image; num_vocab, the colours;
         palette, the colours in eighths of a level.
 
         Raises:
@@ -124,7 +124,7 @@ class ImageGPTDataModule(TransformerDataModule):
         }
 
     def task_encoder(self, split: Split) -> PictureTaskEncoder:
-        """Returns what stacks pictures uint8[3, H, W]; those to train on are mirrored at random.
+        """Returns what stacks images uint8[3, H, W]; those to train on are mirrored at random.
 
         Raises:
             ConfigError: The decoder cannot be made.

@@ -1,4 +1,4 @@
-"""The palette: the colours that stand for a training set, found by k-means, the same bit for bit on every machine.
+"""The palette: the colours that represent a training set, found by k-means, the same bit for bit on every machine.
 
 Everything is counted in whole numbers (colours in eighths of a level, as `kernels.color_quantize` has them), so that
 neither the number of threads nor the order of a sum is of any matter.
@@ -30,17 +30,17 @@ _FIRST_COLORS, _PICTURES, _PIXELS = 1, 2, 3
 
 
 def stored_palette(dataset: str | os.PathLike[str], colors: int, seed: int = 0) -> Palette:
-    """Returns the palette of a prepared dataset; it is found once and stored beside the shards.
+    """Returns the palette of a prepared dataset; it is found once and stored next to the shards.
 
     Several processes may do so at the same time: all find the same, and a file appears when it is whole.
 
     Args:
         dataset: Folder of a prepared dataset whose samples have a part "png".
         colors: How many.
-        seed: Of the pictures, pixels and first colours that are drawn.
+        seed: Of the images, pixels and first colours that are drawn.
 
     Raises:
-        ConfigError: The pictures have fewer colours than that, or there is no such number of colours.
+        ConfigError: The images have fewer colours than that, or there is no such number of colours.
         DatasetFormatError: The stored file cannot be understood, or the dataset is not prepared.
         DatasetError: A shard cannot be read.
         StorageError: It cannot be written.
@@ -57,11 +57,11 @@ def _read(path: Path) -> Palette:
     try:
         return Palette(tuple((int(r), int(g), int(b)) for r, g, b in json.loads(path.read_text())["colors"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise DatasetFormatError(f"{path} holds no palette ({error}). Remove it: it is made anew.") from error
+        raise DatasetFormatError(f"{path} holds no palette ({error}). Remove it: it is made again.") from error
 
 
 def training_pixels(dataset: str | os.PathLike[str], seed: int = 0) -> NDArray[np.uint8]:
-    """Returns uint8[N, 3]: pixels drawn from the training pictures, 16 from each of at most 2,048 pictures.
+    """Returns uint8[N, 3]: pixels drawn from the training images, 16 from each of at most 2,048 images.
 
     Args:
         dataset: Folder of a prepared dataset whose samples have a part "png".
@@ -103,7 +103,7 @@ def learn_palette(pixels: NDArray[np.uint8], colors: int, seed: int = 0) -> Pale
     distinct, weights = np.unique(pixels.reshape(-1, 3), axis=0, return_counts=True)
     if not 2 <= colors <= min(len(distinct), 32768):
         raise ConfigError(
-            f"A palette of {colors} colours was asked for, of pictures with {len(distinct)} colours. "
+            f"A palette of {colors} colours was asked for, of images with {len(distinct)} colours. "
             f"Give num_colors from 2 to {min(len(distinct), 32768)}."
         )
     units = _first_colors(distinct.astype(np.int64), weights, colors, seed) * UNITS_PER_LEVEL

@@ -1,4 +1,4 @@
-"""From pictures with classes to batches. Imports no torch: reading workers load it."""
+"""From images with classes to batches. Imports no torch: reading workers load it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @edataclass
 class PictureBatch(Batch):
-    """Pictures and their classes."""
+    """Images and their classes."""
 
     image: torch.Tensor
     """uint8[B, 3, H, W]."""
@@ -23,10 +23,10 @@ class PictureBatch(Batch):
 
 
 class PictureTaskEncoder(TaskEncoder[ImageClassificationSample, ImageClassificationSample, PictureBatch, PictureBatch]):
-    """Stacks pictures; colours are looked up by the task, a whole batch at a time on the model's device.
+    """Stacks images; colours are looked up by the task, a whole batch at a time on the model's device.
 
     Args:
-        decoder: Gives pictures uint8[3, H, W] of one size.
+        decoder: Gives images uint8[3, H, W] of one size.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -34,7 +34,7 @@ class PictureTaskEncoder(TaskEncoder[ImageClassificationSample, ImageClassificat
 
     @stateless
     def batch(self, samples: list[ImageClassificationSample]) -> PictureBatch:
-        """Returns pictures uint8[B, 3, H, W] and their classes int64[B]."""
+        """Returns images uint8[B, 3, H, W] and their classes int64[B]."""
         return self._batch(samples, PictureBatch, {"image": batch_stack, "label": _stack_labels})
 
 

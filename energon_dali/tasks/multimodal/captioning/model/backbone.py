@@ -13,7 +13,7 @@ from energon_dali.errors import ConfigError
 
 
 class PrefixBackbone(Protocol):
-    """A language model that takes vectors in place of tokens, so that an image can stand before the text."""
+    """A language model that takes vectors in place of tokens, so that an image can come before the text."""
 
     embed_dim: int
     """Length E of a vector."""
@@ -110,7 +110,7 @@ class _Block(nn.Module):
 
 
 class PatchPrefix(nn.Module):
-    """Turns patches into vectors that stand before a text: a linear map, and what row and column add.
+    """Turns patches into vectors that precede a text: a linear map, and what row and column add.
 
     Args:
         patch_dim: Values of a patch.

@@ -46,7 +46,7 @@ def download(url: str, path: Path, md5: str, *, progress: bool = True) -> None:
         progress: Show a progress bar.
 
     Raises:
-        StorageError: There is no way to the address, the connection broke, or the file cannot be written.
+        StorageError: The address cannot be reached, the connection broke, or the file cannot be written.
         DatasetFormatError: The checksum is another.
     """
     with atomic_file(path) as partial:

@@ -32,14 +32,14 @@ _MD5_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class SplitRecipe:
-    """How the archive's training pictures are parted.
+    """How the archive's training images are split.
 
     Raises:
         ConfigError: The share is not between 0 and 1.
     """
 
     val_fraction: float = 0.1
-    """Share of the training pictures that become the part "val"; the archive's test pictures are the part "test"."""
+    """Share of the training images that become the part "val"; the archive's test images are the part "test"."""
     seed: int = 0
     """Of the random split."""
 
@@ -122,7 +122,7 @@ def _open(path: Path) -> PreparedCifar:
         return PreparedCifar(path, tuple(facts["classes"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DatasetFormatError(
-            f"{path / FACTS} cannot be understood ({error}). Remove {path}: it is made anew from the archive."
+            f"{path / FACTS} cannot be understood ({error}). Remove {path}: it is made again from the archive."
         ) from error
 
 
@@ -135,8 +135,8 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     num_val = round(count * recipe.val_fraction)
     if not 0 < num_val < count:
         raise ConfigError(
-            f"val_fraction={recipe.val_fraction} of {count} pictures is {num_val}: training and validation need at "
-            "least one picture each."
+            f"val_fraction={recipe.val_fraction} of {count} images is {num_val}: training and validation need at "
+            "least one image each."
         )
     generator = torch.Generator().manual_seed(recipe.seed)
     places = cast("Dataset[int]", range(count))
@@ -146,7 +146,7 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     _write_part(folder, "val", "train", content.train, val.indices)
     _write_part(folder, "test", "test", content.test, range(len(content.test.labels)))
     patterns = [(part, f"{part}-.*") for part in ("train", "val", "test")]
-    # Of the archive and the recipe, as the samples are: a run continues where they were made anew, on another machine.
+    # Of the archive and the recipe, as the samples are: a run continues where they were made again, on another machine.
     identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"cifar10-{md5}-{recipe.name}"))
     prepare_dataset(str(folder), split_patterns=patterns, identity=identity)
     field_map = {"image": "png", "label": "cls"}
@@ -156,15 +156,15 @@ def _build(archive: Path, md5: str, folder: Path, recipe: SplitRecipe) -> None:
     write_atomically(folder / FACTS, json.dumps(document).encode())
 
 
-def _write_part(folder: Path, part: str, prefix: str, pictures: LabelledImages, indices: Sequence[int]) -> None:
-    """Writes the shards of a part; a key is where the picture stands in the archive."""
+def _write_part(folder: Path, part: str, prefix: str, images: LabelledImages, indices: Sequence[int]) -> None:
+    """Writes the shards of a part; a key is the position of the image in the archive."""
     for shard, first in enumerate(range(0, len(indices), _SAMPLES_PER_SHARD)):
         with tarfile.open(folder / f"{part}-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
             for index in indices[first : first + _SAMPLES_PER_SHARD]:
                 buffer = io.BytesIO()
-                Image.fromarray(pictures.pixels[index]).save(buffer, "PNG")
+                Image.fromarray(images.pixels[index]).save(buffer, "PNG")
                 _add(tar, f"{prefix}-{index:06d}.png", buffer.getvalue())
-                _add(tar, f"{prefix}-{index:06d}.cls", str(pictures.labels[index]).encode())
+                _add(tar, f"{prefix}-{index:06d}.cls", str(images.labels[index]).encode())
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Images with the captions that were written for them, as one picture and as text for loggers."""
+"""Images with the captions that were written for them, as one image and as text for loggers."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def write_captions(images: Sequence[torch.Tensor], written: Sequence[str], true:
 
 
 def show_captions(loggers: Iterable[Any], written: Sequence[str], true: Sequence[str], path: Path, step: int) -> None:
-    """Gives captions and picture to loggers that take them (as those of W&B and TensorBoard do), and to Python's log.
+    """Gives captions and the image to loggers that take them (as those of W&B and TensorBoard do), and to Python's log.
 
     Args:
         loggers: Lightning loggers.
         written: Captions of the model.
         true: Captions of the dataset, at least as many.
-        path: The picture.
+        path: The image.
         step: Optimizer steps so far.
     """
     pairs = list(zip(written, true, strict=False))
