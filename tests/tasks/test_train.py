@@ -73,7 +73,7 @@ def test_a_checkpoint_is_data_and_gives_the_task_back(tmp_path: Path) -> None:
 
 
 def test_loading_says_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is not a checkpoint"):
+    with pytest.raises(ConfigError, match="There is no checkpoint"):
         load_task(tmp_path / "none.ckpt")
     for name, content in no_checkpoints(tmp_path).items():
         path = tmp_path / f"{name}.ckpt"
