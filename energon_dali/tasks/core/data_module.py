@@ -30,7 +30,6 @@ from energon_dali.worker_config import WorkerConfig
 
 Split = Literal["train", "val", "test"]
 
-
 __all__ = ["Split", "TransformerDataConfig", "TransformerDataModule"]
 
 
