@@ -90,8 +90,10 @@ def imports(root: Path, path: Path, *, lazy: bool) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in child.names)
             else:
                 function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-                if lazy or not (function or typing_only):
+                # Neither for type checkers nor as a program is a module imported.
+                condition = ast.unparse(child.test) if isinstance(child, ast.If) else ""
+                elsewhere = "TYPE_CHECKING" in condition or "__main__" in condition
+                if lazy or not (function or elsewhere):
                     yield from walk(child)
 
     return walk(ast.parse(path.read_text(encoding="utf-8")))
