@@ -1,7 +1,7 @@
-"""The effect of DALI's settings on the decoding speed, one at a time, and where DALI is faster than PIL and PyAV.
+"""Measures the effect of each DALI setting on decoding speed, and where DALI is faster than PIL and PyAV.
 
 `python -m benchmarks.tuning --device gpu --json FILE` measures and prints tables. `--table FILE` prints the entries for
-energon_dali/decode/dali/thresholds.py, and `--docs` renews the tables of docs/when-not-to-use-the-gpu.md from
+energon_dali/decode/dali/thresholds.py, and `--docs` updates the tables of docs/when-not-to-use-the-gpu.md from
 benchmarks/results/tuning-cpu.json and tuning-gpu.json.
 """
 
@@ -60,7 +60,7 @@ class Pictures:
 
 
 def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dict[str, Setting]]:
-    """Returns the points by factor; each differs from the defaults only in this factor."""
+    """Returns the points by factor; each differs from the defaults in that factor only."""
     cores = len(os.sched_getaffinity(0))
     default, tuning = Setting(), DaliTuning()
     threads = [number for number in (1, 2, 4, 8, 16, 32) if number <= cores]
@@ -95,7 +95,7 @@ def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dic
 
 
 def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) -> dict[str, float]:
-    """Returns images/s and processor time per image of a decoder that always has two blocks in work."""
+    """Returns images/s and processor time per image of a decoder that always has two blocks in flight."""
     decoder = DaliDecoder(
         image_decode="torchrgb8",
         image_decode_device=kind,
@@ -154,7 +154,7 @@ def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> Iterator[dict[
 
 
 def as_text(row: dict[str, Any]) -> str:
-    """Returns a row of a sweep as a line."""
+    """Formats a row of a sweep as a line of text."""
     if "factor" in row:
         return (
             f"{row['pictures']:<18} {row['factor']:<25} {row['value']:<14} {row['images_per_s']:10,.0f} images/s "
@@ -179,7 +179,7 @@ def renew_page(page: Path = PAGE, results: Path = RESULTS) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, or creates tables of results."""
+    """Runs the measurements, or creates tables of results."""
     options = parse(arguments)
     if options.table is not None:
         told = json.loads(options.table.read_text())
@@ -220,11 +220,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where DALI decodes")
     parser.add_argument("--json", type=Path, help="file for the results")
-    parser.add_argument("--quick", action="store_true", help="a smoke test, whose numbers mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke test; its numbers mean nothing")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=(), help="parts to run")
     parser.add_argument("--seconds", type=float, default=None, help="time per point of the settings (default: 1)")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the crossover table of a result and end")
-    parser.add_argument("--docs", action="store_true", help="renew the tables of the documentation and end")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the crossover table of a result and exit")
+    parser.add_argument("--docs", action="store_true", help="update the tables of the documentation and exit")
     options = parser.parse_args(arguments)
     if options.seconds is None:
         options.seconds = 0.05 if options.quick else 1.0

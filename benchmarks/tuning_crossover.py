@@ -1,8 +1,8 @@
 """Measures where DALI is faster than PIL and PyAV, by size, format and codec, and creates tables of the results.
 
-On the CPU the ratio is DALI's processor time over that of PIL or PyAV. On a GPU it is DALI's time per sample, block
-after block, over the processor time of PIL or PyAV divided by the cores of the machine: what all cores would need if
-they did nothing else. Below 1 DALI wins.
+On the CPU the ratio is DALI's processor time over that of PIL or PyAV. On a GPU it is DALI's time per sample in a
+steady run of blocks, over the processor time of PIL or PyAV divided by the number of cores, which is the time that all
+cores would need if they did nothing else. Below 1, DALI is faster.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def sweep_clips(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
                     return len(routes)
 
                 def opened(count: int = count, data: bytes = data, spec: VideoClips = spec) -> list[Any]:
-                    # A worker has opened the file to choose the frames, whichever side decodes them.
+                    # A worker opens the file to choose the frames, whoever decodes them.
                     return [stage_clips("video", data, spec) for _ in range(count)]
 
                 def by_pyav(videos: list[Any]) -> int:
@@ -132,23 +132,23 @@ def _compare(
     *,
     repetitions: int,
 ) -> dict[str, float]:
-    """Returns the times per sample of both sides, in microseconds, and their ratio.
+    """Returns the times per sample of both decoders, in microseconds, and their ratio.
 
     Args:
         kind: Where DALI decodes.
-        by_dali: Decodes all with DALI.
+        by_dali: Decodes all samples with DALI.
         by_cpu: Decodes what `given` returned with PIL or PyAV.
-        given: Makes that again, outside of the time that counts.
-        count: Samples.
-        cores: Of the machine.
-        repetitions: How often; the least time counts.
+        given: Creates the input again; its time is not counted.
+        count: Number of samples.
+        cores: Number of cores of the machine.
+        repetitions: Number of runs; the shortest time counts.
     """
     torch.set_num_threads(1)  # as in workers; more threads would spin, which would count as CPU time
     assert by_dali() == by_cpu(given()) == count
     wall: list[float] = []
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(repetitions):  # alternating, so that a slower machine affects both
+    for _ in range(repetitions):  # alternating, so that a machine that slows down affects both
         start, cpu_start = time.perf_counter(), time.process_time()
         by_dali()
         if kind == "gpu":
@@ -174,13 +174,13 @@ def _finish_gpu() -> None:
 
 
 def best_range(rows: Sequence[dict[str, Any]], limit: float) -> tuple[int | None, int | None]:
-    """Returns (least, most) pixels of the sizes for which DALI is used, (None, None) for none.
+    """Returns (least, most) pixels of the sizes for which DALI is used, or (None, None) if there are none.
 
-    The run of neighbouring sizes that gains most; its ends lie between two sizes that were measured.
+    It is the run of neighbouring sizes that gains most. Its ends are between two measured sizes.
 
     Args:
-        rows: Of one format, with "pixels" and "ratio".
-        limit: Largest ratio that is good.
+        rows: Rows of one format, with "pixels" and "ratio".
+        limit: Largest ratio for which DALI is used.
     """
     sizes: dict[int, list[float]] = {}
     for row in rows:
@@ -197,7 +197,7 @@ def best_range(rows: Sequence[dict[str, Any]], limit: float) -> tuple[int | None
 
 
 def _between(a: int, b: int) -> int:
-    """Returns the geometric mean of two sizes, to two digits."""
+    """Returns the geometric mean of two sizes, rounded to two digits."""
     return int(float(f"{math.sqrt(a * b):.1e}"))
 
 
@@ -228,7 +228,7 @@ def as_markdown(reports: dict[str, Any]) -> str:
     """Returns the tables of docs/when-not-to-use-the-gpu.md.
 
     Args:
-        reports: Reports by kind, "cpu" and "gpu"; what is missing is "not measured yet".
+        reports: Reports by kind, "cpu" and "gpu"; a missing report is shown as "not measured yet".
     """
     parts = []
     for kind, title in (("cpu", "DALI on the CPU"), ("gpu", "DALI on a GPU")):

@@ -1,4 +1,4 @@
-"""Images and videos in memory for the tuning sweeps, made from the photographs of `benchmarks.data`."""
+"""Images and videos in memory for the tuning sweeps, made from the photographs in `benchmarks.data`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "vp9": ("libvpx-vp9", "webm", {"deadline": "realtime", "cpu-used": "8"}),
     "vp8": ("libvpx", "webm", {"deadline": "realtime", "cpu-used": "8", "b": "2M"}),
     "mjpeg": ("mjpeg", "mp4", {}),
-    "mpeg4": ("mpeg4", "matroska", {"b": "4M"}),  # in mp4 the container does not have its size, and PyAV decodes it
+    "mpeg4": ("mpeg4", "matroska", {"b": "4M"}),  # an mp4 container does not store its size, so PyAV would decode it
 }
 """Encoder, container and the encoder's options by codec."""
 
 
 def photographs(count: int, size: tuple[int, int], *, threads: int) -> list[Image.Image]:
-    """Returns different images of one size, (width, height), the same on every call."""
+    """Returns different images of one size, (width, height); every call returns the same."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda number: _photograph(number, size), range(count)))
 

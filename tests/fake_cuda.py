@@ -1,6 +1,6 @@
 """A fake CUDA that computes on the CPU and records all calls, by thread and device.
 
-`FakeCuda.install` replaces that of torch, DALI's view of devices, and page-locked memory. It follows the rules of CUDA:
+`FakeCuda.install` replaces torch.cuda, DALI's view of devices, and page-locked memory. It follows the rules of CUDA:
 the current device of a new thread is GPU 0, `with torch.cuda.stream(...)` restores the current device at its end, and
 making a device current opens a context on it in this process.
 """
@@ -23,7 +23,7 @@ from energon_dali.decode.dali.runtime.device import Device
 
 
 class Call(NamedTuple):
-    """A call of CUDA or of DALI."""
+    """A call to CUDA or DALI."""
 
     thread: str
     """Name of the thread."""
@@ -53,7 +53,7 @@ class Stream:
 
 
 class Event:
-    """What a CUDA stream had done when the event was recorded."""
+    """The work that a CUDA stream had finished when the event was recorded."""
 
     work: list[str]
 
@@ -62,14 +62,14 @@ class Event:
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor that claims to be on a GPU, and records the CUDA streams that its memory is kept for."""
+    """A tensor that claims to be on a GPU, and records the CUDA streams for which its memory is kept."""
 
     recorded: list[Any]
     gpu: int
 
     @staticmethod
     def on(gpu: int, like: torch.Tensor | None = None) -> GpuTensor:
-        """Returns a tensor with the values of another, or a zero."""
+        """Returns a tensor with the values of another one, or a zero."""
         made: Any = torch.Tensor
         tensor: GpuTensor = made._make_subclass(GpuTensor, torch.zeros(1) if like is None else like.detach().clone())
         tensor.recorded, tensor.gpu = [], gpu
@@ -91,9 +91,9 @@ class FakeCuda:
     """GPUs that do not exist.
 
     Args:
-        gpus: How many.
+        gpus: Number of GPUs.
         backend: Name of torch's allocator.
-        initialized: Whether torch uses CUDA already.
+        initialized: Whether torch already uses CUDA.
     """
 
     Event = Event
@@ -104,7 +104,7 @@ class FakeCuda:
         self.contexts: set[int] = set()
         """GPUs on which this process has a context."""
         self.works = True
-        """Whether the GPUs compute."""
+        """Whether the GPUs can compute."""
         self.free_bytes = 64 << 30
         """Memory that DALI may still allocate on each GPU."""
         self.default = [Stream(gpu, cuda=self) for gpu in range(gpus)]
@@ -117,7 +117,7 @@ class FakeCuda:
         self.calls.append(Call(threading.current_thread().name, self.current_device(), name, detail))
 
     def named(self, name: str) -> list[Call]:
-        """Returns the calls with a name."""
+        """Returns the calls with this name."""
         return [call for call in self.calls if call.name == name]
 
     # --- torch.cuda ------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class FakeCuda:
     # --- replacements of torch's -----------------------------------------------------------------------------------
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-        """Replaces torch.cuda, page-locked memory, and other queries of a GPU."""
+        """Replaces torch.cuda, page-locked memory, and other queries about GPUs."""
         for name in (
             "Event",
             "Stream",
@@ -245,7 +245,7 @@ class FakeCuda:
 
 
 class TensorListGPU:
-    """Replaces DALI's class of this name by a wrapper of one on the CPU."""
+    """Replaces the DALI class of this name with a wrapper around one on the CPU."""
 
     def __init__(self, on_cpu: Any) -> None:
         self._on_cpu = on_cpu
@@ -266,8 +266,8 @@ class FakeDaliPipeline:
 
     Args:
         inner: What DALI built.
-        cuda: Takes note of what is asked.
-        fail: Called before each output; what it raises is what DALI raises.
+        cuda: Records the calls.
+        fail: Called before each output; DALI appears to raise what it raises.
     """
 
     def __init__(self, inner: Any, cuda: FakeCuda, fail: Callable[[], None] | None) -> None:
@@ -277,7 +277,7 @@ class FakeDaliPipeline:
         return getattr(self._inner, name)
 
     def outputs(self, cuda_stream: Any = None) -> tuple[Any, ...]:
-        """Returns the outputs, for which `cuda_stream` waits."""
+        """Returns the outputs; `cuda_stream` waits for them."""
         self._cuda.note("dali.outputs", cuda_stream)
         outputs = self._inner.outputs()
         if self._fail is not None:
@@ -289,11 +289,11 @@ class FakeDaliPipeline:
 def install_dali(
     monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, fail: Callable[[], None] | None = None
 ) -> list[FakeDaliPipeline]:
-    """Makes engines of a GPU run DALI's CPU operators; returns the list of pipelines that are built.
+    """Makes the engines of a GPU run DALI's CPU operators; returns the list of pipelines as they are built.
 
     Args:
         monkeypatch: Pytest's.
-        cuda: Takes note of what is asked.
+        cuda: Records the calls.
         fail: Called before each output.
     """
     built: list[FakeDaliPipeline] = []

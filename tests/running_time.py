@@ -10,7 +10,7 @@ from types import TracebackType
 
 _TICK_SECONDS = 0.01
 _MAX_PROCESSORS = 16
-"""Limit of threads, so that they do not keep the interpreter busy on a large machine."""
+"""Most threads to start, so that they do not keep the interpreter busy on a large machine."""
 
 
 class RunningTime:
@@ -31,7 +31,7 @@ class RunningTime:
         return min(self._counted.values())
 
     def _count(self, processor: int) -> None:
-        os.sched_setaffinity(0, {processor})  # of this thread alone
+        os.sched_setaffinity(0, {processor})  # CPU time of this thread alone
         before = time.monotonic()
         while not self._stop.wait(_TICK_SECONDS):
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Calls with wrong arguments, and misspelt names: every public constructor says what was meant and what to do."""
+"""Wrong arguments and misspelt names: every public constructor says what was probably meant and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README and docs/ are right: Python blocks run and print what their comments say, and links work."""
+"""README and docs/ are correct: Python blocks run and print what their comments say, and links work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.timeout(400)  # up to a dozen programs, each with a loader, on what may be a busy machine
+@pytest.mark.timeout(400)  # up to a dozen programs, each with a loader, possibly on a busy machine
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.stem)
 def test_blocks_run_and_print_what_they_say(page: Path, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue("demo_folder" if page.stem == "README" else "folder")

@@ -72,7 +72,7 @@ def test_1_restored_seeds_are_those_of_the_sample_in_whatever_process(texts: Pat
         return get_savable_loader(dataset, start_method="fork")
 
     drawn = {}
-    for rank in (0, 1):  # rank 1 runs hooks in a process, and forks one, in which rank 0's have run
+    for rank in (0, 1):  # rank 1 runs hooks in a process and forks another, in which rank 0's hooks have run
         with loader(rank, 0) as here, loader(rank, 2) as forked:
             drawn[rank] = list(islice(here, 8))
             assert [sample.text for sample in islice(forked, 8)] == [sample.text for sample in drawn[rank]]
@@ -84,7 +84,7 @@ def test_1_restored_seeds_are_those_of_the_sample_in_whatever_process(texts: Pat
 
 @pytest.fixture(scope="module")
 def joined(texts: Path) -> Path:
-    """A join of 24 samples with 16 matches; the others have none."""
+    """A join of 24 samples, of which 16 have a match."""
     write_texts(texts.parent / "others", range(16))
     file = texts.parent / "join.yaml"
     rows = "    - {path: texts}\n    - {path: others, nonmatch: none}\n"
@@ -162,7 +162,11 @@ def test_5_groups_of_a_task_encoder_can_be_made_again(texts: Path) -> None:
 def test_6_no_virtual_epoch_is_empty(texts: Path) -> None:
     finite = get_train_dataset(texts, worker_config=job(), batch_size=None, repeat=False)
     with get_loader(EpochizeDataset(finite, 10)) as loader:
-        assert [len(list(loader)) for _ in range(6)] == [10, 10, 4] * 2  # it ends with the data, which begin again
+        assert [len(list(loader)) for _ in range(6)] == [
+            10,
+            10,
+            4,
+        ] * 2  # the epoch ends with the data, which start again
     even = EpochizeDataset(Counting(10, config(1)), 5)
     assert [len(list(even)) for _ in range(6)] == [5] * 6
 

@@ -1,7 +1,7 @@
 """Every public name of Energon 7.4.1 exists with its parameters, or docs/from-energon.md says what replaces it.
 
-`data/energon_7_4_1_names.txt` holds the names, with the parameters of each: `=name` is for keywords only, `*name` and
-`**name` stand for any number.
+`data/energon_7_4_1_names.txt` holds the names, with the parameters of each: `=name` is keyword-only, `*name` and
+`**name` take any number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_every_name_is_here_or_explained() -> None:
 
 
 def parameters_of(name: str) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a name of ours; a loader's with those that it passes on."""
+    """Returns the parameters of one of our names; those of a loader include the ones that it passes on."""
     found = dict(inspect.signature(getattr(energon_dali, name)).parameters)
     if name in LOADERS:
         for passed in (energon_dali.SavableDataLoader, energon_dali.BasicDataLoader):
@@ -56,7 +56,7 @@ def test_calls_as_energon_takes_them_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - GONE))
 def test_what_energon_can_do_without_is_not_demanded_here(name: str) -> None:
-    """A parameter that Energon does not have, has a default here."""
+    """A parameter that Energon does not have has a default here."""
     value = getattr(energon_dali, name)
     known = {word.lstrip("=*") for word in PARAMETERS[name]}
     if not known:

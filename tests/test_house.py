@@ -1,4 +1,4 @@
-"""The order of the house: who imports whom, what is public, and that importing the package stays quiet."""
+"""The order of the rooms: which imports which, what is public, and that importing the package has no side effects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ORDER = (
     "diagnosis",
     "cli",
 )
-"""A room, which is a folder or a module at the top, imports only from those before it and from modules not listed."""
+"""A room (a folder or a top-level module) imports only from those before it and from modules that are not listed."""
 
 
 def modules() -> list[Path]:
@@ -50,13 +50,13 @@ def name_of(path: Path) -> str:
 
 
 def folder_of(module: str) -> str | None:
-    """Returns the entry of ORDER that a module belongs to; None for the modules at the top that have none."""
+    """Returns the entry of ORDER that a module belongs to, or None for top-level modules without an entry."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in ORDER else None
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """Yields (module, line, whether it happens when the module is imported) of every import in a file."""
+    """Yields (module, line, whether it runs at import time) for every import in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
 
@@ -99,7 +99,7 @@ def test_arrows_point_upwards(path: Path) -> None:
 
 
 def test_loader_imports_neither_metadataset_nor_task_encoder() -> None:
-    """`build` makes a tree of datasets from them; `loader` runs any tree."""
+    """`build` turns them into a tree of datasets; `loader` runs any tree."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for path in sorted((PACKAGE / "loader").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Draws the hooks of a task encoder in their order, and in which process each runs.
+"""Draws the hooks of a task encoder in order, and the process in which each runs.
 
 python tools/hooks.py                        # writes docs/images/hooks.svg
 """
@@ -22,7 +22,7 @@ STEPS = (
     "batch",
     "encode_batch",
 )
-"""What happens to a sample, in order: hooks, and what the pipeline does between them."""
+"""The steps of a sample, in order: hooks, and what the pipeline does between them."""
 WHOLE = (*STEPS[:6], *STEPS[7:])
 """With `encode_sample` alone."""
 SPLIT = (*STEPS[:3], "select_samples_to_pack", DECODE, "postencode_sample", *STEPS[7:])
@@ -41,7 +41,7 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 def draw() -> str:
-    """Returns the picture as SVG."""
+    """Returns the diagram as SVG."""
     width = 2 * MARGIN + len(COLUMNS) * (BOX_WIDTH + GAP) - GAP
     height = TOP + ROW * max(len(column[2]) + (column[3] is not None) for column in COLUMNS) + 52
     lines = [
@@ -82,7 +82,7 @@ def draw() -> str:
 
 
 def text(x: float, y: float, words: str, style: str, fill: str = INK) -> str:
-    """Returns words centred on x."""
+    """Returns a text centred on x."""
     return f"<text x='{x:g}' y='{y:g}' {FONT} {style} text-anchor='middle' fill='{fill}'>{words}</text>"
 
 

@@ -1,17 +1,17 @@
-"""Counts how large the house is and how far a sample and a state travel in it.
+"""Measures the size of the package, and how many modules a sample and a state pass.
 
     python tools/house.py                        # this checkout
     python tools/house.py --root ../before       # another checkout, such as a git worktree of an earlier commit
     python tools/house.py --files                # also list the files that a sample and a state pass
 
-A module counts as passed if one of its functions is entered (`sys.setprofile`). For a sample that is on any thread,
-while 8 batches of 8 images are drawn in process, after 3 warm-up batches. For a state it is on the main thread, while a
-loader saves a state, a second loader restores it, and the first batch after it is drawn. Of that batch, only functions
-count whose own name or whose class's name speaks of a state (`save_state`, `restore_key`, `LoaderState`), because every
-batch passes the rest.
+A module counts as passed if one of its functions is entered (`sys.setprofile`). For a sample, all threads count, while
+8 batches of 8 images are drawn in process after 3 warm-up batches. For a state, only the main thread counts, while one
+loader saves a state, a second loader restores it, and the first batch after it is drawn. During that batch, a function
+counts only if its name or its class is named after states (`save_state`, `restore_key`, `LoaderState`), because every
+batch passes the others.
 
-Lines of code are counted without blank lines, comments and docstrings. Statements do not depend on the layout: they
-compare commits before and after a formatter ran.
+Lines of code exclude blank lines, comments and docstrings. The number of statements does not depend on the layout, so
+it can be compared before and after a formatter ran.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def pairs(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
 class Tracer:
     """Records which files of the package are entered, and how often a call goes from one of them to another.
 
-    It has to be made before the threads that it watches start; it counts only while `counting` is true.
+    Create it before the threads that it watches. It counts only while `counting` is true.
     """
 
     def __init__(self, root: Path) -> None:
@@ -207,7 +207,7 @@ def make_dataset(folder: Path, count: int = 512) -> Path:
 
 
 def trace(root: Path, decoder: str, folder: Path) -> dict[str, Any]:
-    """Returns what a sample and a state pass with a decoder; `energon_dali` is that of `root` in this process."""
+    """Returns what a sample and a state pass with a decoder; this process imports `energon_dali` from `root`."""
     tracer = Tracer(root)
     import energon_dali as ed
 
@@ -256,7 +256,7 @@ def trace(root: Path, decoder: str, folder: Path) -> dict[str, Any]:
 
 
 def traces(root: Path) -> dict[str, dict[str, Any]]:
-    """Returns what `trace` found with each decoder, each in a process of its own that imports the package of `root`."""
+    """Returns the result of `trace` for each decoder, each in its own process that imports the package from `root`."""
     os.environ["PYTHONPATH"] = str(root)
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_dataset(Path(temporary))
@@ -270,7 +270,7 @@ def traces(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def count(root: Path) -> dict[str, Any]:
-    """Returns what is counted without running anything."""
+    """Returns the counts that need no run."""
     texts = {path: path.read_text(encoding="utf-8") for path in modules(root)}
     lengths = {path: len(text.splitlines()) for path, text in texts.items()}
     eager, lazy = import_graph(root, lazy=False), import_graph(root, lazy=True)
@@ -294,7 +294,7 @@ def count(root: Path) -> dict[str, Any]:
 def main() -> None:
     """Prints the counts; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=HERE, help="checkout to count (default: this one)")
+    parser.add_argument("--root", type=Path, default=HERE, help="checkout to measure (default: this one)")
     parser.add_argument("--files", action="store_true", help="list the files that a sample and a state pass")
     parser.add_argument("--trace", nargs=2, metavar=("DECODER", "DATA"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

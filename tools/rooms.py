@@ -2,9 +2,9 @@
 
     python tools/rooms.py                        # writes docs/images/rooms.svg
 
-A room is a folder of `energon_dali` (and `kernels`). An arrow says that a room imports another one, now or later.
-An arrow that follows from others is left out: if `build` imports `datasets` and `datasets` imports `shards`, none is
-drawn from `build` to `shards`. A room is drawn below all rooms that import it.
+A room is a folder of `energon_dali` (and `kernels`). An arrow means that a room imports another one, at import
+time or lazily. Arrows that follow from others are left out: if `build` imports `datasets` and `datasets` imports
+`shards`, no arrow is drawn from `build` to `shards`. A room is drawn below all rooms that import it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "tools"))
 
-from house import import_graph  # noqa: E402 (the scripts in this folder are no package)
+from house import import_graph  # noqa: E402 (the scripts in this folder are not a package)
 
 PICTURE = HERE / "docs" / "images" / "rooms.svg"
 BASE = ("samples", "errors")
-"""Imported by nearly every room, and drawn as the ground that all stand on; with the modules at the top."""
+"""Rooms that nearly every room imports. They are drawn as the ground below all others, with the top-level modules."""
 ROOMS = {
     "cli": "the energon-dali command",
     "tasks": "trainable tasks",
@@ -59,7 +59,7 @@ def rooms_and_arrows(root: Path) -> dict[str, set[str]]:
 
 
 def room_of(root: Path, module: str) -> str | None:
-    """Returns the room of a module; None for the ground."""
+    """Returns the room of a module, or None for the ground."""
     parts = module.split(".")
     if len(parts) < 2 or parts[1] in BASE:
         return None
@@ -71,7 +71,7 @@ def essential(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
     """Returns the arrows that do not follow from others.
 
     Raises:
-        ValueError: Rooms import each other in a circle.
+        ValueError: Rooms import each other in a cycle.
     """
     below: dict[str, set[str]] = {}
 
@@ -89,7 +89,7 @@ def essential(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def layers(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Returns the rooms from the top to the bottom, each right below the lowest room that imports it."""
+    """Returns the rooms from top to bottom, each right below the lowest room that imports it."""
     depth: dict[str, int] = {}
 
     def depth_of(room: str) -> int:
@@ -104,7 +104,7 @@ def layers(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def ways(rows: list[list[str]], arrows: dict[str, set[str]]) -> dict[tuple[str, str], list[str]]:
-    """Returns what each arrow passes, row by row; between two rooms that are places of its own, added to `rows`."""
+    """Returns what each arrow passes, row by row. Between two rooms it gets its own slots, added to `rows`."""
     depth = {room: level for level, row in enumerate(rows) for room in row}
     found = {}
     for room, imported in sorted(arrows.items()):
@@ -118,9 +118,9 @@ def ways(rows: list[list[str]], arrows: dict[str, set[str]]) -> dict[tuple[str, 
 
 
 def centres(rows: list[list[str]], passed: list[list[str]]) -> tuple[list[dict[str, float]], float]:
-    """Returns for each row the horizontal centre of what is in it, and the width of the widest row.
+    """Returns the horizontal centres of the items in each row, and the width of the widest row.
 
-    Rows are sorted so that things are near what their arrows lead to, and arrows cross seldom.
+    Rows are sorted so that items are close to what their arrows point to, and arrows rarely cross.
     """
     links: dict[tuple[int, str], set[tuple[int, str]]] = {
         (n, name): set() for n, row in enumerate(rows) for name in row
@@ -151,7 +151,7 @@ def centres(rows: list[list[str]], passed: list[list[str]]) -> tuple[list[dict[s
 
 
 def draw(root: Path = HERE) -> str:
-    """Returns the picture as SVG; the same imports give the same text.
+    """Returns the diagram as SVG; the same imports give the same text.
 
     Raises:
         ValueError: A room has no description in `ROOMS`, or rooms import each other.

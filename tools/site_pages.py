@@ -1,4 +1,4 @@
-"""MkDocs hook: makes pages of README.md, CONTRIBUTING.md and CHANGELOG.md, and mends links between them and docs/."""
+"""MkDocs hook: adds README.md, CONTRIBUTING.md and CHANGELOG.md as pages, and fixes links between them and docs/."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links at pages of the site; a link to any other file of the repository becomes its name."""
+    """Points links at pages of the site; a link to any other file of the repository becomes plain text, its name."""
     root_page = page.file.src_uri in PAGES.values()
 
     def mended(link: re.Match[str]) -> str:

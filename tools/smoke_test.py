@@ -1,8 +1,8 @@
-"""Shows that an installed energon-dali works: makes the demo data, and decodes it with every decoder that is there.
+"""Checks that an installed energon-dali works: creates the demo data, and decodes it with every available decoder.
 
-    python tools/smoke_test.py                   # with the Python of the environment, outside of the repository's root
+    python tools/smoke_test.py                   # with the environment's Python, outside the repository root
 
-It uses what is installed and nothing of the repository.
+It uses only what is installed, nothing from the repository.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 
 def main() -> None:
-    """Runs every step; a failure ends the program with its error."""
-    # A checkout in the working directory must not be tested in place of what is installed.
+    """Runs every step; the first error ends the program."""
+    # A checkout in the working directory must not be tested instead of the installed package.
     sys.path[:] = [path for path in sys.path if path not in ("", str(Path.cwd()))]
     import energon_dali
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def images(energon_dali: Any, decoder: str, folder: Path) -> str:
-    """Draws batches with one worker, and restores the position after the first into a second loader."""
+    """Draws batches with one worker, and restores the state after the first batch in a second loader."""
     options = {"image_decode_device": "cpu"} if decoder == "DaliDecoder" else {}
     operations = [energon_dali.Resize((96, 64))]
     encoder = type(
@@ -68,16 +68,16 @@ def images(energon_dali: Any, decoder: str, folder: Path) -> str:
         batch = next(iter(loader))
     shape = tuple(batch.image.shape)
     if shape != (8, 3, 96, 64) or batch.caption != expected.caption or not (batch.image == expected.image).all():
-        raise SystemExit(f"{decoder}: the batch after a restore is another one ({shape}, {batch.caption}).")
+        raise SystemExit(f"{decoder}: the batch after a restore differs ({shape}, {batch.caption}).")
     return f"batches of {shape}, exact after a restore"
 
 
 def clips(energon_dali: Any, video: Path) -> str:
-    """Decodes two clips of the demo video, with sound."""
+    """Decodes two clips of the demo video, with audio."""
     wanted = energon_dali.VideoClips(num_clips=2, frames_per_clip=8, clip_duration_seconds=2.0, audio=True)
     frames = energon_dali.SampleDecoder(av_decode=wanted).decode("video.mp4", video.read_bytes()).frames
     if tuple(frames.shape) != (2, 8, 3, 180, 320):
-        raise SystemExit(f"VideoClips: {tuple(frames.shape)} is not the shape of two clips of 8 frames.")
+        raise SystemExit(f"VideoClips: expected two clips of 8 frames, got {tuple(frames.shape)}.")
     return f"frames of {tuple(frames.shape)}"
 
 

@@ -1,4 +1,4 @@
-"""`energon-dali checkpoint`: looks into the saved states of loaders, and divides them among another number of ranks."""
+"""`energon-dali checkpoint`: inspects saved loader states, and redistributes them over another number of ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FILES = click.Path(exists=True, path_type=Path)
 
 @click.group()
 def checkpoint() -> None:
-    """Look into and redistribute the saved states of loaders."""
+    """Inspect and redistribute saved loader states."""
 
 
 @checkpoint.command("info")
 @click.argument("input_files", nargs=-1, required=True, type=_FILES)
 def checkpoint_info(input_files: tuple[Path, ...]) -> None:
-    """Say what the states in INPUT_FILES (or folders of them) hold, and on which layouts they continue."""
+    """Show what the states in INPUT_FILES (or folders of them) hold, and which layouts can continue them."""
     with told_to_user():
         files = [read_state_file(path) for path in find_state_files(input_files)]
         for line in describe([state for file in files for state in file.states]):
@@ -38,15 +38,15 @@ def checkpoint_info(input_files: tuple[Path, ...]) -> None:
 @checkpoint.command("redist")
 @click.argument("input_files", nargs=-1, required=True, type=_FILES)
 @click.argument("output_path", type=click.Path(path_type=Path))
-@click.option("--new-world-size", type=click.IntRange(min=1), help="Write one state per rank for so many ranks.")
-@click.option("--global", "as_global", is_flag=True, help="Write one state for all ranks, which fits every layout.")
-@click.option("--force-overwrite", is_flag=True, help="Replace files that are there.")
+@click.option("--new-world-size", type=click.IntRange(min=1), help="Write one state per rank, for this many ranks.")
+@click.option("--global", "as_global", is_flag=True, help="Write one state for all ranks; it fits every layout.")
+@click.option("--force-overwrite", is_flag=True, help="Replace existing files.")
 def checkpoint_redist(
     input_files: tuple[Path, ...], output_path: Path, new_world_size: int | None, as_global: bool, force_overwrite: bool
 ) -> None:
-    """Divide the states in INPUT_FILES, which are those of all ranks or a global one, among another number of ranks.
+    """Redistribute the states in INPUT_FILES (those of all ranks, or a global one) over another number of ranks.
 
-    The files are written into the folder OUTPUT_PATH, named as the input files are.
+    The files are written into the folder OUTPUT_PATH, and are named like the input files.
     """
     if as_global == (new_world_size is not None):
         raise click.UsageError("Give either --new-world-size or --global.")
@@ -60,7 +60,7 @@ def checkpoint_redist(
         written = [output_path / name for name in names]
         taken = [path for path in written if path.exists()]
         if taken and not force_overwrite:
-            raise StateError(f"{taken[0]} is there already. Choose another folder, or give --force-overwrite.")
+            raise StateError(f"{taken[0]} already exists. Choose another folder, or give --force-overwrite.")
         write_state_files(dict(zip(written, states, strict=True)), wrapped=files[0].wrapped)
         for path in written:
             click.echo(f"Wrote {path}")
@@ -69,7 +69,7 @@ def checkpoint_redist(
 def output_names(files: Sequence[StateFile], count: int, *, as_global: bool) -> list[str]:
     """Returns the names of the files to write.
 
-    Several input names that differ in one number give the pattern; else the rank stands behind the name.
+    Several input names that differ in one number give the pattern; otherwise the rank follows the name.
     """
     first = files[0].path
     pattern = _numbered(sorted(file.path.name for file in files))
@@ -84,7 +84,7 @@ def output_names(files: Sequence[StateFile], count: int, *, as_global: bool) -> 
 
 
 def _numbered(names: Sequence[str]) -> tuple[str, int, str] | None:
-    """Returns (text before the number, its digits with leading zeros, text behind) in which names differ; or None."""
+    """Returns (text before, number of digits, text after) of the number in which the names differ, or None."""
     if len(names) < 2:
         return None
     for match in re.finditer(r"\d+", names[0]):
@@ -99,26 +99,26 @@ def describe(states: Sequence[State]) -> Iterator[str]:
     """Yields lines about the states of one checkpoint.
 
     Raises:
-        StateError: They are of different jobs, or cannot be read.
+        StateError: The states are from different jobs, or cannot be read.
     """
     first = states[0]
     streams: dict[str, Any] = {}
     given: dict[str, int] = {}
     for state in states:
         if state["num_streams"] != first["num_streams"] or state["config"] != first["config"]:
-            raise StateError("These states are of different jobs. Give the files of one checkpoint.")
+            raise StateError("These states are from different jobs. Give the files of one checkpoint.")
         streams.update(state["streams"])
         given.update(state["given"])
     total, world_size = first["num_streams"], first["world_size"]
     counts = [streams[number]["count"] for number in sorted(streams, key=int)]
     missing = [number for number in range(total) if str(number) not in streams]
     ended = sum(bool(stream["ended"]) for stream in streams.values())
-    yield f"Saved by:  {world_size} ranks; here are {_numbers(given)}"
-    yield f"Streams:   {total}" + (f"; missing here: {_numbers(missing)}" if missing else ", all here")
-    yield f"Batches:   {sum(counts):,} given, {min(counts):,} to {max(counts):,} per stream"
+    yield f"Saved by:  {world_size} ranks; given here: {_numbers(given)}"
+    yield f"Streams:   {total}" + (f"; missing here: {_numbers(missing)}" if missing else ", all given")
+    yield f"Batches:   {sum(counts):,} delivered, {min(counts):,} to {max(counts):,} per stream"
     yield "Epoch:     " + ", ".join(f"rank {rank}: {given[rank]:,} batches" for rank in sorted(given, key=int)[:8])
     if ended:
-        yield f"           {ended} streams have reached its end"
+        yield f"           {ended} streams have reached the end of the epoch"
     yield from describe_unequal({"streams": streams, "given": given})
     yield "Fits:      " + ("the ranks that saved it; all of them together: " if missing else "") + fitting(total)
     yield "Dataset:"
@@ -126,20 +126,20 @@ def describe(states: Sequence[State]) -> Iterator[str]:
 
 
 def describe_unequal(state: State) -> Iterator[str]:
-    """Yields a line where ranks stand at different places, as the files of two saves do.
+    """Yields a note if the ranks are at different positions, as in files of two saves.
 
-    It is no error: ranks need not step together, and nothing in a state says at which save it was made.
+    This is not an error: ranks need not step together, and a state does not say which save it belongs to.
 
     Args:
-        state: Its "streams" and "given" are looked at, of as many ranks as are there.
+        state: Has "streams" and "given" of all or some ranks.
     """
     streams, given = state["streams"].values(), state["given"].values()
     counts = [stream["count"] for stream in streams]
     if any(stream["ended"] for stream in streams) or (max(counts) - min(counts) <= 1 and len(set(given)) <= 1):
         return
     yield (
-        f"Note:      the streams have given {min(counts):,} to {max(counts):,} batches. Ranks that step together give "
-        "equally many: if these are files of two saves, give those of one."
+        f"Note:      the streams have delivered {min(counts):,} to {max(counts):,} batches. Ranks that step together "
+        "deliver the same number: if these are files of two saves, give those of one."
     )
 
 
@@ -156,7 +156,7 @@ def _numbers(numbers: Any) -> str:
 
 
 def _outline(config: dict[str, Any], indent: str) -> Iterator[str]:
-    """Yields the tree of datasets, with the numbers and names that say what each does."""
+    """Yields the tree of datasets, each with its settings."""
     plain = {name: value for name, value in config.items() if name not in ("type", "inner", "source", "order", "place")}
     told = ", ".join(f"{name}={_short(value)}" for name, value in plain.items() if value is not None)
     yield f"{indent}{config.get('type', '?')}" + (f" ({told})" if told else "")

@@ -14,24 +14,24 @@ from energon_dali.shards.meta.dataset_config import CRUDE, SAMPLE_TYPES, crude_c
 from energon_dali.shards.meta.document import META
 
 CHOICES = (*sorted(SAMPLE_TYPES - {"CrudeSample", "VQAOCRSample"}), CRUDE)
-"""What can be chosen, in the order in which it is numbered."""
+"""The choices, in the order of their numbers."""
 MANY_PARTS = 10
-"""With more part names than this a field map is not asked for."""
+"""With more part names than this, the dialogue does not ask for a field map."""
 _LOADER_NAME = "sample_loader.py"
 
 
 def fields_of(sample_type: str) -> list[dataclasses.Field[Any]]:
-    """Returns the fields of a sample type that a dataset has to fill."""
-    from energon_dali import samples  # with torch behind it: `--help` should not wait for that
+    """Returns the fields of a sample type that a dataset must fill."""
+    from energon_dali import samples  # lazy: imports torch, and `--help` should not wait for it
 
     return [field for field in dataclasses.fields(getattr(samples, sample_type)) if not field.name.startswith("__")]
 
 
 def choose_sample_type(asked: str | None) -> str:
-    """Returns the name of a sample type: the one that was asked for, or else what the user chooses.
+    """Returns the name of a sample type: the requested one, or the one that the user chooses.
 
     Raises:
-        click.ClickException: The name that was asked for is not known.
+        click.ClickException: The requested name is not known.
     """
     if asked is not None:
         if asked not in SAMPLE_TYPES | {CRUDE}:
@@ -54,10 +54,10 @@ def make_config(
         sample_type: Name of the sample type; None asks.
         field_map: JSON of field to part; None asks.
         part_names: Parts that the dataset has.
-        interactive: Whether anything may be asked.
+        interactive: Whether the user may be asked.
 
     Raises:
-        click.ClickException: The name or the JSON cannot be understood.
+        click.ClickException: The name is not known, or the JSON is invalid.
         StorageError: The template cannot be written.
     """
     chosen = choose_sample_type(sample_type)
@@ -90,7 +90,7 @@ def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
     """Returns the field map of a JSON text.
 
     Raises:
-        click.ClickException: It is no JSON, no mapping of names, or names fields that the sample type does not have.
+        click.ClickException: It is not JSON or not a mapping of names, or the sample type lacks one of its fields.
     """
     try:
         fields = parse_json(text)
@@ -100,7 +100,7 @@ def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
         ) from error
     if not isinstance(fields, dict) or not all(isinstance(part, str) for part in fields.values()):
         raise click.ClickException(
-            f'--field-map {text} is no mapping of field to part. Write it like \'{{"image": "jpg"}}\'.'
+            f'--field-map {text} is not a mapping of field to part. Write it like \'{{"image": "jpg"}}\'.'
         )
     known = {field.name for field in fields_of(sample_type)}
     unknown = sorted(set(fields) - known)
@@ -114,7 +114,7 @@ def parse_field_map(text: str, sample_type: str) -> dict[str, str]:
 
 def _ask_field_map(sample_type: str, part_names: Sequence[str]) -> dict[str, str]:
     click.echo(
-        "\nFor each field, please enter the name of its part; several with commas: the first one present is taken."
+        "\nFor each field, please enter the name of its part. Of several, with commas, the first one present is used."
     )
     click.echo(f"Parts of the dataset: {', '.join(part_names)}. Inside JSON: json[field][field].")
     click.echo("Leave empty to skip an optional field.")

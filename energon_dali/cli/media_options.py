@@ -1,4 +1,4 @@
-"""Options that `prepare` and `prepare-media` share, and what they do with images."""
+"""Options that `prepare` and `prepare-media` share, and the checks of images that they run."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def media_options(command: Command) -> Command:
 
 
 def check_image(name: str, content: Callable[[], bytes]) -> PartFacts | None:
-    """Returns what the header of an image says; None if the part is not an image. `prepare` runs it for every part.
+    """Returns the facts in an image's header, or None if the part is not an image. `prepare` runs it on every part.
 
     Args:
         name: Part name.
         content: Returns the content.
 
     Raises:
-        DecodeError: The header cannot be parsed, or is beyond what any decoder here would take.
+        DecodeError: The header cannot be parsed, or exceeds the limits of every decoder.
     """
     from energon_dali.decode.part_kind import find_part_kind
-    from energon_dali.decode.screen import screen_image  # imports PIL, which `--help` should not wait for
+    from energon_dali.decode.screen import screen_image  # lazy: imports PIL, and `--help` should not wait for it
 
     if find_part_kind(name)[0] != "image":
         return None
@@ -50,12 +50,12 @@ def check_image(name: str, content: Callable[[], bytes]) -> PartFacts | None:
 
 
 def usable_workers(asked: int) -> int:
-    """Returns the number of processes: no more than there are CPU cores for this process."""
+    """Returns the number of processes: at most the CPU cores that this process may use."""
     return max(1, min(asked, len(os.sched_getaffinity(0))))
 
 
 def progress_bar(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:
-    """Yields the shards and shows them as a bar on stderr."""
+    """Yields the shards and shows a progress bar on stderr."""
     samples = 0
     with tqdm(total=total, desc="Indexing shards", unit="shard") as bar:
         for scan in scans:

@@ -1,4 +1,4 @@
-"""`energon-dali prepare`: makes a folder of tar shards a dataset."""
+"""`energon-dali prepare`: turns a folder of tar shards into a dataset."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class PrepareOptions:
     "--split-parts",
     multiple=True,
     metavar="NAME:REGEX",
-    help="Shards of a part, such as 'train:train/{000..999}.tar'; braces, then a regular expression.",
+    help="Shards of a part, such as 'train:train/{000..999}.tar'; braces expand, the rest is a regular expression.",
 )
-@click.option("--exclude", metavar="REGEX", help="Leave out shards in whose path this is found.")
+@click.option("--exclude", metavar="REGEX", help="Leave out shards whose path matches this.")
 @click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core.")
-@click.option("--tar-index-only", is_flag=True, help="Only make the indices anew; the split stays.")
+@click.option("--tar-index-only", is_flag=True, help="Only rebuild the indices; keep the split.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the shards before they are split by ratio.")
 @media_options
-@click.option("--fix-duplicates", is_flag=True, help="If keys are not unique, write the shards anew with unique keys.")
+@click.option("--fix-duplicates", is_flag=True, help="If keys are not unique, rewrite the shards with unique keys.")
 @click.option("--check-media/--no-check-media", default=True, help="Look at the header of every image.")
 @click.option("--exclude-unreadable", is_flag=True, help="Leave samples with unreadable media out of the split.")
 @click.option("--non-interactive", is_flag=True, help="Ask nothing.")
@@ -76,10 +76,10 @@ class PrepareOptions:
 @click.option("--field-map", metavar="JSON", help='Such as \'{"image": "jpg", "caption": "txt"}\'.')
 @click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the index while it is built.")
 def prepare(path: str, **given: object) -> None:
-    """Make the folder PATH of tar shards a dataset: index, check and split it; or index the joins of a metadataset.
+    """Turn the tar shards in PATH into a dataset: index, check and split them; or index the joins of a metadataset.
 
-    Writes PATH/.nv-meta and an index beside each shard. The shards stay as they are. A .jsonl file at PATH gets an
-    index beside it.
+    Writes PATH/.nv-meta and an index next to each shard. The shards do not change. A .jsonl file at PATH gets
+    an index next to it.
     """
     options = PrepareOptions(**given)  # type: ignore[arg-type]
     with told_to_user():
@@ -96,7 +96,7 @@ def prepare(path: str, **given: object) -> None:
             return
         root = StoragePath.of(path)
         if not root.is_dir():
-            raise click.ClickException(f"{root} is no folder. Give the folder that holds the tar shards.")
+            raise click.ClickException(f"{root} is not a folder. Give the folder that holds the tar shards.")
         _check_type(options)
         if options.tar_index_only:
             result = _run(root, None, None, options)
@@ -108,10 +108,10 @@ def prepare(path: str, **given: object) -> None:
                 raise click.ClickException(
                     "The dataset has already been prepared. Use --force-overwrite to do it again."
                 )
-            if not click.confirm("It seems the dataset had already been prepared. Do you want to continue?"):
+            if not click.confirm("The dataset has already been prepared. Do you want to continue?"):
                 return
         shards = find_shards(root, options.exclude)
-        click.echo(f"Found {len(shards)} tar files, the first and the last:\n- {shards[0]}\n- {shards[-1]}")
+        click.echo(f"Found {len(shards)} tar files; the first and the last are:\n- {shards[0]}\n- {shards[-1]}")
         ratio = None if options.split_parts else parse_ratio(_ratio_text(options))
         result = _run(root, shards, ratio, options)
         _report_unreadable(root, result.unreadable, options)
@@ -121,7 +121,7 @@ def prepare(path: str, **given: object) -> None:
 
 
 def _check_type(options: PrepareOptions) -> None:
-    """Refuses what cannot become a dataset.yaml before hours are spent on indexing."""
+    """Rejects options that cannot become a dataset.yaml, before hours are spent on indexing."""
     if options.sample_type is not None and not options.skip_dataset_yaml:
         chosen = choose_sample_type(options.sample_type)
         if options.field_map is not None and chosen != CRUDE:
@@ -140,7 +140,7 @@ def _ratio_text(options: PrepareOptions) -> str:
 def _run(
     root: StoragePath, shards: list[str] | None, ratio: dict[str, float] | None, options: PrepareOptions
 ) -> PrepareResult:
-    from energon_dali.decode.media_filter import MediaFilter  # imports PIL, which `--help` should not wait for
+    from energon_dali.decode.media_filter import MediaFilter  # lazy: imports PIL, and `--help` should not wait for it
 
     media = MediaFilter.parse(
         options.media_metadata_by_glob, options.media_metadata_by_header, options.media_metadata_by_extension
@@ -175,7 +175,7 @@ def _run(
     except DuplicateKeysError as error:
         if not options.fix_duplicates or shards is None or error.in_one_shard:
             raise
-    click.echo("Keys are not unique. Writing the shards anew, with the name of its shard before each key.")
+    click.echo("Keys are not unique. Rewriting the shards, with the shard's name in front of each key.")
     prefix_keys(root, shards, num_workers=workers)
     return attempt()
 

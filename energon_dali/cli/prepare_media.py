@@ -26,8 +26,8 @@ def prepare_media(
     media_metadata_by_extension: bool,
     tmp_path: Path | None,
 ) -> None:
-    """Describe the media (sizes, formats, durations) of the prepared dataset, or of the plain folder, at PATH."""
-    from energon_dali.decode.media_filter import MediaFilter  # imports PIL, which `--help` should not wait for
+    """Describe the media (sizes, formats, durations) of the prepared dataset or plain folder at PATH."""
+    from energon_dali.decode.media_filter import MediaFilter  # lazy: imports PIL, and `--help` should not wait for it
 
     with told_to_user():
         media = MediaFilter.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)

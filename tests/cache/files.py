@@ -12,7 +12,7 @@ from tests.shards.tars import write_tar
 
 
 class Numbers(FileStore[bytes]):
-    """The file "7" holds b"7" `size` times; counts reads, and waits where told to."""
+    """A store whose file "7" holds b"7" `size` times. It counts reads, and can be told to wait."""
 
     def __init__(self, size: int = 100) -> None:
         self.size = size
@@ -36,7 +36,7 @@ def source(key: str) -> SourceInfo:
 
 
 def two_shards(folder: Path) -> Path:
-    """Writes and prepares a dataset of ten samples in two shards; returns its folder."""
+    """Writes and prepares a dataset of ten samples in two shards, and returns its folder."""
     from energon_dali.shards import prepare_dataset
 
     for shard in range(2):

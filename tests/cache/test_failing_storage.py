@@ -1,4 +1,4 @@
-"""Stores of files read by the same rule as shards: errors that pass cost nothing, a store that is down ends the run."""
+"""File stores follow the same rule as shards: a passing error loses nothing, a store that is down ends the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STORES: dict[str, Callable[[Path], tuple[Any, str]]] = {
 
 @pytest.fixture
 def failures(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
-    """What reads of data raise, the last first; reads of whole files as well."""
+    """Errors that reads of data and of whole files raise, the last one first."""
     errors: list[OSError] = []
     real = local.read_regular
 
@@ -79,7 +79,7 @@ def test_errors_that_pass_cost_nothing(
     with failing_preads(lambda path, fd: failures.pop() if failures else None), retry_scope(scope):
         found = file_store[name][0] if pool is None else pool.get_lazy(file_store, name).get()
     assert bytes(found) == bytes(expected)
-    assert sum(counts.values()) == 2, "retries of the cache's threads belong to the loader too"
+    assert sum(counts.values()) == 2, "retries of the cache's threads count for the loader too"
     if pool is not None:
         pool.close()
     file_store.close()

@@ -1,4 +1,4 @@
-"""Cache pools and references: what is fetched, what lies on disk and for how long, and what a crash leaves."""
+"""Cache pools and references: what is fetched, what is on disk and for how long, and what remains after a crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GIGABYTE = 1024**3
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """Waits for something that happens in another thread; gives up after a time that no machine needs."""
+    """Waits for an event in another thread; gives up after more time than any machine needs."""
     end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, "it never happened"
@@ -53,7 +53,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def wait_for_files(pool: FileStoreCachePool, count: int) -> None:
-    """Waits until `count` files are on disk, whole."""
+    """Waits until `count` complete files are on disk."""
     fetcher = pool._open()
     wait_until(lambda: pool.cached_count == count and not fetcher._fetching)
 
@@ -66,7 +66,7 @@ def threads_of_pools() -> int:
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     wait_until(lambda: not threads_of_pools())
-    assert not list(tmp_path.iterdir()), "a pool left something behind"
+    assert not list(tmp_path.iterdir()), "a pool left files behind"
 
 
 @pytest.mark.parametrize("make", [NoCachePool, FileStoreCachePool])
@@ -104,7 +104,7 @@ def test_mock_lazy_calls_its_function_once() -> None:
 def test_files_are_fetched_ahead_once_and_leave_the_disk_when_they_were_used(method: Any, folder: Path) -> None:
     store = Numbers()
     pool = FileStoreCachePool(parent_cache_dir=folder, num_workers=3, method=method)
-    assert not list(folder.iterdir()), "nothing is made before the first file"
+    assert not list(folder.iterdir()), "no folder is created before the first file"
     lazies = [pool.get_lazy(store, str(number % 20)) for number in range(40)]
     wait_for_files(pool, 20)
     assert sorted(store.reads, key=int) == [str(number) for number in range(20)]
@@ -196,7 +196,7 @@ def test_a_disk_that_fails_costs_a_second_read_and_no_sample(folder: Path) -> No
     wait_for_files(pool, 3)
     first, second, _ = sorted(files_below(folder))
     first.unlink()
-    second.write_bytes(b"\x80" * second.stat().st_size)  # somebody else's pickle is not loaded
+    second.write_bytes(b"\x80" * second.stat().st_size)  # a pickle that this pool did not write is not loaded
     assert [lazy.get() for lazy in (one, two, three)] == [b"1" * 100, b"2" * 100, b"3" * 100]
     assert sorted(store.reads) == ["1", "1", "2", "2", "3"]
     later = pool.get_lazy(store, "4")
@@ -229,7 +229,7 @@ def test_a_store_that_raises_system_exit_ends_neither_the_thread_nor_the_wait(fo
     waiting.start()
     store.gate.set()
     waiting.join(60)
-    assert [type(error) for error in errors] == [DatasetError], "whoever waits must not be ended either"
+    assert [type(error) for error in errors] == [DatasetError], "threads that wait must not end either"
     assert "SystemExit(a library gave up) was raised while '1' was read" in str(errors[0])
     assert good.get() == b"2" * 100
     pool.close()
@@ -279,7 +279,7 @@ def test_names_of_the_current_sample_are_told_apart(folder: Path) -> None:
 
 
 class OddError(Exception):
-    """An exception that does not survive a pickle."""
+    """An exception that cannot be unpickled."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
@@ -343,7 +343,7 @@ def test_a_share_has_part_of_the_limits_and_goes_alone(folder: Path) -> None:
     for each in (pool, share, worker):
         wait_for_files(each, 1)
     share.close()
-    assert len(files_below(folder)) == 1, "the share takes the files of its workers along"
+    assert len(files_below(folder)) == 1, "removing the share removes the files of its workers"
     assert [lazy.get() for lazy in lazies] == [b"1" * 100] * 3
     worker.close()
     pool.close()
@@ -377,10 +377,10 @@ def test_the_next_pool_removes_what_a_killed_process_left(folder: Path) -> None:
     process.stdout.close()
     following = FileStoreCachePool(parent_cache_dir=folder)
     assert following.to_cache(1, "one").get() == 1
-    assert len(files_below(folder)) == 1, "the living pool keeps its file"
+    assert len(files_below(folder)) == 1, "the open pool keeps its file"
     assert lazy.get() == b"1" * 100
     alive.close()
-    del following  # nobody closes it: it goes with its last reference
+    del following  # not closed: it goes away with its last reference
 
 
 def test_media_in_references_are_decoded_in_the_block(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_media_in_references_are_decoded_in_the_block(tmp_path: Path) -> None:
     lazy: Lazy[Any] = DirectLazy(store, "a.jpg")
     sample = ImageSample(__key__="k", __restore_key__=(), image=lazy)  # type: ignore[arg-type]
     found = handles_of([sample, {"again": lazy}])
-    assert [handle.format for handle in found] == ["jpeg"], "one medium is decoded once"
+    assert [handle.format for handle in found] == ["jpeg"], "each file is decoded once"
     put_outcomes([sample, {"again": lazy}], [Decoded(handle.decode(), "pil") for handle in found])
     expected = DecodeFileStore(SystemFileStore(tmp_path), decoder=SampleDecoder())["a.jpg"][0]
     assert (lazy.get() == expected).all()

@@ -1,4 +1,4 @@
-"""Stores of files: by name in tar shards, in folders, in JSONL files, decoded, and beside the current sample."""
+"""File stores: files by name in tar shards, folders and JSONL files, decoded files, and parts of the current sample."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_lines_of_a_jsonl_file(tmp_path: Path) -> None:
     path.write_bytes(b'{"n": 0}\n\n{"n": 1}\n')
     prepare_jsonl(str(path))
     store = pickle.loads(pickle.dumps(JsonlFileStore(path)))
-    assert store["1.json"][0] == store["1"][0] == b'{"n": 1}'  # defect 12: without .json it was a NameError
+    assert store["1.json"][0] == store["1"][0] == b'{"n": 1}'  # defect 12: without .json it raised a NameError
     assert store["1"][1].file_names == ("1.json",)
     for name in ("2.json", "-1", "1.txt", "\u0661", ""):
         with pytest.raises(FileMissingError, match="has no line"):

@@ -1,4 +1,4 @@
-"""A module whose import ends the process, as a broken library does."""
+"""A module that ends the process when imported, like a broken library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module whose import never ends, as where a driver hangs."""
+"""A module whose import never returns, as when a driver hangs."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def rank_states(world_size: int, batches: int = 14) -> list[Any]:
 
 
 def numbers_behind(states: list[Any], count: int) -> list[int]:
-    """Returns what the ranks of a job deliver behind their states, stream by stream."""
+    """Returns what the ranks of a job deliver after their states, stream by stream."""
     streams: dict[int, list[int]] = {}
     for rank, state in enumerate(states):
         restored = RankIterator(dataset(rank, len(states)))
@@ -97,16 +97,16 @@ def test_info_says_what_is_there_and_where_it_fits(tmp_path: Path) -> None:
     paths = write(tmp_path, rank_states(3), ".json")
     code, text = run("info", tmp_path)
     assert code == 0, text
-    assert "Saved by:  3 ranks; here are 0, 1, 2" in text
-    assert "Streams:   6, all here" in text
-    assert "Batches:   42 given, 7 to 7 per stream" in text
+    assert "Saved by:  3 ranks; given here: 0, 1, 2" in text
+    assert "Streams:   6, all given" in text
+    assert "Batches:   42 delivered, 7 to 7 per stream" in text
     assert "ranks x workers of 1, 2, 3, 6" in text
     assert "Counting" in text
     assert "missing here: 0, 2, 3, 5" in run("info", paths[1])[1]
 
 
 def test_files_of_two_saves_are_told_from_those_of_one(tmp_path: Path) -> None:
-    """No error: ranks that do not step together save such states too."""
+    """This is not an error: ranks that do not step together save such states too."""
     early, late = rank_states(2, 14), rank_states(2, 24)
     for states, noted in (([early[0], late[1]], True), (early, False), (rank_states(2, 13), False)):
         paths = write(tmp_path, states, ".json")
@@ -119,7 +119,7 @@ def test_files_of_two_saves_are_told_from_those_of_one(tmp_path: Path) -> None:
 def test_a_list_of_states_is_a_global_state_too(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     path.write_text(json.dumps(rank_states(2)))
-    assert "here are 0, 1" in run("info", path)[1]
+    assert "given here: 0, 1" in run("info", path)[1]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     before = paths[0].read_bytes()
     code, text = run("redist", *paths, tmp_path, "--new-world-size", 2)
     assert (code, paths[0].read_bytes()) == (1, before)
-    assert "is there already" in text
+    assert "already exists" in text
     assert run("redist", *paths, tmp_path, "--new-world-size", 2, "--force-overwrite")[0] == 0
     assert paths[0].read_bytes() != before
 
@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_all_files_as_they_were(tmp_path: Path, suffix: str) 
 def test_a_stream_in_two_states_is_refused_also_where_none_is_missing() -> None:
     first, second = rank_states(2)
     later = rank_states(2, batches=20)[1]
-    for states in ([first, second, second], [first, second, later]):  # every stream is there, some of them twice
+    for states in ([first, second, second], [first, second, later]):  # every stream is present, some of them twice
         with pytest.raises(StateError, match=r"Streams \['1', '3', '5'\] are in more than one of the states"):
             merge_states(states)
     merge_states([first, second])

@@ -1,4 +1,4 @@
-"""The commands, as they are typed."""
+"""The commands, called as a user types them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_prepare_asks_what_is_not_given(tmp_path: Path) -> None:
     config = dataset_yaml(tmp_path)
     assert config["sample_type"]["__class__"] == "CaptioningSample"
     assert config["field_map"] == {"image": "jpg", "caption": "txt"}
-    # prepared already: go on; ratio; create; the last class (crude)
+    # already prepared: continue; ratio; create; the last class (crude)
     ok("prepare", tmp_path, *questions, answers="y\n1,1,1\ny\n11\n")
     assert dataset_yaml(tmp_path)["__class__"] == "CrudeWebdataset"
     ok("prepare", tmp_path, *questions, answers="n\n")
@@ -209,7 +209,7 @@ def test_what_cannot_work_is_said(tmp_path: Path, words: tuple[str, ...], messag
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert "is no folder" in run("prepare", tmp_path / "x").output
+    assert "is not a folder" in run("prepare", tmp_path / "x").output
     assert "is not a folder" in run("info", tmp_path / "x").output
 
 
@@ -283,7 +283,7 @@ def test_an_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path, wo
 
 
 def test_a_command_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of a short command's time: Ctrl-C meanwhile ends it like any other."""
+    """Importing is most of a short command's time: Ctrl-C during it ends the command like any other."""
 
     def interrupt(name: str) -> Any:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`energon-dali demo-data` makes what the README's examples read, with and without installed photographs."""
+"""`energon-dali demo-data` writes what the README's examples read, with and without installed photographs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`energon-dali doctor`: on this machine, and on machines that lack something, made up fact by fact."""
+"""`energon-dali doctor`: on this machine, and on simulated machines that lack something."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from energon_dali.diagnosis.libraries import LIBRARIES, NVDEC
 
 
 class MadeUpHost(Host):
-    """A GPU host where everything works; tests take pieces away."""
+    """A GPU host where everything works; tests remove parts of it."""
 
     def __init__(self, cuda: int = 13) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "no Pillow codec": (fails("image", "pil"), "JPEG, Pillow", "broken", "reinstall pillow", "cpu gpu"),
     "no video codec": (fails("video", "pyav"), "H.264, PyAV", "broken", "reinstall 'av>=17.1,<19'", "cpu gpu"),
     "DALI crashes": (fails("dali", error="SIGSEGV"), "NVIDIA DALI", "broken", "uninstall nvidia-dali", "cpu gpu"),
-    "DALI crashes on pictures": (fails("image", "cpu"), "JPEG, DALI on the CPU", "broken", "--force", "cpu gpu"),
+    "DALI crashes on images": (fails("image", "cpu"), "JPEG, DALI on the CPU", "broken", "--force", "cpu gpu"),
     "no driver": (fails("driver"), "driver", "broken", "580 or newer", "gpu"),
     "old driver": (finds("driver", version="570.1"), "driver", "broken", "580 or newer", "gpu"),
     "no libcuda": (fails("cuda", error="OSError: libcuda.so.1"), "libcuda.so.1", "broken", "--gpus all", "gpu"),
@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "no NPP": (finds("libraries", **{"libnppig.so.13": ""}), "NPP", "missing", "pip install nvidia-npp;", ""),
     "no JPEG engine": (finds("jpeg_engine", engines=0), "hardware JPEG engine", "missing", "CUDA cores", ""),
     "no JPEG on the GPU": (fails("image", "gpu"), "JPEG, GPU", "broken", "lines above", "gpu"),
-    "no film on the GPU": (fails("video", "gpu"), "H.264, NVDEC", "broken", "libnvcuvid", "gpu"),
+    "no video on the GPU": (fails("video", "gpu"), "H.264, NVDEC", "broken", "libnvcuvid", "gpu"),
     "no kernel": (fails("kernel"), "Triton kernel", "broken", "C compiler", "gpu"),
     "no Triton": (lacks("triton"), "Triton", "missing", "pip install triton==3.7.0", ""),
     "another Triton": (has(required=["triton==3.6.0"]), "Triton", "broken", "triton==3.6.0", ""),
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[Callable[[MadeUpHost], Any], str, str, str, str]] = {
     "little shared memory": (has(shared=64 << 20), "/dev/shm", "broken", "--shm-size", ""),
     "no shared memory": (has(shared=None), "/dev/shm", "missing", "--shm-size", ""),
 }
-"""What is taken away; the check that says so, its state, a piece of the advice, and the paths that no longer work."""
+"""What is removed: the check that reports it, its state, part of the advice, and the paths that no longer work."""
 
 
 @pytest.mark.parametrize("case", CASES)

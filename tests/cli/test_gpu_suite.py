@@ -1,6 +1,6 @@
-"""`benchmarks/gpu.sh`: what it starts, where, and what it makes of failures.
+"""`benchmarks/gpu.sh`: what it starts, where, and how it treats failures.
 
-A program in Python's place writes it down.
+A program that replaces Python records the calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ echo "$PWD ${PYTHONPATH%%:*} ${FAIL_WITHOUT_CUDA:-} $*" >>"$NOTES"
 
 
 def run(tmp_path: Path, *words: str) -> tuple[int, str, list[list[str]]]:
-    """Returns exit status, what was said, and the words of each program that was started."""
+    """Returns the exit status, the output, and the arguments of each program that was started."""
     python, notes = tmp_path / "python", tmp_path / "notes"
     python.write_text(NOTING)
     python.chmod(0o755)
@@ -55,7 +55,7 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
         "benchmarks.run",
     ]
     assert [words[2] for words in started if words[4] == "pytest"] == ["1"]  # a missing GPU is a failure
-    assert started[1][-2:] == ["-W", "default"]  # other versions than CI's warn of other things
+    assert started[1][-2:] == ["-W", "default"]  # versions other than CI's give other warnings
     files = {word for words in started for word in words if word.endswith((".json", ".xml"))}
     assert {Path(file).parent for file in files} == {tmp_path / "out"}
     assert all(Path(file).name.startswith("gpu-") for file in files)
@@ -65,7 +65,7 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
     assert [line.split()[-1] for line in summary] == ["ok", "FAILED", *["ok"] * 5]
     assert "summary" in said
     assert not (tmp_path / "out" / "work").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "python", "notes"}  # nothing lies elsewhere
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "python", "notes"}  # nothing is written elsewhere
 
 
 def test_chosen_stages_of_a_dry_run_keep_their_work(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_prepare_and_info(tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_message_runs_as_it_stands(tmp_path: Path) -> None:
-    """In a folder whose name a shell would take apart."""
+    """In a folder whose name a shell would split."""
     path = tmp_path / "my 'data'" / "lines.jsonl"
     path.parent.mkdir()
     path.write_bytes(b'{"a": 1}\n')

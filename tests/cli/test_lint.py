@@ -1,4 +1,4 @@
-"""`energon-dali lint` names what training would lose, and nothing else."""
+"""`energon-dali lint` reports what training would lose, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lint(*words: object) -> tuple[int, list[str]]:
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """Nine samples in three shards: k0001 has no caption, k0002 a cut picture; the last shard changed later."""
+    """Nine samples in three shards: k0001 has no caption, k0002 has a truncated image; the last shard changed later."""
     samples = {f"k{number:04d}": captioning_sample(4 * number) for number in range(9)}
     del samples["k0001"]["txt"]
     samples["k0002"]["jpg"] = samples["k0002"]["jpg"][:200]
@@ -59,7 +59,7 @@ def test_every_bad_sample_is_named_with_its_shard_and_the_reason(decoder: str, d
 
 
 def test_video_and_sound_are_decoded_to_their_end(tmp_path: Path) -> None:
-    """Their headers are whole: a file without its second half, and some with garbage in the middle."""
+    """Their headers are intact: a file without its second half, and some with garbage in the middle."""
     video, sound = with_its_index_in_front(video_file("h264-b-mp4"), tmp_path), audio_file("mp3")
     files = {
         "good": {"mp4": video},
@@ -82,7 +82,7 @@ def test_video_and_sound_are_decoded_to_their_end(tmp_path: Path) -> None:
 
 
 def with_its_index_in_front(data: bytes, folder: Path) -> bytes:
-    """Returns an MP4 file as servers want it."""
+    """Returns an MP4 file with its index at the front, as for streaming."""
     path = folder / "in_front.mp4"
     with av.open(io.BytesIO(data)) as given, av.open(path, "w", options={"movflags": "faststart"}) as made:
         streams = [made.add_stream_from_template(stream) for stream in given.streams]
@@ -94,7 +94,7 @@ def with_its_index_in_front(data: bytes, folder: Path) -> bytes:
 
 
 def with_garbage(data: bytes) -> bytes:
-    """Returns a file with other bytes in its middle."""
+    """Returns a file with changed bytes in the middle."""
     half, length = len(data) // 2, len(data) // 6
     return data[:half] + b"\xff" * length + data[half + length :]
 
@@ -112,9 +112,9 @@ def test_an_index_that_does_not_fit_is_named(damaged: Path) -> None:
     shutil.copy(damaged / "shard_000.tar.idx", damaged / "shard_001.tar.idx")
     _, lines = lint(damaged, "--split-parts", "train")
     told = "\n".join(lines[: lines.index(f"{damaged}, train: 9 samples, errors: 5")])
-    assert "shard_001.tar.idx holds other offsets than the tar" in told
+    assert "the offsets in shard_001.tar.idx differ from those of the tar" in told
     for index in ("extents", "index.sqlite"):
-        assert f"shard_002.tar  k0000  {index} has the key 'k0006' in its place" in told
+        assert f"shard_002.tar  k0000  {index} has the key 'k0006' instead" in told
 
 
 def test_shares_of_several_processes_are_the_whole(damaged: Path) -> None:
@@ -141,7 +141,7 @@ def test_metadatasets_are_whole(name: str) -> None:
 def test_a_part_without_samples_says_so(damaged: Path) -> None:
     (damaged / ".nv-meta" / "split.yaml").write_text("split_parts: {train: [shard_001.tar], val: []}")
     code, lines = lint(damaged)
-    assert code == 1, "the index of a shard that no part names is wrong all the same"
+    assert code == 1, "the index of a shard outside every part is still wrong"
     assert lines[-2:] == [f"{damaged}, train: 3 samples, errors: 0", f"{damaged}, val: 0 samples, errors: 0"]
 
 

@@ -1,4 +1,4 @@
-"""`make setup`: what it chooses by the driver, and what it leaves when it fails. Nothing is installed."""
+"""`make setup`: what it chooses for a driver, and what remains when it fails. Nothing is installed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_setup_that_fails_leaves_no_environment(tmp_path: Path) -> None:
     (tmp_path / ".venv/.up-to-date").touch()
     os.utime(tmp_path / ".venv/.up-to-date", (0, 0))
     assert make(tmp_path, "setup").returncode != 0
-    assert (tmp_path / ".venv/.up-to-date").exists()  # it was complete once: an update that fails takes nothing away
+    assert (tmp_path / ".venv/.up-to-date").exists()  # it was complete once: a failed update removes nothing
 
 
 def test_the_gpu_script_passes_over_an_environment_without_torch(tmp_path: Path) -> None:

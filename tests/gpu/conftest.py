@@ -1,7 +1,7 @@
 """Where the tests of this folder run.
 
-Tests that take the fixture `where` run on the GPU, or without one on the CPU. Such a dry run shows that the test itself
-works; it says nothing about GPUs. Dry runs that take seconds (marker `costly_dry_run`) need GPU_DRY_RUN=1. Tests
+Tests that take the fixture `where` run on the GPU, or on the CPU if there is none. Such a dry run shows that the test
+itself works; it says nothing about GPUs. Dry runs that take seconds (marker `costly_dry_run`) need GPU_DRY_RUN=1. Tests
 without `where` need a GPU and are skipped without one. FAIL_WITHOUT_CUDA=1 makes a missing GPU a failure.
 GPU_OBSERVATIONS names a JSON file for what the tests observe.
 """
@@ -38,12 +38,12 @@ def _wants_gpu() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Names the marker of this folder."""
-    config.addinivalue_line("markers", "costly_dry_run: without a GPU it runs with GPU_DRY_RUN=1 alone")
+    """Registers the marker of this folder."""
+    config.addinivalue_line("markers", "costly_dry_run: without a GPU, runs only with GPU_DRY_RUN=1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks this folder's tests as gpu tests, and skips those that need a GPU where there is none."""
+    """Marks this folder's tests as gpu tests, and skips those that need a GPU if there is none."""
     for item in items:
         if _HERE not in item.path.parents:
             continue
@@ -58,13 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def where() -> Where:
-    """The device of this run."""
+    """The device of this test run."""
     return Where("gpu" if _wants_gpu() else "cpu")
 
 
 @pytest.fixture
 def observe(where: Where, request: pytest.FixtureRequest) -> Observations:
-    """Records what a test observes, under the test's name."""
+    """Records what a test observes under its name."""
     return Observations(where.kind, request.node.name)
 
 

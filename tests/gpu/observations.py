@@ -12,7 +12,7 @@ from benchmarks.machine import describe_machine, describe_versions
 
 
 class Observations:
-    """The observations of one test. Without GPU_OBSERVATIONS they are only checked to be plain values.
+    """The observations of one test. Without GPU_OBSERVATIONS, they are only checked to be plain values.
 
     Args:
         device: "gpu", or "cpu" for a dry run.
@@ -33,7 +33,7 @@ class Observations:
             fcntl.flock(file, fcntl.LOCK_EX)  # tests may run in several processes
             file.seek(0)
             report = json.loads(file.read() or "{}")
-            if "machine" not in report:  # asked once: nvidia-smi may take a second
+            if "machine" not in report:  # only once: nvidia-smi may take a second
                 report["machine"] = describe_machine() | _describe_gpu(self._device)
                 report["versions"] = describe_versions()
             report["device"] = self._device

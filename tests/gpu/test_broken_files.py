@@ -1,4 +1,4 @@
-"""What broken files do to a device's decoder, with this package's screening and without it."""
+"""What broken files do to a device's decoder, with and without this package's screening."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.decode.sample_images import sample_images
 from tests.gpu.observations import Observations
 from tests.gpu.where import Where, ending_of, run_program, values_of
 
-pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali asks the same of the CPU
+pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali tests the same on the CPU
 
 SCREENED = """
 import sys
@@ -82,7 +82,7 @@ def test_broken_files_with_screening(where: Where, observe: Observations) -> Non
     [("text", 0, 64), ("text", 0, 16), ("jpeg-header-only", 5, 64), ("jpeg-half", 0, 64), ("jpeg-no-end", 0, 64)],
 )
 def test_broken_files_in_bare_dali(where: Where, observe: Observations, name: str, place: int, count: int) -> None:
-    """Without screening anything may happen, even a crash. Case by case, this shows why screening is needed."""
+    """Without screening, anything may happen, even a crash. Each case shows why screening is needed."""
     if where.kind == "cpu" and count == 64 and name != "text":
         count = 24  # one dry run with a size at which DALI is known to crash is enough
     done = run_program(BARE, where.kind, name, str(place), str(count))

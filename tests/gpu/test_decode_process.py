@@ -1,4 +1,4 @@
-"""A decode process passes on GPU tensors by CUDA IPC: their values, CUDA streams, memory and lifetime."""
+"""A decode process sends GPU tensors by CUDA IPC: their values, CUDA streams, memory and lifetime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELEMENTS = 300_000
 
 
 def made_late(stream: int, epoch: int, at: int) -> dict[str, Any]:
-    """Returns a batch whose values are written long after the call: who does not wait sees the old values."""
+    """Returns a batch whose values are written long after the call: a reader that does not wait sees the old values."""
     pixels = torch.full((ELEMENTS,), 255, dtype=torch.uint8, device="cuda")
     torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
     pixels.fill_(at % 251)
@@ -91,11 +91,11 @@ def test_tensors_that_are_held_stay_over_100_batches_and_after_the_end() -> None
     del batch, iterator
     pid = batches._prefetcher.process.pid
     batches.close()
-    del batches  # who holds the tensors holds nothing else of the loader
+    del batches  # the tensors keep nothing else of the loader alive
     torch.cuda.synchronize()
     assert [int(part.max()) for part in held] == [0, 1, 2]
     assert [int(part.min()) for part in held] == [0, 1, 2]
-    os.kill(pid, 0)  # it lives, because its memory is in use
+    os.kill(pid, 0)  # the process still runs, because its memory is in use
     del held
     gc.collect()
     with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A device that fails while it works: a clear error that ends the run, never a bad sample and never a wrong one."""
+"""A device that fails at work: a clear error ends the run; no sample is skipped as bad, and none is wrong."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_the_decoder_says_that_the_device_failed(where: Where, observe: Observat
     lines = done.stdout.splitlines()
     observe(ending=ending_of(done), printed=lines, log=done.stderr[-1500:])
     assert lines[0] == "32", done.stderr[-2000:]
-    assert "decoded" not in lines  # nothing that might be wrong is given out
-    # After a CUDA error DALI's own threads may end the process; what happened is in the log by then.
+    assert "decoded" not in lines  # nothing that might be wrong is delivered
+    # After a CUDA error, DALI's own threads may end the process; by then the log says what happened.
     assert any("DeviceFailedError" in line or "CUDA" in line for line in [*lines[1:], *done.stderr.splitlines()])
 
 

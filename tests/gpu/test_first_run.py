@@ -1,4 +1,4 @@
-"""What goes wrong on a user's first run where CUDA is only imagined: contexts, codecs, pinning, memory, two ranks."""
+"""Faults on a user's first GPU run that a fake CUDA cannot show: contexts, codecs, pinning, memory, two ranks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ except Exception as error:
 def test_two_ranks_on_one_host_have_a_context_on_their_own_gpu_alone(
     where: Where, observe: Observations, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer takes its GPU before the loader is iterated, or after: then LOCAL_RANK tells."""
+    """The trainer takes its GPU before the loader is iterated, or after: then LOCAL_RANK decides."""
     captioning_dataset(tmp_path / "captions")
     count = torch.cuda.device_count() if where.kind == "gpu" else 0
     found = []
@@ -122,7 +122,7 @@ def test_two_ranks_on_one_host_have_a_context_on_their_own_gpu_alone(
 
 
 def test_which_codec_decodes_a_crop(where: Where, observe: Observations) -> None:
-    """DALI does not tell. What a GPU decodes differs from PIL somewhere; what its CPU threads decode does not."""
+    """DALI does not say who decoded. A GPU's result differs from PIL's somewhere; that of the CPU threads does not."""
     from torch.profiler import ProfilerActivity, profile
 
     decoder = where.decoder(image_decode="torchrgb8", operations=[CenterCrop(64)])
@@ -143,7 +143,7 @@ def test_which_codec_decodes_a_crop(where: Where, observe: Observations) -> None
     assert levels["png-rgb"] == 0
     if where.kind == "gpu":
         assert routes == {name: "dali-host" if name == "png-rgb" else "dali-gpu" for name in names}
-        assert levels["jpeg-420"] > 0, "bit for bit PIL's: CPU threads decoded the crop"
+        assert levels["jpeg-420"] > 0, "equal to PIL's bit for bit: CPU threads decoded the crop"
     else:
         assert set(routes.values()) == {"dali-cpu"}
         assert set(levels.values()) == {0}
@@ -155,7 +155,7 @@ def test_a_full_gpu_ends_the_run_and_blames_no_image(where: Where, observe: Obse
     observe(ending=ending_of(done), printed=done.stdout.splitlines(), log=done.stderr[-1500:])
     lines = done.stdout.splitlines()
     assert lines, done.stderr[-2000:]
-    # Where it fits after all, nothing may have gone to PIL.
+    # If it fits after all, PIL must have decoded nothing.
     assert lines[-1].startswith("raised DeviceFailedError") or lines[-1] == "decoded ['dali-gpu']"
     if where.kind == "cpu":
         assert "No sample caused this" in lines[-1] or "out of memory" in lines[-1]
@@ -196,7 +196,7 @@ def test_pinned_batches_are_the_batches(where: Where, decode_process: bool) -> N
 
 
 def test_closed_loaders_leave_no_memory_open(where: Where, observe: Observations) -> None:
-    """A decode process shares GPU memory with the trainer: both let go of it when the loader is closed."""
+    """A decode process shares GPU memory with the trainer: both release it when the loader is closed."""
     used = []
     for _ in range(4):
         with batches(where, decode_process=True) as loader:

@@ -1,4 +1,4 @@
-"""DaliDecoder on a GPU: values near the CPU's for every name and format, and isolation."""
+"""DaliDecoder on a GPU: values close to the CPU's for every type name and format, and isolation of bad samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def decode(decoder: DaliDecoder, files: list[bytes]) -> list[Any]:
-    """Returns one value per file, also of those that PIL decodes where they are staged."""
+    """Returns one value per file, including files that PIL decodes when they are staged."""
     staged = [decoder.stage("jpg", data, seed=seed) for seed, data in enumerate(files)]
     values = iter(values_of(decoder, [one for one in staged if isinstance(one, MediaHandle)]))
     return [next(values) if isinstance(one, MediaHandle) else one for one in staged]
@@ -63,10 +63,10 @@ def test_fused_training_batch_is_near_the_cpu(where: Where) -> None:
 
 
 def test_a_truncated_file_among_64(where: Where) -> None:
-    # One JPEG decoder for all: the engine and the cores of a GPU may round differently, and share a block.
+    # Use one JPEG decoder: the engine and the cores of a GPU share a block, and may round differently.
     decoder = where.decoder(image_decode="torchrgb8", tuning=DaliTuning(hw_decoder_load=0.0))
     handles = [decoder.stage("jpg", sample_images()["jpeg-420"]) for _ in range(64)]
-    # As if its damage did not show: the screening sends it to PIL.
+    # Pretend that the damage is not visible; otherwise the screening sends the file to PIL.
     handles[9] = DaliHandle("jpg", broken_images()["jpeg-half"], "jpeg", 157, 118, decoder.spec)
     outcomes = decoder.decode_block(handles)
     alone = decode(decoder, [sample_images()["jpeg-420"]])[0]
@@ -74,4 +74,4 @@ def test_a_truncated_file_among_64(where: Where) -> None:
         if i != 9:
             assert isinstance(outcome, Decoded)
             assert torch.equal(outcome.value, alone)
-    assert isinstance(outcomes[9], DecodeFailure | Decoded)  # nvJPEG may accept what libjpeg-turbo does not
+    assert isinstance(outcomes[9], DecodeFailure | Decoded)  # nvJPEG may accept files that libjpeg-turbo rejects

@@ -1,4 +1,4 @@
-"""Every kernel compiled for the GPU equals its reference, bit for bit; also where batches are made with it."""
+"""Every kernel compiled for the GPU equals its reference bit for bit, also when it builds batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders on the device: training and validation at once, a trainer on a stream of its own, workers, prefetching."""
+"""Loaders on the device: training and validation together, a trainer with its own CUDA stream, workers, prefetching."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.loader.dataset_folder import captioning_dataset
 
 
 class Means(ed.DefaultTaskEncoder):
-    """Gives the mean of each picture, computed on the device, under the picture's caption."""
+    """Yields the mean of each image, computed on the device, with the image's caption."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def loader_of(folder: Path, decoder: Any, *, train: bool) -> Any:
 
 
 def means_of(folder: Path) -> dict[str, float]:
-    """Returns the mean of every picture by caption, from PIL."""
+    """Returns the mean of every image by caption, from PIL."""
     loader = loader_of(folder, ed.SampleDecoder(image_decode="torchrgb8"), train=False)
     return dict(pair for batch in loader for pair in zip(batch["caption"], batch["mean"].tolist(), strict=True))
 

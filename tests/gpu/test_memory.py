@@ -1,4 +1,4 @@
-"""Memory: what thousands of batches leave behind, the budget of runs in flight, and giving it back."""
+"""Memory: what remains after thousands of batches, the budget of runs in flight, and the release of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU tests see ends in one file, with the machine that it was seen on."""
+"""The observations of the GPU tests are written to one file, with a description of the machine."""
 
 from __future__ import annotations
 

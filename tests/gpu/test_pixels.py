@@ -1,4 +1,4 @@
-"""How far the device's pixels are from those of the CPU: by chroma filter, hardware engine, subsampling and size."""
+"""How far the device's pixels are from the CPU's, by chroma filter, hardware engine, subsampling and size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _encode(image: Image.Image, **options: Any) -> bytes:
 
 
 def compare(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> dict[str, float]:
-    """Returns the share of values that are equal, and within one level, the largest difference and the PSNR."""
+    """Returns the shares of values that are equal and within one level, the largest difference, and the PSNR."""
     difference = np.abs(ours.astype(np.int16) - theirs)
     ratio = psnr_db(ours, theirs)
     return {
@@ -67,13 +67,13 @@ def test_difference_to_the_cpu(where: Where, observe: Observations, fancy: bool,
         why = explain_difference(ours, theirs, GPU if where.kind == "gpu" else EXACT)
         if why is not None:
             problems[name] = why
-    if fancy:  # DALI's own default repeats chroma: measured, not used
+    if fancy:  # DALI's default repeats chroma; it is measured, but not used
         assert not problems
     assert len(got) == len(files)
 
 
 def test_regions_are_cut_out_of_the_same_pixels(where: Where, observe: Observations) -> None:
-    """A crop that is decoded alone against the same part of the whole image, decoded on the same device."""
+    """A crop decoded alone, compared with the same part of the whole image decoded on the same device."""
     from energon_dali.decode import CenterCrop
 
     crops = where.decoder(image_decode="rgb8", operations=[CenterCrop((64, 80))])

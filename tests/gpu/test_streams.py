@@ -1,4 +1,4 @@
-"""Order on streams and life of tensors: nobody ever sees a buffer that is not written yet, or used again too early."""
+"""Order on CUDA streams and lifetime of tensors: no reader sees a buffer before it is written or after its reuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.where import Where, values_of
 
 
 def flat(level: int, size: tuple[int, int] = (64, 48)) -> bytes:
-    """Returns a JPEG of one gray level: what was decoded can be told from every pixel."""
+    """Returns a JPEG of one gray level: every pixel tells which image was decoded."""
     stream = io.BytesIO()
     Image.new("RGB", size, (level, level, level)).save(stream, "JPEG", quality=95)
     return stream.getvalue()
@@ -33,7 +33,7 @@ def assert_level(values: list[torch.Tensor], level: int) -> None:
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
 def test_a_consumer_on_another_stream_and_a_producer_that_races_ahead(where: Where, ragged: bool) -> None:
-    """The consumer reads late, and drops what it reads before it was read; the producer is always blocks ahead."""
+    """The consumer reads late, and drops tensors before their reads ran; the producer is always blocks ahead."""
     decoder = where.decoder(image_decode="torchrgb8")
     levels = [10 + 5 * turn for turn in range(40)]
     copies: list[tuple[int, list[torch.Tensor]]] = []
@@ -66,7 +66,7 @@ def test_tensors_are_kept_over_100_batches(where: Where, ragged: bool) -> None:
 
 
 def test_a_tensor_that_one_stream_made_and_another_reads_late(where: Where, observe: Observations) -> None:
-    """Dropped while the other stream has not read it yet. DALI waits for the device before it uses the memory."""
+    """Dropped before the other CUDA stream has read it. DALI waits for the device before it reuses the memory."""
     decoder = where.decoder(image_decode="torchrgb8")
     sums: list[Any] = []
     for turn in range(30):

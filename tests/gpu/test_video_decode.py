@@ -17,7 +17,7 @@ from energon_dali.decode.pyav import stage_clips
 from tests.av.corpus import VideoRecipe, encode_video
 from tests.gpu.where import Where
 
-pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali asks the same of the CPU
+pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali tests the same on the CPU
 
 SIZE = (320, 240)
 RECIPES = {
@@ -60,7 +60,7 @@ def test_frames_times_and_colours_are_those_of_the_cpu(where: Where, name: str, 
     data = encode_video(RECIPES[name])
     spec = VideoClips(3, 5, clip_duration_seconds=0.4, sampling="random", size=size, layout="FHWC")
     handle = handle_of(data, spec)
-    assert is_eligible_video(handle, "gpu")  # in a dry run too
+    assert is_eligible_video(handle, "gpu")  # also in a dry run
     route = f"dali-{where.kind}" if is_eligible_video(handle, where.kind) else "pyav"
     (outcome,) = decode(where.decoder(av_decode=spec), [handle])
     assert outcome.route == route

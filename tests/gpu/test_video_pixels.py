@@ -1,4 +1,4 @@
-"""Clips of the device against PyAV by codec, depth and colours, and DALI's errors for videos that it cannot decode."""
+"""Clips of the device compared with PyAV by codec, depth and colours; DALI's errors for videos it cannot decode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.gpu.observations import Observations
 from tests.gpu.test_pixels import compare
 from tests.gpu.where import Where, ending_of, run_program
 
-pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali asks the same of the CPU
+pytestmark = pytest.mark.costly_dry_run  # tests/decode/dali tests the same on the CPU
 
 RECIPES = {
     f"{codec} {colour}{' full' if full else ''}": VideoRecipe(
@@ -60,7 +60,7 @@ def test_colours_and_pixels(where: Where, observe: Observations, name: str) -> N
     data, spec = encode_video(RECIPES[name]), VideoClips(2, 6, layout="FHWC")
     handle, file = stage_clips("mp4", data, spec)
     file.close()
-    assert is_eligible_video(handle, "gpu")  # in a dry run too
+    assert is_eligible_video(handle, "gpu")  # also in a dry run
     (outcome,) = where.decoder(av_decode=spec).decode_block([handle])
     assert isinstance(outcome, Decoded), outcome
     ours = outcome.value.frames.cpu().flatten(0, 1).numpy()
@@ -84,7 +84,7 @@ def test_colours_and_pixels(where: Where, observe: Observations, name: str) -> N
 def test_what_dali_says_of_streams_that_are_kept_from_it(
     where: Where, observe: Observations, codec: str, container: str, pixel_format: str
 ) -> None:
-    """In its own process, without the checks: an error, other frames, or the end of the process."""
+    """In its own process, without the checks: an error, wrong frames, or the end of the process."""
     done = run_program(UNSUITABLE, where.kind, codec, container, pixel_format)
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     observe(ending=ending_of(done), lines=lines, log=done.stderr[-500:])

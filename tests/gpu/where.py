@@ -54,7 +54,7 @@ class Where:
             torch.cuda.synchronize()
 
     def used_bytes(self) -> int:
-        """Returns the bytes in use: of the whole GPU, or of this process."""
+        """Returns the bytes in use, of the whole GPU or of this process."""
         if self.kind == "gpu":
             free, total = torch.cuda.mem_get_info()
             return total - free
@@ -70,13 +70,13 @@ def values_of(decoder: DaliDecoder, handles: Sequence[MediaHandle]) -> list[Any]
 
 
 def run_program(code: str, *arguments: str, timeout_seconds: int = 110) -> subprocess.CompletedProcess[str]:
-    """Runs a program in its own process, which may end in any way."""
+    """Runs a program in its own process; it may end in any way."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout_seconds, cwd=ROOT
     )
 
 
 def ending_of(done: subprocess.CompletedProcess[str]) -> str:
-    """Returns how a process ended: "exit 0", "signal 11", ..."""
+    """Describes how a process ended: "exit 0", "signal 11", ..."""
     code = done.returncode
     return f"signal {-code}" if code < 0 else f"exit {code}"

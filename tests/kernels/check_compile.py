@@ -1,8 +1,8 @@
-"""Compiles every kernel to machine code of GPUs that need not be there; a program of its own.
+"""Compiles every kernel to machine code for GPUs that need not be present. Runs as a separate program.
 
     python -m tests.kernels.check_compile
 
-First it runs every operation on the CPU, and fails if one of them loads Triton.
+It first runs every operation on the CPU, and fails if one of them loads Triton.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIANTS: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 def run_on_the_cpu() -> None:
-    """Calls every operation with tensors of the CPU."""
+    """Calls every operation with CPU tensors."""
     from energon_dali.kernels.color_matrix import IDENTITY, convert_colors
     from energon_dali.kernels.color_quantize import Palette, color_quantize
     from energon_dali.kernels.pack_tokens import pack_tokens
@@ -52,7 +52,7 @@ def compile_all() -> None:
     """Prints a line per kernel, type and architecture.
 
     Raises:
-        AssertionError: There is no machine code.
+        AssertionError: A kernel has no machine code.
     """
     import triton
     from triton.backends.compiler import GPUTarget

@@ -1,4 +1,4 @@
-"""Compares the Triton kernels with their references, bit for bit, on the device that is given; a program of its own.
+"""Compares the Triton kernels with their references, bit for bit, on the given device. Runs as a separate program.
 
 python -m tests.kernels.check_triton cuda
 TRITON_INTERPRET=1 python -m tests.kernels.check_triton cpu     (slow, needs no GPU)
@@ -19,7 +19,7 @@ CHECKS = {
     "pad_stack": pad_stack.compare,
     "patchify": patchify.compare,
 }
-"""What compares each operation."""
+"""The comparison of each operation."""
 
 
 def main(device: str) -> int:
@@ -28,7 +28,7 @@ def main(device: str) -> int:
     for name, check in CHECKS.items():
         try:
             print(f"{name}: {check(device)} comparisons, all equal", flush=True)
-        except Exception:  # the other operations are to be compared too
+        except Exception:  # continue with the other operations
             wrong += 1
             print(f"{name}: WRONG\n{traceback.format_exc()}", flush=True)
     return wrong

@@ -1,4 +1,4 @@
-"""Images of awkward sizes, each lying in memory in another way, for every operation that takes ragged images."""
+"""Images of awkward sizes and different memory layouts, for every operation that takes ragged images."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 SIZES = [[(1, 1)], [(5, 3), (31, 33), (0, 7), (1, 64)], [(32, 32), (32, 32)], [(17, 67), (67, 17), (40, 1)], [(0, 0)]]
-"""Height and width of each image of a batch: single pixels, rows and columns, around a tile of 16 x 64, nothing."""
+"""Height and width of each image of a batch: single pixels, rows and columns, about a tile of 16 x 64, and empty."""
 
 
 def images_of(sizes: list[tuple[int, int]], channels: int, device: str = "cpu", frames: int = 0) -> list[torch.Tensor]:
-    """Returns uint8[H, W, C], or [F, H, W, C] where there are frames: every second one a crop of something larger."""
+    """Returns uint8[H, W, C], or [F, H, W, C] with frames; every second one is a crop of a larger tensor."""
     images = []
     for index, (height, width) in enumerate(sizes):
         leading = (frames + index,) if frames else ()

@@ -1,4 +1,4 @@
-"""What an operation runs on is chosen by the device, and said once."""
+"""The device decides which backend an operation runs on; it is logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' benchmark: every way of doing an operation is right before it is timed, and bars are judged."""
+"""The kernels' benchmark: every implementation is checked before it is timed, and results are held to their bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The colours of one standard made those of another: against formulas in float64, and each backend bit for bit."""
+"""Conversion of colours between standards: compared with float64 formulas, and bit for bit between backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHIFTED = ColorMatrix.between("bt601", "bt2020", made_full_range=False, wanted_f
 
 
 def to_rgb(ycbcr: Any, matrix: Any, full_range: bool) -> Any:
-    """Returns float64[n, 3] in 0..255, not clipped, by the formulas of the PyAV side."""
+    """Returns float64[n, 3] in 0..255, not clipped, with the formulas of the PyAV route."""
     weights, offset = ColourFacts(matrix, full_range).to_rgb_matrix()
     return (ycbcr - offset) @ weights.T
 
@@ -32,7 +32,7 @@ def convert_one(rgb: Any, matrix: ColorMatrix) -> Any:
 def test_colours_inside_the_gamut_come_out_within_one_level(wanted: Any, full: bool) -> None:
     ycbcr = np.random.default_rng(3).integers(0, 256, (100_000, 3)).astype(np.float64)
     made, right = to_rgb(ycbcr, "bt601", full), to_rgb(ycbcr, wanted, full)
-    inside = ((made >= 0) & (made <= 255)).all(1)  # what BT.601 clipped is lost
+    inside = ((made >= 0) & (made <= 255)).all(1)  # values that BT.601 clipped are lost
     assert inside.sum() > 12_000
     got = convert_one(np.rint(made[inside]), ColorMatrix.between("bt601", wanted))
     error = np.abs(got - np.clip(np.rint(right[inside]), 0, 255))

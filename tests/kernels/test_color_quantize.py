@@ -1,4 +1,4 @@
-"""The nearest palette colour of each pixel: against squared distances in whole numbers and in float64."""
+"""The nearest palette colour of each pixel: compared with squared distances in integers and in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CORNERS = np.array([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 255], [128
 
 
 def pixels_of(shape: tuple[int, ...]) -> Any:
-    """Returns uint8[*shape, 3]; the corners of the cube are among them where there is room."""
+    """Returns uint8[*shape, 3]; the corners of the cube are included if there is room."""
     pixels = np.random.default_rng(len(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8)
     flat = pixels.reshape(-1, 3)
     flat[: len(CORNERS)] = CORNERS[: len(flat)]
@@ -29,7 +29,7 @@ def test_whole_colours_are_found_exactly_the_lowest_of_equals(shape: Any, dtype:
     got = color_quantize(torch.from_numpy(pixels), Palette.from_levels(levels), dtype=dtype)
     distances = ((pixels[..., None, :].astype(np.int64) - levels) ** 2).sum(-1)
     assert got.dtype == getattr(torch, dtype)
-    np.testing.assert_array_equal(got.numpy(), distances.argmin(-1))  # numpy takes the first of equals
+    np.testing.assert_array_equal(got.numpy(), distances.argmin(-1))  # numpy takes the first of equal values
 
 
 def test_half_way_between_two_colours_the_lower_number_is_taken() -> None:

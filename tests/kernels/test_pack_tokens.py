@@ -1,4 +1,4 @@
-"""Sequences packed into rows: against what a reader of the rows finds."""
+"""Sequences packed into rows: each is read back from its row and compared."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_every_sequence_lies_whole_in_one_row_and_all_else_is_padding(lengths: A
     for sequence, (row, column) in zip(sequences, got.places, strict=True):
         end = column + len(sequence)
         assert end <= row_length
-        assert (tokens[row, column:end] == 99).all()  # nothing lies there yet
+        assert (tokens[row, column:end] == 99).all()  # nothing is written here yet
         tokens[row, column:end] = sequence
         positions[row, column:end] = torch.arange(len(sequence), dtype=torch.int32)
     assert torch.equal(got.tokens, tokens)
     assert torch.equal(got.position_ids, positions)
-    assert list(got.places) == sorted(got.places)  # the order stays
+    assert list(got.places) == sorted(got.places)  # the order is kept
     assert (got.tokens.dtype, got.tokens.shape[0]) == (dtype, got.places[-1].row + 1)
 
 
@@ -46,7 +46,7 @@ def test_segments_are_the_sequences_and_the_padding_of_each_row(lengths: Any, mo
     assert (starts[0], starts[-1], got.cu_seqlens.dtype) == (0, flat.numel(), torch.int32)
     assert [len(part) for part in segments if (part == 5).all()] == [length for length in lengths if length]
     assert all(len(part) and (part == part[0]).all() for part in segments)
-    # Padding reaches to the end of its row, and never further.
+    # Padding reaches to the end of its row, never further.
     ends = [end for part, end in zip(segments, starts[1:], strict=True) if part[0] == -1]
     assert all(end % row_length == 0 for end in ends)
     assert len(ends) == (flat.view(-1, row_length)[:, -1] == -1).sum()

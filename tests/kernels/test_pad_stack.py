@@ -1,4 +1,4 @@
-"""Ragged images as one padded batch: against numpy in float64, and against batch_pad_stack."""
+"""Ragged images as one padded batch: compared with numpy in float64, and with batch_pad_stack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def padded(images: list[torch.Tensor], height: int, width: int) -> Any:
-    """Returns uint8[n, height, width, C], zeros at the end."""
+    """Returns uint8[n, height, width, C], padded with zeros at the end."""
     ends = [((0, height - image.shape[0]), (0, width - image.shape[1]), (0, 0)) for image in images]
     return np.stack([np.pad(image.numpy(), end) for image, end in zip(images, ends, strict=True)])
 

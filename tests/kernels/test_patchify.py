@@ -1,4 +1,4 @@
-"""Patches of ragged images and clips: against convolutions and a loop over patches."""
+"""Patches of ragged images and clips: compared with convolutions and with a loop over patches."""
 
 from __future__ import annotations
 

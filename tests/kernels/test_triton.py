@@ -1,6 +1,6 @@
-"""The Triton kernels without a GPU: run by Triton's interpreter, compiled for GPUs, and left alone by the CPU's path.
+"""The Triton kernels without a GPU: run by Triton's interpreter, compiled for GPUs, and not loaded by the CPU path.
 
-Each runs in a process of its own, as Triton takes TRITON_INTERPRET when it is imported.
+Each runs in its own process, because Triton reads TRITON_INTERPRET when it is imported.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""`energon-dali lint`: looks for samples that training would lose, and for an index that does not fit its shards."""
+"""`energon-dali lint`: finds samples that training would lose, and indices that do not match their shards."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds flaws: compares the indices of a shard with its tar, and decodes every sample as a loader would."""
+"""Finds flaws: compares the index of each shard with its tar, and decodes every sample as a loader would."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """One thing that is wrong."""
+    """One error in a dataset."""
 
     shard: str
     """Name of the shard."""
     key: str
-    """Key of the sample; "" where the shard as a whole is wrong."""
+    """Key of the sample; "" if the shard as a whole is wrong."""
     reason: str
     """What is wrong, in one line."""
 
@@ -45,7 +45,7 @@ def reason_of(error: Exception) -> str:
 
 
 def check_index(folder: WebdatasetFolder, number: int) -> Iterator[Flaw]:
-    """Yields what the indices of a shard say otherwise than its tar: counts, offsets, keys, parts.
+    """Yields the differences between the indices of a shard and its tar: counts, offsets, keys, parts.
 
     Args:
         folder: The dataset.
@@ -59,9 +59,9 @@ def check_index(folder: WebdatasetFolder, number: int) -> Iterator[Flaw]:
     if scan.num_samples != folder.shard_counts[number]:
         yield Flaw(name, "", f".info.json says {folder.shard_counts[number]} samples, the tar has {scan.num_samples}")
     try:
-        # The first entry is not compared: readers take the first sample to begin with the file.
+        # The first entry is not compared: readers assume that the first sample is at the start of the file.
         if read_tar_index(folder.root, name)[1:].tolist() != scan.starts[1:]:
-            yield Flaw(name, "", f"{name}.idx holds other offsets than the tar")
+            yield Flaw(name, "", f"the offsets in {name}.idx differ from those of the tar")
         yield from _compare(folder.index.source, folder.index.shard(number), scan)
         sqlite = folder.root / META / SQLITE_NAME
         if sqlite.is_local and sqlite.is_file() and folder.index.source != "sqlite":
@@ -76,22 +76,22 @@ def check_index(folder: WebdatasetFolder, number: int) -> Iterator[Flaw]:
 
 
 def _compare(index: str, known: ShardExtents, scan: ShardScan) -> Iterator[Flaw]:
-    """Yields the first sample that an index describes otherwise."""
+    """Yields the first sample for which an index is wrong."""
     found = scan.extents
     for told, true in zip_longest(range(known.num_samples), range(found.num_samples)):
         if told is None or true is None:
             yield Flaw(scan.shard, "", f"{index} has {known.num_samples} samples, the tar has {found.num_samples}")
             return
         if known.key(told) != found.key(true):
-            yield Flaw(scan.shard, found.key(true), f"{index} has the key {known.key(told)!r} in its place")
+            yield Flaw(scan.shard, found.key(true), f"{index} has the key {known.key(told)!r} instead")
             return
         if sorted(known.parts(told)) != sorted(found.parts(true)):
-            yield Flaw(scan.shard, found.key(true), f"{index} has its parts at other places than the tar")
+            yield Flaw(scan.shard, found.key(true), f"{index} has other offsets for its parts than the tar")
             return
 
 
 def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator[Flaw]:
-    """Yields the samples that cannot be read, made or decoded.
+    """Yields the samples that cannot be read, built or decoded.
 
     Args:
         source: The dataset, with the decoder of its task encoder.
@@ -111,7 +111,7 @@ def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator
                 (seed,) = source.load.seeds(np.zeros(1, np.int64), np.array([index], np.int64))
                 samples.append(source.load(raw, seed))
                 raws.append(raw)
-            except Exception as error:  # code of the dataset and of codecs may raise anything
+            except Exception as error:  # the dataset's own code and codecs may raise anything
                 yield Flaw(raw.shard, raw.key, reason_of(error))
         for raw, sample in zip(raws, _decoded(source.load.decoder, samples), strict=True):
             try:
@@ -123,20 +123,22 @@ def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator
 
 
 def _decoded(decoder: Decoder | None, samples: list[Any]) -> list[Any]:
-    """Returns the samples with the media that a decoder of the rank decodes in blocks."""
+    """Returns the samples, with the media decoded that a decoder in the rank decodes in blocks."""
     return samples if decoder is None else decode_elements(decoder, samples)
 
 
 def _decode_media(value: Any) -> None:
-    """Decodes sound and video, which otherwise stay closed until a hook asks for frames, whole and once.
+    """Decodes whole audio and video files, which a loader opens only when a hook asks for frames.
 
     Raises:
-        DecodeError: One cannot be opened, or a part of it cannot be decoded.
+        DecodeError: A file cannot be opened, or part of it cannot be decoded.
     """
     from energon_dali.av import AVDecoder
 
     if isinstance(value, AVDecoder):
-        with value:  # closed at once: the decoders of a block of videos would hold their frames together
+        with (
+            value
+        ):  # close each one at once: otherwise the decoders of a whole block would hold their frames at the same time
             if value.has_video_stream():
                 value.video.check()
             if value.has_audio_stream():

@@ -1,4 +1,4 @@
-"""The command itself: its options, and what is printed."""
+"""The command: its options and its output."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def lint(path: str, split_parts: str | None, decoder: str, parallel: int, **give
     """Look for errors in the dataset, the metadataset (.yaml), or the .jsonl file at PATH.
 
     Compares the indices with the shards, and reads and decodes every sample of the split as a loader would. Names each
-    sample that fails, with its shard and the reason; the exit status is then 1. Sound and video are decoded to their
-    end, with PyAV. Cookers and other hooks do not run.
+    sample that fails, with its shard and the reason; the exit status is then 1. Audio and video are decoded to the
+    end with PyAV. Cookers and other hooks do not run.
     """
-    # Only here: the other commands start without the loader.
+    # Imported only here: the other commands start without the loader.
     from energon_dali.cli.lint.run import LintJob, Report, all_parts, join_reports, run_share
 
     with told_to_user():

@@ -1,4 +1,4 @@
-"""Looks at all datasets that a path stands for, or at a share of their shards."""
+"""Checks all datasets that a path names, or one process's share of their shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energon_dali.worker_config import WorkerConfig
 
 @dataclass(frozen=True)
 class LintJob:
-    """What to look at; picklable."""
+    """What to check; picklable."""
 
     path: str
     """A prepared folder, a metadataset or a JSONL file."""
@@ -36,25 +36,25 @@ class LintJob:
 
 @dataclass
 class Report:
-    """What was found in one dataset, or in one part of it."""
+    """The errors found in one dataset, or in one part of its split."""
 
     name: str
-    """What is printed for it."""
+    """The name that is printed."""
     num_samples: int | None = None
-    """Samples that were looked at; None for an index."""
+    """Samples that were checked; None for an index."""
     flaws: list[Flaw] = field(default_factory=list)
     """What is wrong."""
 
 
 def all_parts(path: str, options: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the parts of the split of what is at a path.
+    """Returns the parts of the split of the dataset at a path.
 
     Args:
         path: A prepared folder, a metadataset or a JSONL file.
         options: Keyword arguments of `WebdatasetFolder`.
 
     Raises:
-        DatasetFormatError: It is not prepared, or its files cannot be understood.
+        DatasetFormatError: It is not prepared, or its files are invalid.
         StorageError: They cannot be read.
     """
     if is_jsonl(path):
@@ -65,7 +65,7 @@ def all_parts(path: str, options: dict[str, Any]) -> tuple[str, ...]:
 
 
 def run_share(job: LintJob, share: int) -> list[Report]:
-    """Returns the reports of one process, which looks at every `shares`-th shard.
+    """Returns the reports of one process, which checks every `shares`-th shard.
 
     Raises:
         ConfigError: There is no such part of the split.
@@ -112,7 +112,7 @@ def _as_it_is(sample: Any, **stores: Any) -> Any:
 
 
 def _folders(sources: list[SourceDataset]) -> Iterator[WebdatasetFolder]:
-    """Yields the folders of tar shards that sources read from, each once."""
+    """Yields each folder of tar shards that the sources read from, once."""
     seen = set()
     for source in sources:
         readers = source.reader.readers if isinstance(source.reader, JoinedReader) else (source.reader,)
@@ -123,7 +123,7 @@ def _folders(sources: list[SourceDataset]) -> Iterator[WebdatasetFolder]:
 
 
 def join_reports(one: Report, other: Report) -> Report:
-    """Returns what two shares found in one dataset as one report."""
+    """Merges the reports of two shares of one dataset."""
     is_index = one.num_samples is None or other.num_samples is None
     total = None if is_index else (one.num_samples or 0) + (other.num_samples or 0)
     return Report(one.name, total, one.flaws + other.flaws)

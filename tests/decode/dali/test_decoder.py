@@ -1,4 +1,4 @@
-"""DaliDecoder returns what SampleDecoder returns, for every name and format, and its errors say what is missing."""
+"""DaliDecoder returns what SampleDecoder returns, for every type name and format; its errors say what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from energon_dali.errors import ConfigError, DeviceError
 from tests.decode.sample_images import broken_images, sample_images
 
 PIL_FORMATS = ("gif", "avif", "ico", "tga", "png-16bit", "tiff-16bit", "tiff-float")
-"""Formats that DALI refuses, or converts to 8 bits differently from PIL."""
+"""Formats that DALI rejects, or converts to 8 bits differently than PIL."""
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
@@ -34,7 +34,9 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
 def test_equals_sample_decoder(name: Any) -> None:
     """All formats in one block equal PIL's pixels bit for bit."""
     dali, pil = DaliDecoder(image_decode=name, image_decode_device="cpu"), SampleDecoder(image_decode=name)
-    staged = {key: dali.stage("jpg", data) for key, data in sample_images().items()}  # formats are known by content
+    staged = {
+        key: dali.stage("jpg", data) for key, data in sample_images().items()
+    }  # formats are recognised by content
     handles = {key: value for key, value in staged.items() if isinstance(value, MediaHandle)}
     outcomes = dict(zip(handles, dali.decode_block(list(handles.values())), strict=True))
     assert len(outcomes) >= 35
@@ -69,7 +71,7 @@ def test_alpha_and_palettes_go_to_pil_where_the_mode_needs_it() -> None:
 @pytest.mark.parametrize("upright", [False, True])
 @pytest.mark.parametrize("number", range(1, 9))
 def test_exif_orientation(number: int, upright: bool) -> None:
-    """Off by default, as in Energon; with the option all backends rotate alike."""
+    """Off by default, as in Energon. With the option, all backends rotate the same way."""
     data = sample_images()[f"jpeg-exif-{number}"]
     options: dict[str, Any] = {"image_decode": "rgb8", "apply_exif_orientation": upright}
     dali = DaliDecoder(image_decode_device="cpu", **options)
@@ -129,7 +131,7 @@ def test_making_and_staging_imports_neither_dali_nor_cuda() -> None:
 
 
 def test_handles_of_other_decoders_are_screened_before_dali_sees_them() -> None:
-    """A plain handle may have any data: here text, and images that DALI would decode differently."""
+    """A plain handle may hold any data: here text, and images that DALI would decode differently."""
     dali, pil = DaliDecoder(image_decode="rgb8", image_decode_device="cpu"), SampleDecoder(image_decode="rgb8")
     good, gif, text = sample_images()["jpeg-420"], sample_images()["gif"], broken_images()["text"]
     handles = [

@@ -1,4 +1,4 @@
-"""EXIF blocks as files in the wild have them: turned alike by every decoder, and none that ends the process."""
+"""EXIF blocks as real files have them: every decoder rotates images the same way, and no block ends the process."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def xmp(orientation: int, form: str = 'tiff:Orientation="{}"') -> bytes:
 
 
 def raw_profile(orientation: int) -> str:
-    """Returns an EXIF block as ImageMagick writes it into a text of a PNG."""
+    """Returns an EXIF block as ImageMagick writes it into a text chunk of a PNG."""
     block = exif(orientation)
     return f"\nexif\n{len(block):8}\n{block.hex()}\n"
 
 
 def png_text(form: str, name: str, text: str | bytes) -> bytes:
-    """Returns a PNG with a text in a chunk of some form."""
+    """Returns a PNG with a text chunk of the given type."""
     info = PngInfo()
     if form == "iTXt":
         info.add_itxt(name, text if isinstance(text, str) else text.decode())
@@ -68,7 +68,7 @@ def png_text(form: str, name: str, text: str | bytes) -> bytes:
 
 
 def elsewhere(orientation: int) -> dict[str, bytes]:
-    """Returns images whose orientation is in another place than an EXIF block."""
+    """Returns images whose orientation is not in an EXIF block."""
     element = "><tiff:Orientation>{}</tiff:Orientation"
     other_tag = Image.Exif()
     other_tag[0x010F] = "Maker"
@@ -91,7 +91,7 @@ def elsewhere(orientation: int) -> dict[str, bytes]:
 
 
 def directory(order: str, *entries: tuple[int, int, int, int], offset: int = 8) -> bytes:
-    """Returns a TIFF structure of (tag, type, count, value) with values of 16 bits."""
+    """Returns a TIFF structure of (tag, type, count, value) entries with 16-bit values."""
     head = (b"II" if order == "<" else b"MM") + struct.pack(order + "HI", 42, offset) + bytes(max(0, offset - 8))
     rows = b"".join(struct.pack(order + "HHIHH", *entry, 0) for entry in entries)
     return head + struct.pack(order + "H", len(entries)) + rows + bytes(4)
@@ -120,7 +120,7 @@ def test_two_orientations_are_kept_from_dali(place: object) -> None:
         for blocks in ([directory("<", six, other)], [directory("<", six), directory(">", other)]):
             data = place(*blocks)  # type: ignore[operator]
             assert not screen_image(data).dali_decodable
-            if place is not in_png:  # of whose blocks PIL takes the last
+            if place is not in_png:  # for PNGs, PIL takes the last block
                 assert screen_image(data).orientation == 6
             with Image.open(BytesIO(data)) as image:
                 if len(blocks) == 2:
@@ -169,7 +169,7 @@ def test_any_block_turns_images_alike() -> None:
     passed_on = [data for data in files if screen_image(data).dali_decodable]
     outcomes = dali.decode_block([dali.stage("jpg", data) for data in passed_on])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL warns about odd metadata, which is not at stake here
+        warnings.simplefilter("ignore")  # PIL warns about odd metadata, which does not matter here
         for data, outcome in zip(passed_on, outcomes, strict=True):
             assert isinstance(outcome, Decoded)
             assert outcome.route == "dali-cpu"

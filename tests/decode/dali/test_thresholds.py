@@ -1,4 +1,4 @@
-""" "auto" goes by one table, and a device that was named by nobody's table."""
+""" "auto" follows one table; a device that is named explicitly follows none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_pil_decodes_for_a_gpu_is_decoded_in_the_worker_and_moved_by_the_ra
     memory = memoryview(bytearray(block.size))
     block.write(memory)
     arrived = [*deserialize(memory, block.extents), pickle.loads(pickle.dumps(handles[0]))]
-    monkeypatch.setattr(device, "sees_gpu", lambda: False)  # the rank finds none after all
+    monkeypatch.setattr(device, "sees_gpu", lambda: False)  # the rank finds no device after all
     monkeypatch.setattr(decoder, "sees_gpu", lambda: False)
     rank = DaliDecoder(image_decode="torchrgb8")
     jpeg = rank.stage("jpg", sample_images()["jpeg-420"])

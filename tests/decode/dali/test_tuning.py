@@ -1,4 +1,4 @@
-"""Settings of DALI: invalid ones are refused, they reach the graph, and none of them changes an image on the CPU."""
+"""DALI settings: invalid ones are rejected, valid ones reach the graph, and none changes an image on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_decoder_takes_nothing_else_and_tells_them() -> None:
 
 
 def test_every_setting_is_an_argument_of_dalis_decoder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether DALI knows all names is seen without a GPU: defining a graph checks them, building needs one."""
+    """DALI checks the names when a graph is defined, which needs no GPU; only building the graph does."""
     dali, seen = load_dali(), {}
     tuning = DaliTuning(hw_decoder_load=0.25, preallocate_width_hint=1920, preallocate_height_hint=1080)
     options = DaliDecoder(tuning=tuning).engine_options.on(Device("gpu", 0))
