@@ -9,13 +9,13 @@ DOCS_VENV  := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.up-to-date
 DIST_VENV  := .venv-dist
 
-# From 2.11 on, PyPI's torch is built for CUDA 13, which needs driver 580.
-# TORCH is passed to pip, such as 'torch==2.13.0', with --index-url for another index. DALI is the extra.
+# From 2.11 on, torch on PyPI is built for CUDA 13, which needs driver 580.
+# TORCH is passed to pip, such as 'torch==2.13.0', with --index-url for another index. DALI names the extra to install.
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n '1s/[^0-9].*//p')
 DRIVER_KIND := $(if $(DRIVER),$(shell test $(DRIVER) -ge 580 && echo cuda13 || echo cuda12))
 TORCH ?= $(if $(filter cuda12,$(DRIVER_KIND)),torch==2.10.0,torch==2.13.0)
 DALI ?= $(or $(DRIVER_KIND),cuda12)
-# A choice that differs from that of the existing environment installs again.
+# A choice that differs from the one of the existing environment triggers a new installation.
 CHOICE := $(TORCH) $(DALI)
 CHOICE_MADE := $(shell cat $(VENV)/.choice 2>/dev/null)
 
@@ -35,18 +35,18 @@ DEVICE ?= gpu
 .PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer gpu clean
 
 help:
-	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   the environment in $(VENV); both follow the GPU's driver"
-	@echo "make demo [DATA=/path]  a dataset of real photographs (or your own) through every decoder of this machine"
-	@echo "make demo-train         two models, trained for minutes: one predicts pixels, one captions the demo's images"
-	@echo "make test               the tests"
-	@echo "make test-faults        thousands of damaged files, failing disks and servers, and kills; prints what was survived"
-	@echo "make check              lint, layout and types"
-	@echo "make docs               the documentation as a site in site/; warnings are errors"
-	@echo "make dist               sdist and wheel in dist/; the wheel is installed into an empty environment and tried"
-	@echo "make bench              the CPU benchmarks, next to bare DALI, PIL, webdataset and megatron-energon"
-	@echo "make bench-video        the benchmarks on videos, next to megatron-energon, torchcodec and PyAV"
-	@echo "make bench-trainer      loading next to a trainer that is busy in Python, with and without a decode process"
-	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   checks, tests and benchmarks on a GPU host"
+	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
+	@echo "make demo [DATA=/path]  decodes real photographs (or your own dataset) with every decoder of this machine"
+	@echo "make demo-train         trains two models for minutes: one predicts pixels, one captions the demo's images"
+	@echo "make test               runs the tests"
+	@echo "make test-faults        damages thousands of files, fails disks and servers, kills processes; prints what survived"
+	@echo "make check              checks style, layout and types"
+	@echo "make docs               builds the documentation in site/; warnings are errors"
+	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
+	@echo "make bench              benchmarks on the CPU, compared with bare DALI, PIL, webdataset and megatron-energon"
+	@echo "make bench-video        benchmarks on videos, compared with megatron-energon, torchcodec and PyAV"
+	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
+	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
 
 setup: $(STAMP)
 
@@ -63,7 +63,7 @@ $(STAMP): pyproject.toml setup.py constraints-ci.txt $(if $(CHOICE_MADE),$(if $(
 	@echo '$(CHOICE)' >$(VENV)/.choice
 	@touch $@
 
-# megatron-energon gets an environment of its own, as its users have it.
+# megatron-energon gets its own environment, as its users have.
 $(ENERGON_STAMP): constraints-ci.txt benchmarks/requirements-energon.txt
 	test -x $(ENERGON_VENV)/bin/python || $(PYTHON) -m venv $(ENERGON_VENV)
 	$(ENERGON_VENV)/bin/python -m pip install --quiet --upgrade pip
@@ -83,7 +83,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check --quiet energon_dali kernels tests benchmarks examples tools setup.py train.py
 	$(BIN)/mypy
 
-# The pages name no module that has to be imported: they are made from the sources, without torch.
+# The pages are built from the sources without importing them, so torch is not needed.
 $(DOCS_STAMP): constraints-ci.txt
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
@@ -94,7 +94,7 @@ $(DOCS_STAMP): constraints-ci.txt
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
 
-# The smoke test runs twice: as a plain installation leaves it, with PIL and PyAV, and with DALI.
+# The smoke test runs twice: after a plain installation, with PIL and PyAV, and then with DALI.
 dist: $(STAMP)
 	rm -rf dist build $(DIST_VENV)
 	$(BIN)/python -m build --outdir dist .
@@ -108,7 +108,7 @@ dist: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
 
-# The archive has the format of CIFAR-10 and is made of photographs; the images that the model drew are in demo/.
+# The archive has the format of CIFAR-10 and is made from photographs. The images that the model drew are in demo/.
 demo-train: demo
 	$(BIN)/python -m benchmarks.data.cifar_archive --out demo/cifar
 	$(BIN)/python -m energon_dali.tasks.train +task=vision/igpt +dataset=vision/igpt/cifar \
@@ -122,7 +122,7 @@ bench: $(STAMP) $(ENERGON_STAMP)
 	$(BIN)/python -m benchmarks.run cpu --json $(BENCH_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(BENCH_JSON) $(BENCH_PLOT)
 
-# torchcodec loads the FFmpeg libraries of the system; without them it is left out.
+# torchcodec loads the system's FFmpeg libraries; without them it is skipped.
 bench-video: $(STAMP) $(ENERGON_STAMP)
 	command -v ffmpeg >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q ffmpeg; } || \
 		echo "No FFmpeg on this system: install Debian's package ffmpeg to compare with torchcodec."
@@ -135,7 +135,7 @@ bench-trainer: $(STAMP)
 	$(BIN)/python -m benchmarks.run trainer --json $(TRAINER_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(TRAINER_JSON) $(TRAINER_PLOT)
 
-# On a host that has its own Python with torch and DALI: PYTHON=python3 benchmarks/gpu.sh FOLDER, without a setup.
+# On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(if $(STAGES),--stage $(STAGES))
 

@@ -87,7 +87,7 @@ FUSED = Workload(
 )
 
 
-def _beside_a_trainer() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
+def _next_to_a_trainer() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
     candidates: list[Candidate] = []
     bars: list[Bar] = []
     for name, make, wanted in (
@@ -98,17 +98,17 @@ def _beside_a_trainer() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
         ("megatron-energon, 2 workers", energon, None),
     ):
         for trainer in ("thread", "process"):
-            candidates.append(make(f"{name}, beside a {trainer}", trainer=trainer))
+            candidates.append(make(f"{name}, next to a {trainer}", trainer=trainer))
         thread, process = (candidate.name for candidate in candidates[-2:])
         bars.append(Bar(of=thread, to=process, at_least=wanted))
         bars.append(Bar(of=thread, to=process, at_least=wanted, metric="trainer_turns_per_second"))
     return tuple(candidates), tuple(bars)
 
 
-TRAINER_CANDIDATES, TRAINER_BARS = _beside_a_trainer()
+TRAINER_CANDIDATES, TRAINER_BARS = _next_to_a_trainer()
 TRAINER = Workload(
     name="trainer",
-    title="The same beside a thread that never gives the interpreter lock away, and beside an equally busy process",
+    title="The same next to a thread that never releases the interpreter lock, and next to an equally busy process",
     metric="samples_per_second",
     unit="samples/s",
     recipe=JPEGS,
@@ -188,7 +188,7 @@ MANY_SHARDS = Recipe(name="many-shards", samples=2000, shards=200, style="jpeg",
 
 BLEND = Workload(
     name="blend",
-    title="200 datasets of 10 pictures, blended, and the same pictures as one dataset",
+    title="200 datasets of 10 images, blended, and the same images as one dataset",
     metric="samples_per_second",
     unit="samples/s",
     recipe=MANY_SHARDS,
@@ -211,7 +211,7 @@ BLEND = Workload(
 
 BLEND_CPU = Workload(
     name="blend-cpu",
-    title="CPU time per sample in a worker: one dataset / 200 datasets of 10 pictures, batch by batch in turn",
+    title="CPU time per sample in a worker: one dataset / 200 datasets of 10 images, batch by batch in turn",
     metric="one_over_blend",
     unit="",
     recipe=MANY_SHARDS,

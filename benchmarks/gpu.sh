@@ -7,7 +7,7 @@
 #   --device cpu       a dry run without a GPU: shows that every stage runs; its figures say nothing of a GPU
 #   --quick            small data and few repetitions: shows that it runs; its figures mean nothing
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
-#                      by default they lie in OUT_DIR/work and are removed at the end
+#                      by default they are in OUT_DIR/work and are removed at the end
 #
 # Needs no installation of the package: Python is $PYTHON, else .venv/bin/python if it is complete, else python3, with
 # what PYTHONPATH holds. Each stage ends after 8 minutes at the latest. A stage that fails does not keep the others from running;
@@ -53,7 +53,7 @@ parse() {
         shift 2
         ;;
       --quick) quick=1 && shift ;;
-      --*) refuse "$1 is no option." ;;
+      --*) refuse "$1 is not an option." ;;
       *)
         [[ -z $out ]] || refuse "'$1' is too much: '$out' is the folder already, and the stages are: ${STAGES[*]}."
         out=$1
@@ -89,7 +89,7 @@ find_python() {
   PYTHON=$found
 }
 
-# A copy in which kernels/ lies where an installation puts it: as energon_dali.kernels.
+# A copy in which kernels/ is where an installation puts it: as energon_dali.kernels.
 copy_code() {
   tree=$work/tree
   mkdir -p "$tree"
@@ -103,7 +103,7 @@ copy_code() {
   echo "$commit" >"$tree/COMMIT"
 }
 
-# Everything runs in the copy, and leaves its caches beside it.
+# Everything runs in the copy, and leaves its caches next to it.
 enter() {
   export PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
   export TRITON_CACHE_DIR="$work/triton" XDG_CACHE_HOME="$work/cache"

@@ -108,7 +108,7 @@ def _line(series: str, options: dict[str, Plain] | None, places: Sequence[int], 
     Args:
         series: Name of the line.
         options: Of `energon_style`.
-        places: Where the points lie.
+        places: Positions of the points.
         change: Which option, or field of the candidate, becomes what at a place.
     """
     found = []

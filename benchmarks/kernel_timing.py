@@ -17,7 +17,7 @@ _CYCLES_PER_SECOND = 2e9
 def seconds_of(run: Callable[[], Any], device: str, repetitions: int) -> tuple[float, float]:
     """Returns medians: seconds of device work per call, and seconds per call in a sequence of calls.
 
-    On a GPU the first comes from CUDA events, behind a wait that lets the host get ahead, so that what Python does is
+    On a GPU the first comes from CUDA events, after a wait that lets the host get ahead, so that what Python does is
     not in it, and with an empty cache; the second is wall time of calls in a row, Python's part included. On the CPU
     both are wall time.
 

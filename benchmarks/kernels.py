@@ -1,8 +1,8 @@
 """`python -m benchmarks.kernels --device gpu --json OUT`: the kernels against a copy, and against plain PyTorch.
 
-Large inputs show the share of the device's copy bandwidth, small ones what a call costs beside the fastest expression
-of plain PyTorch. Nothing is timed before it equals the reference bit for bit. With --device cpu it is a dry run at
-small sizes: there the reference itself is what runs.
+Large inputs show the share of the device's copy bandwidth, small ones the cost of a call compared with the fastest
+expression of plain PyTorch. Nothing is timed before it equals the reference bit for bit. With
+--device cpu it is a dry run at small sizes, in which the reference itself is measured.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def merged(folder: Path) -> dict[str, Any]:
     """Returns the reports of a folder as one.
 
     Args:
-        folder: Where they lie; one of them may be missing.
+        folder: Folder with both files; one of them may be missing.
 
     Raises:
         ValueError: There is none, one is of a dry or of a quick run, or they are of different GPUs.

@@ -25,7 +25,7 @@ def summarise(runs: Runs) -> dict[str, dict[str, float]]:
 def judge_bar(bar: Bar, workload: Workload, runs: Mapping[str, Runs]) -> dict[str, Any]:
     """Returns the ratio of two candidates per repetition, the median, and whether it is good enough.
 
-    A repetition's two runs stand next to each other in time, so that a machine that slows down slows both.
+    A repetition's two runs follow each other directly, so that a machine that slows down slows both.
     """
     metric = bar.metric or workload.metric
     pairs = zip(runs.get(bar.of, ()), runs.get(bar.to, ()), strict=False)

@@ -1,7 +1,7 @@
 """The benefit of a decode process for a trainer whose Python is busy, and its cost for an idle one.
 
-The hooks make a few torch calls per sample. Each form of the loader runs beside an idle trainer, beside a trainer's
-thread that never gives the interpreter lock away, and beside an equally busy process.
+The hooks make a few torch calls per sample. Each form of the loader runs next to an idle trainer, next to a
+trainer's thread that never releases the interpreter lock, and next to an equally busy process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FORMS = {"in process": False, "decode process": True}
 def _contest() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
     candidates = [
         Candidate(
-            name=f"{form}, {beside}",
+            name=f"{form}, {neighbour}",
             program="torch_hooks",
             options={"decode_process": process, "workers": 1, "trainer": trainer},
         )
-        for trainer, beside in (("none", "idle"), ("thread", "beside a thread"), ("process", "beside a process"))
+        for trainer, neighbour in (("none", "idle"), ("thread", "next to a thread"), ("process", "next to a process"))
         for form, process in FORMS.items()
     ]
     bars = [Bar(of="decode process, idle", to="in process, idle")]
@@ -27,9 +27,9 @@ def _contest() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
         wanted = 0.9 if process else None
         for metric in (None, "trainer_turns_per_second"):
             bars.append(
-                Bar(of=f"{form}, beside a thread", to=f"{form}, beside a process", at_least=wanted, metric=metric)
+                Bar(of=f"{form}, next to a thread", to=f"{form}, next to a process", at_least=wanted, metric=metric)
             )
-    bars.append(Bar(of="decode process, beside a thread", to="in process, beside a thread"))
+    bars.append(Bar(of="decode process, next to a thread", to="in process, next to a thread"))
     return tuple(candidates), tuple(bars)
 
 

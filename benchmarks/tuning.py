@@ -141,14 +141,14 @@ def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> Iterator[dict[
             for label, setting in points.items():
                 found = measure(kind, setting, pictures, seconds)
                 after = measure(kind, Setting(), pictures, seconds)
-                beside = statistics.mean((before["images_per_s"], after["images_per_s"]))
+                defaults = statistics.mean((before["images_per_s"], after["images_per_s"]))
                 yield {
                     "pictures": pictures.name,
                     "factor": factor,
                     "value": label,
                     "default": setting == Setting(),
                     **{name: round(value, 1) for name, value in found.items()},
-                    "ratio": round(found["images_per_s"] / beside, 3),
+                    "ratio": round(found["images_per_s"] / defaults, 3),
                 }
                 before = after
 

@@ -115,7 +115,7 @@ def _check_float224(task: Task, key: str, image: torch.Tensor, fact: list[int]) 
     _expect(task, key, image, torch.float32, (3, CROP_PIXELS, CROP_PIXELS))
     pixels = image.cpu() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
     if not bool(torch.isfinite(pixels).all()) or float(pixels.min()) < -0.01 or float(pixels.max()) > 1.01:
-        raise WrongOutputError(f"{task.program}: {key} is not a normalised picture.")
+        raise WrongOutputError(f"{task.program}: {key} is not a normalised image.")
     return float(pixels.mean()) * 255
 
 

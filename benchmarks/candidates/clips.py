@@ -82,7 +82,7 @@ def ranges_of(task: Task, name: str, frames: int) -> Ranges:
     """Returns the clips of a file, the same for every candidate.
 
     Args:
-        task: Says where they lie.
+        task: Names their dataset.
         name: Of the file and the turn; seeds the choice.
         frames: Number of frames of the file.
     """

@@ -13,7 +13,7 @@ from benchmarks.candidates.task import Task
 def dataset_path(task: Task) -> str:
     """Returns the dataset of a task, or the metadataset that blends its shards in `leaves` datasets, equally weighted.
 
-    The datasets stand beside the whole one, with links to its shards, and stay there for the candidates that follow.
+    The datasets are created next to the whole one, with links to its shards, and are kept for later candidates.
     A quick run has fewer shards, and so fewer datasets.
     """
     leaves = min(int(task.options.get("leaves", 1)), len(task.shards))

@@ -13,7 +13,7 @@ TURN = 20_000
 
 
 @contextlib.contextmanager
-def spin_beside(kind: str) -> Iterator[Callable[[], int]]:
+def spin_next_to(kind: str) -> Iterator[Callable[[], int]]:
     """Keeps one core busy with Python during the block; yields a function that returns the number of turns so far.
 
     Args:

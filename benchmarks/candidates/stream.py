@@ -13,7 +13,7 @@ from benchmarks.candidates.checks import WrongOutputError, check
 from benchmarks.candidates.gpu_meter import GpuMeter
 from benchmarks.candidates.outputs import CROP_PIXELS, MEAN, STD, count_samples, on_device, synchronize
 from benchmarks.candidates.process_tree import tree_cpu_seconds
-from benchmarks.candidates.spinner import spin_beside
+from benchmarks.candidates.spinner import spin_next_to
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.training_step import make_training_step, measure_blocked
 
@@ -65,7 +65,7 @@ def time_stream(open_stream: Open, task: Task) -> dict[str, float]:
     next(batches)
     synchronize(task.device)
     numbers = {"first_batch_seconds": time.perf_counter() - began}
-    with spin_beside(str(task.options.get("trainer", "none"))) as turns:
+    with spin_next_to(str(task.options.get("trainer", "none"))) as turns:
         _warm_up(batches, task)
         synchronize(task.device)
         with meter:

@@ -51,7 +51,7 @@ class Files(Dataset[tuple[str, torch.Tensor]]):
             os.close(file)
         if self._output in VIDEO_OUTPUTS:
             return key, _decode_clips(data, self._frames[key], self._output)
-        return key, _decode_picture(data, self._output)
+        return key, _decode_image(data, self._output)
 
 
 class Endless(Sampler[int]):
@@ -98,7 +98,7 @@ def _one_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _decode_picture(data: bytes, output: str) -> torch.Tensor:
+def _decode_image(data: bytes, output: str) -> torch.Tensor:
     import io
 
     with Image.open(io.BytesIO(data)) as opened:

@@ -48,8 +48,8 @@ def measure_blocked(
         take: Gives the next batch, when its content is there.
         step: What the trainer does with it.
         alone_seconds: How long a step takes when nothing else runs.
-        seconds: End after so many seconds,
-        steps: but not before so many steps.
+        seconds: End after this many seconds,
+        steps: but not before this many steps.
     """
     for _ in range(3):  # until the queues are full
         take()

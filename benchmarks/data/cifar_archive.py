@@ -89,8 +89,8 @@ def main() -> None:
     """Writes the archive to the folder that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data.cifar_archive", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for cifar-10-python.tar.gz")
-    parser.add_argument("--train", type=int, default=1800, help="pictures to train on (default: 1800)")
-    parser.add_argument("--test", type=int, default=200, help="pictures to test on (default: 200)")
+    parser.add_argument("--train", type=int, default=1800, help="images to train on (default: 1800)")
+    parser.add_argument("--test", type=int, default=200, help="images to test on (default: 200)")
     options = parser.parse_args()
     print(write_cifar_archive(options.out, train=options.train, test=options.test))
 

@@ -170,13 +170,13 @@ def _make_one(recipe: Recipe, index: int) -> Made:
 
 
 def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
-    from benchmarks.data.videos import film, repeat_film
+    from benchmarks.data.videos import make_video, repeat_video
 
     (width, height), frames = recipe.size, recipe.frames
     kinds = {"h264": ("libx264", "mp4"), "vp9": ("libvpx-vp9", "webm")}
     codec, container = kinds[recipe.codec]
     fast = recipe.rounds > 1
-    data, caption = film(
+    data, caption = make_video(
         rng,
         width=width,
         height=height,
@@ -187,7 +187,7 @@ def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
         fast=fast or recipe.codec == "vp9",
     )
     if fast:
-        data = repeat_film(data, container, recipe.rounds, fps=FRAMES_PER_SECOND)
+        data = repeat_video(data, container, recipe.rounds, fps=FRAMES_PER_SECOND)
     return Made(container, data, {"frames": frames, "fps": FRAMES_PER_SECOND}, caption, (height, width, frames))
 
 

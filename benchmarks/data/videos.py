@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.data.photographs import PHOTOGRAPHS, open_photograph
 
 
-def film(
+def make_video(
     rng: np.random.Generator,
     *,
     width: int = 640,
@@ -70,7 +70,7 @@ def film(
     return buffer.getvalue(), PHOTOGRAPHS[number].description
 
 
-def repeat_film(data: bytes, container: str, rounds: int, *, fps: int) -> bytes:
+def repeat_video(data: bytes, container: str, rounds: int, *, fps: int) -> bytes:
     """Returns a video that repeats another one several times, made of its packets without encoding again.
 
     Args:

@@ -14,19 +14,19 @@ import torch
 
 from benchmarks.data.recipe import Recipe
 from benchmarks.demo.contact_sheet import write_clips_sheet, write_contact_sheet
-from benchmarks.demo.dataset import CAPTIONS, FILMS, DemoDataset, NoDatasetError, own_dataset, users_dataset
+from benchmarks.demo.dataset import CAPTIONS, VIDEOS, DemoDataset, NoDatasetError, own_dataset, users_dataset
 from benchmarks.demo.encoder import decoders_of_this_machine
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS, films: Recipe = FILMS) -> int:
+def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS, videos: Recipe = VIDEOS) -> int:
     """Runs the demo; returns 0 if every decoder succeeded.
 
     Args:
         arguments: Command line; None takes the process's own.
         recipe: The demo's own dataset of images.
-        films: Its own dataset of videos.
+        videos: Its own dataset of videos.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__)
     parser.add_argument("--data", help="your own tar shards, or a prepared dataset; it is only read")
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None, recipe: Recipe = CAPTIONS, films: R
         return 2
     worked = _show("images", dataset, options)
     if not options.data:
-        worked &= _show("videos", own_dataset(options.out, films), options)
+        worked &= _show("videos", own_dataset(options.out, videos), options)
     return int(not worked)
 
 

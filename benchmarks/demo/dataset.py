@@ -11,7 +11,7 @@ from energon_dali.cli.main import main as energon_dali_command
 
 CAPTIONS = Recipe(name="captions", samples=1500, shards=4, seed=7)
 """JPEG, PNG and WebP of 20 to 300 KB with captions."""
-FILMS = Recipe(name="films", samples=24, shards=4, seed=7, style="video", seconds=3)
+VIDEOS = Recipe(name="videos", samples=24, shards=4, seed=7, style="video", seconds=3)
 """H.264 videos of 3 seconds, 640 x 360, with captions."""
 
 FIELD_MAP = '{"image": "jpg,png,webp", "caption": "txt"}'

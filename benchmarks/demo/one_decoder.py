@@ -54,7 +54,7 @@ def run(media: str, decoder: str, dataset: str, batches: int, workers: int, shee
         started = time.perf_counter()
         samples = sum(len(batch["caption"]) for batch in _counted(stream, batches, decoder))
         seconds = time.perf_counter() - started
-        blocked = _beside_a_trainer(stream, max(4, int(batches * TRAINED_SHARE)), STEP_MARGIN * seconds / batches)
+        blocked = _next_to_a_trainer(stream, max(4, int(batches * TRAINED_SHARE)), STEP_MARGIN * seconds / batches)
         statistics = loader.stats()
     return {
         "decoder": decoder,
@@ -74,7 +74,7 @@ def _counted(stream: Iterator[Any], batches: int, decoder: str) -> Iterator[Any]
             yield batch
 
 
-def _beside_a_trainer(stream: Iterator[Any], batches: int, step_seconds: float) -> float:
+def _next_to_a_trainer(stream: Iterator[Any], batches: int, step_seconds: float) -> float:
     """Returns the fraction of its time that a trainer with steps of a fixed length waits for batches."""
     blocked = 0.0
     started = time.perf_counter()

@@ -17,7 +17,7 @@ def ragged_images(count: int, sides: tuple[int, int], device: str, *, planes: bo
     Args:
         count: Images.
         sides: Shortest and longest side, in pixels.
-        device: Where they lie.
+        device: Their device.
         planes: Whether the channels come first.
     """
     import torch

@@ -55,8 +55,8 @@ def read_video_clips(
     frames = reader.read(np.concatenate([*wanted, np.zeros(0, np.int64)]), size, upright=upright)
     edges = np.cumsum([0, *map(len, wanted)])
     clips, timestamps = [], []
-    for place, (span, asked) in enumerate(zip(spans, pairs, strict=True)):
-        clip = frames[edges[place] : edges[place + 1]]
+    for number, (span, asked) in enumerate(zip(spans, pairs, strict=True)):
+        clip = frames[edges[number] : edges[number + 1]]
         if len(clip) < len(frames):
             clip = clip.copy()  # a clip that is kept or sent must not keep the others alive
         clips.append(torch.from_numpy(np.ascontiguousarray(clip)).permute(0, 3, 1, 2))

@@ -15,7 +15,7 @@ PREFIX = "energon-dali-cache-"
 
 
 class CacheFolder:
-    """A folder that its owner removes, or the next owner of a folder in the same place if this one was killed.
+    """A folder that its owner removes, or the next owner of a folder at the same path if this one was killed.
 
     Args:
         parent: Folder in which to create it; created if missing. Folders of dead processes in it are removed.

@@ -137,8 +137,10 @@ def _ask_field_map(sample_type: str, part_names: Sequence[str]) -> dict[str, str
 
 
 def _write_loader(root: StoragePath, sample_type: str, part_names: Sequence[str], *, interactive: bool) -> None:
-    place = root / META / _LOADER_NAME
-    if place.is_file() and not (interactive and click.confirm("Do you want to overwrite the existing sample loader?")):
+    loader_path = root / META / _LOADER_NAME
+    if loader_path.is_file() and not (
+        interactive and click.confirm("Do you want to overwrite the existing sample loader?")
+    ):
         return
     lines = ["# Written by `energon-dali prepare`: edit it to return the fields of a sample.", "", ""]
     lines += [
@@ -155,5 +157,5 @@ def _write_loader(root: StoragePath, sample_type: str, part_names: Sequence[str]
         f"    return part in {tuple(part_names)!r}",
         "",
     ]
-    place.write_bytes("\n".join(lines).encode())
-    click.echo(f"\nWrote {place}. Please edit it to return the right values.")
+    loader_path.write_bytes("\n".join(lines).encode())
+    click.echo(f"\nWrote {loader_path}. Please edit it to return the right values.")

@@ -58,7 +58,7 @@ def index_jsonl(path: str, *, progress: bool, overwrite: bool, non_interactive: 
         numbers = ", ".join(map(str, result.first_doubtful))
         more = ", ..." if result.doubtful > len(result.first_doubtful) else ""
         click.echo(
-            f"{result.doubtful:,} lines do not begin with {{ and end with }}, and will fail if they are no JSON: "
+            f"{result.doubtful:,} lines do not begin with {{ and end with }}, and will fail if they are not JSON: "
             f"{numbers}{more} (counted from 0 without blank lines).",
             err=True,
         )

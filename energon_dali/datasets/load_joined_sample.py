@@ -20,7 +20,7 @@ class JoinedSampleLoader(SampleLoader):
         names: Names of the joiner's arguments; None passes the samples by position.
         subflavors: Subflavors of the join, by which stages are chosen.
         seed: The job's seed.
-        leaf: Number of the join among the sources of the job.
+        source_number: Number of the join among the sources of the job.
     """
 
     def __init__(

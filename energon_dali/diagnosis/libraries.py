@@ -54,7 +54,7 @@ LIBRARIES = (
         "optional",
     ),
     Library(
-        "cuFFT", ("libcufft",), (11, 12), ("nvidia-cufft-cu12", "nvidia-cufft"), "DALI's operators on sound", "optional"
+        "cuFFT", ("libcufft",), (11, 12), ("nvidia-cufft-cu12", "nvidia-cufft"), "DALI's audio operators", "optional"
     ),
 )
 """From DALI's packages or those of CUDA. If NPP is missing, the trial shows whether videos can be decoded."""
@@ -64,7 +64,7 @@ NVDEC = "libnvcuvid.so.1"
 
 
 def check_libraries(host: Host, has_gpu: bool) -> Iterator[Check]:
-    """Yields a check for each library, and for the hardware behind two of them: NVDEC and the JPEG engine.
+    """Yields a check for each library, and for the hardware that two of them use: NVDEC and the JPEG engine.
 
     Args:
         host: The machine.

@@ -205,7 +205,7 @@ def _scaled(state: Any, hooks: int, change: _Change) -> Any:
 # --- what differs --------------------------------------------------------------------------------------------------
 
 
-def _differences(saved: Any, now: Any, place: str) -> list[str]:
+def _differences(saved: Any, now: Any, path: str) -> list[str]:
     if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
         found = []
         for name in sorted(saved.keys() | now.keys()):
@@ -214,16 +214,16 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
             if name == "encoder" and isinstance(saved.get("hooks"), list):  # it named a class, whatever it overrides
                 continue
             if name == "hooks" and isinstance(saved.get(name), list) and isinstance(now.get(name), dict):
-                found += _differences(sorted(saved[name]), sorted(now[name]), f"{place}.{name}" if place else name)
+                found += _differences(sorted(saved[name]), sorted(now[name]), f"{path}.{name}" if path else name)
                 continue
-            where = f"{place}.{name}" if place else name
+            where = f"{path}.{name}" if path else name
             found += _differences(saved.get(name), now.get(name), where)
         return found
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         return [
             text
             for i, (old, new) in enumerate(zip(saved, now, strict=True))
-            for text in _differences(old, new, f"{place}[{i}]")
+            for text in _differences(old, new, f"{path}[{i}]")
         ]
     if saved == now:
         return []
@@ -233,8 +233,8 @@ def _differences(saved: Any, now: Any, place: str) -> list[str]:
         "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
         "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
     }
-    hint = hints.get(place.rpartition(".")[2], "")
-    return [f"{place or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
+    hint = hints.get(path.rpartition(".")[2], "")
+    return [f"{path or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
 
 
 def _short(value: Any) -> str:

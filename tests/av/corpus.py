@@ -1,6 +1,6 @@
 """Small video and audio files of every form that the tests name, encoded when first requested.
 
-Videos show a window that wanders over a real photograph, or saturated colour bars; sound is a sweep with noise. Files
+Videos show a window that moves over a real photograph, or saturated colour bars; audio is a sweep with noise. Files
 are kept for the rest of the process. `VIDEOS` and `AUDIOS` hold the recipes, `video_file` and `audio_file` the bytes.
 """
 

@@ -34,7 +34,7 @@ def read(file: MediaFile) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "BytesIO", "stream", "str", "Path"])
 def test_every_source_gives_the_same_frames(kind: str, tmp_path: Path) -> None:
     data = video_file(NAME)
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     path.write_bytes(data)
     with open(path, "rb") as stream:
         stream.seek(100)
@@ -70,7 +70,7 @@ def test_a_stream_without_seek_is_refused() -> None:
 
 
 def test_nothing_is_opened_before_it_is_needed_and_everything_is_closed(tmp_path: Path) -> None:
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     path.write_bytes(video_file(NAME))
 
     def is_open() -> bool:
@@ -132,7 +132,7 @@ def _read_in_child(file: MediaFile, answer: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_opens_the_file_anew_and_decodes_in_one_thread() -> None:
+def test_a_forked_child_opens_the_file_again_and_decodes_in_one_thread() -> None:
     with MediaFile(video_file(NAME), threads=3) as file:
         here = read(file)
         ours, theirs = multiprocessing.Pipe()
@@ -183,7 +183,7 @@ def test_facts_are_known_without_decoding() -> None:
 
 
 @pytest.mark.parametrize("name", broken_files())
-def test_files_that_are_no_media_cannot_be_opened_or_hold_no_frame(name: str) -> None:
+def test_files_that_are_not_media_cannot_be_opened_or_hold_no_frame(name: str) -> None:
     with MediaFile(broken_files()[name]) as file, pytest.raises(DecodeError) as caught:
         VideoReader(file).read([0])
     assert caught.value.route in ("pyav", "screen")
@@ -233,7 +233,7 @@ def test_the_memory_reader_is_a_file() -> None:
         assert getattr(reader, action)(*arguments) == getattr(file, action)(*arguments)
 
 
-def test_tags_that_are_no_utf8_fail_no_file() -> None:
+def test_tags_that_are_not_utf8_fail_no_file() -> None:
     data = video_file("vp9-webm")
     tag = b"Lavf"  # of the program that wrote it
     assert tag in data

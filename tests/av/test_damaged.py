@@ -19,7 +19,7 @@ from energon_dali.av.container import demux_stream
 from energon_dali.errors import DecodeError
 from tests.av.corpus import audio_file, broken_files, video_file
 from tests.av.mp4_boxes import with_claimed_frames
-from tests.av.test_odd_files import encode_pictures, packed_avi
+from tests.av.test_odd_files import encode_frames, packed_avi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FUZZED = (
@@ -103,7 +103,7 @@ def test_no_mutation_crashes_hangs_or_takes_memory(names: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("damaged", ["error", "partial"])
 @pytest.mark.parametrize("name", broken_files())
-def test_what_is_no_media_raises(name: str, damaged: Any) -> None:
+def test_what_is_not_media_raises(name: str, damaged: Any) -> None:
     with AVDecoder(broken_files()[name], damaged=damaged, limits=AVLimits(max_seconds=10)) as decoder:
         for call in (decoder.get_video_with_audio, decoder.get_audio, decoder.get_video_fps):
             with pytest.raises(DecodeError) as caught:
@@ -164,7 +164,7 @@ def test_every_frame_around_a_hole_comes_alone_too() -> None:
 
 
 def test_where_a_container_cannot_be_read_on_is_its_end_by_option() -> None:
-    data = encode_pictures("rv20", "rm", "yuv420p", (176, 144))
+    data = encode_frames("rv20", "rm", "yuv420p", (176, 144))
     cut = data[: len(data) * 6 // 10]
     with AVDecoder(cut) as decoder, pytest.raises(DecodeError, match="Invalid data"):
         decoder.get_video()

@@ -48,7 +48,7 @@ def test_index_lists_what_a_full_decode_shows_with_its_times(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VIDEOS if name.endswith(("-mp4", "-mov"))])
 def test_sample_tables_say_what_the_packets_say_or_nothing(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     path.write_bytes(video_file(name))
     found = []
     for source in (video_file(name), path):

@@ -18,7 +18,7 @@ from energon_dali.decode.pyav import decode_clips, stage_clips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import VideoRecipe, encode_video, video_file
 from tests.av.full_decode import FullDecode, decode_fully
-from tests.av.test_odd_files import encode_pictures
+from tests.av.test_odd_files import encode_frames
 from tests.decode.dali.video.uneven_videos import uneven_video
 
 
@@ -72,7 +72,7 @@ def test_times_that_contradict_the_decoder_are_put_in_its_order(name: str, conta
 )
 def test_packets_tell_the_frames_where_no_picture_comes_out_of_order(codec: str, container: str) -> None:
     """Noise is encoded without B-frames, although the header allows them."""
-    data = encode_pictures(codec, container, "yuv420p", (64, 48), options=(("bf", "2"), ("b_strategy", "1")))
+    data = encode_frames(codec, container, "yuv420p", (64, 48), options=(("bf", "2"), ("b_strategy", "1")))
     with AVDecoder(data) as decoder:
         index = decoder.video.index
         with decoder.video.file.opened() as opened:

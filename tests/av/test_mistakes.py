@@ -21,7 +21,7 @@ NO_RANGES: list[Any] = [(0, 1), (0.0, 1.0), [0.5], [("0", "1")], "01", [(None, 1
 
 
 @pytest.mark.parametrize("ranges", NO_RANGES, ids=repr)
-def test_what_is_no_list_of_pairs_is_refused(ranges: Any) -> None:
+def test_what_is_not_a_list_of_pairs_is_refused(ranges: Any) -> None:
     with AVDecoder(video_file("h264-aac-mp4")) as decoder:
         with pytest.raises(ConfigError, match=r"Give a list such as \[\(0, 2\), \(4, 6\)\]"):
             decoder.get_video_clips(ranges)
@@ -33,7 +33,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DecodeError, match=r"FFmpeg cannot read .*lost\.mp4: No such file"):
         AVDecoder(tmp_path / "lost.mp4").get_video()
     with pytest.raises(DecodeError, match="FFmpeg cannot read it: Invalid data"):
-        AVDecoder(b"no film" * 100).get_video()
+        AVDecoder(b"no video" * 100).get_video()
 
 
 def test_numbers_of_any_library_make_ranges_and_sizes() -> None:
@@ -102,7 +102,7 @@ def test_declarations_take_numbers_of_any_library_and_are_limited() -> None:
 
 
 def test_a_stream_that_was_closed_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     path.write_bytes(video_file("h264-mp4"))
     with path.open("rb") as stream:
         decoder = AVDecoder(stream)

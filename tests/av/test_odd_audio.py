@@ -49,7 +49,7 @@ def test_as_many_channels_as_a_file_has(layout: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["opus-ogg", "flac", "aac-adts", "vorbis-ogg"])
-def test_files_put_one_behind_the_other_are_those_of_a_full_decode(name: str) -> None:
+def test_concatenated_files_equal_a_full_decode(name: str) -> None:
     data = audio_file(name) + audio_file(name)
     whole, _ = decode_packed(data)
     random = Random(name)

@@ -80,7 +80,7 @@ def packed_avi() -> bytes:
 
 
 @cache
-def encode_pictures(
+def encode_frames(
     codec: str, container: str, pixel_format: str, *sizes: tuple[int, int], options: tuple[tuple[str, str], ...] = ()
 ) -> bytes:
     """Returns a video with eight frames of noise of each size, one size after the other in one stream."""
@@ -154,7 +154,7 @@ def test_packed_b_frames_are_found_alone_as_in_a_full_decode() -> None:
 def test_formats_of_every_sort_are_decoded_as_a_whole_and_in_part(
     codec: str, container: str, pixel_format: str, sizes: list[tuple[int, int]]
 ) -> None:
-    data = encode_pictures(codec, container, pixel_format, *sizes)
+    data = encode_frames(codec, container, pixel_format, *sizes)
     whole = decode_fully(data, sizes[0])
     count = 8 * len(sizes)
     assert whole.pictures.shape == (count, *sizes[0][::-1], 3)
@@ -174,10 +174,10 @@ def test_formats_of_every_sort_are_decoded_as_a_whole_and_in_part(
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_first_video_stream_counts_and_a_cover_does_not(threads: int) -> None:
-    film = video_file("h264-b-mkv")
+    data = video_file("h264-b-mkv")
     stream = io.BytesIO()
     with (
-        av.open(io.BytesIO(film)) as first,
+        av.open(io.BytesIO(data)) as first,
         av.open(io.BytesIO(video_file("mjpeg-mkv"))) as second,
         av.open(io.BytesIO(audio_file("aac-mkv"))) as third,
         av.open(stream, "w", format="matroska") as target,
@@ -191,7 +191,7 @@ def test_the_first_video_stream_counts_and_a_cover_does_not(threads: int) -> Non
                     target.mux(packet)
     with AVDecoder(stream.getvalue(), threads=threads) as decoder:
         (clip,) = decoder.get_video().video_clips
-        np.testing.assert_array_equal(clip.permute(0, 2, 3, 1).numpy(), decode_fully(film).pictures)
+        np.testing.assert_array_equal(clip.permute(0, 2, 3, 1).numpy(), decode_fully(data).pictures)
     cover = b"\0image/png\0\x03\0" + sample_images()["png-rgb"]
     tag = b"APIC" + struct.pack(">IH", len(cover), 0) + cover
     size = bytes(len(tag) >> shift & 127 for shift in (21, 14, 7, 0))

@@ -152,7 +152,7 @@ def test_a_file_with_sound_only_has_no_video() -> None:
 
 @pytest.mark.parametrize("damaged", ["error", "partial"])
 @pytest.mark.parametrize("name", broken_files())
-def test_files_that_lie_or_are_no_video_raise(name: str, damaged: Any) -> None:
+def test_files_that_mislead_or_are_not_videos_raise(name: str, damaged: Any) -> None:
     with MediaFile(broken_files()[name]) as file, pytest.raises(DecodeError):
         VideoReader(file, damaged=damaged).read([0])
 

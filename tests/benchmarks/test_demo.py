@@ -12,7 +12,7 @@ from benchmarks.demo.dataset import NoDatasetError, users_dataset
 
 pytestmark = pytest.mark.timeout(400)  # a dozen programs with torch and workers on what may be a busy machine
 SMALL = Recipe(name="small", samples=80, shards=4, seed=7)
-FILMS = Recipe(name="small-films", samples=8, shards=2, seed=7, style="video", seconds=2)
+VIDEOS = Recipe(name="small-videos", samples=8, shards=2, seed=7, style="video", seconds=2)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_runs_every_decoder_and_shows_a_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--out", str(folder), "--batches", "2", "--workers", "1"], recipe=SMALL, films=FILMS) == 0
+    assert main(["--out", str(folder), "--batches", "2", "--workers", "1"], recipe=SMALL, videos=VIDEOS) == 0
     printed = capsys.readouterr().out
     assert "SampleDecoder" in printed
     assert "trainer blocked" in printed

@@ -54,7 +54,7 @@ def test_every_candidate_was_checked_and_timed(report_path: Path) -> None:
         assert one["summary"]["samples_per_second"]["median"] > 0
 
 
-def test_the_report_becomes_a_picture(report_path: Path, tmp_path: Path) -> None:
+def test_the_report_becomes_a_chart(report_path: Path, tmp_path: Path) -> None:
     png = tmp_path / "deep" / "cpu.png"
     assert plot.main([str(report_path), str(png)]) == 0
     assert png.read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.candidates.spinner import spin_beside
+from benchmarks.candidates.spinner import spin_next_to
 from benchmarks.candidates.stream import Delivered, WrongOutputError, measure_stream
 from benchmarks.candidates.task import Task
 
@@ -76,11 +76,11 @@ def test_pictures_that_are_not_normalised_are_refused(dataset: Path) -> None:
     def open_stream(_: Task, with_keys: bool) -> Iterator[Delivered]:
         yield Delivered(torch.full((1, 3, 224, 224), 200.0), ["k0"])
 
-    with pytest.raises(WrongOutputError, match="k0 is not a normalised picture"):
+    with pytest.raises(WrongOutputError, match="k0 is not a normalised image"):
         measure_stream(open_stream, task(dataset, output="float224"))
 
 
-def test_timing_counts_samples_behind_the_first_batch(dataset: Path) -> None:
+def test_timing_counts_samples_after_the_first_batch(dataset: Path) -> None:
     numbers = measure_stream(stream(), task(dataset, action="time"))
     assert numbers["samples_per_second"] > 0
     assert numbers["first_batch_seconds"] >= 0
@@ -90,7 +90,7 @@ def test_timing_counts_samples_behind_the_first_batch(dataset: Path) -> None:
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_busy_trainer_turns_and_leaves_nothing_behind(dataset: Path, kind: str) -> None:
     before = set(threading.enumerate())
-    with spin_beside(kind) as turns:
+    with spin_next_to(kind) as turns:
         first = turns()
         while turns() < first + 3:
             pass

@@ -88,7 +88,7 @@ def test_a_summary_is_the_median_and_the_extremes() -> None:
     }
 
 
-def test_a_ratio_is_the_median_over_repetitions_that_ran_beside_each_other() -> None:
+def test_a_ratio_is_the_median_over_repetitions_that_ran_next_to_each_other() -> None:
     # The machine was half as fast in the second repetition; the ratio does not see it.
     runs = {name: [{"speed": speed} for speed in speeds] for name, speeds in SPEEDS.items()}
     judged = judge_bar(Bar(of="a", to="b", at_least=2.0), workload(), runs)

@@ -86,7 +86,7 @@ def test_errors_that_pass_cost_nothing(
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_store_that_is_down_is_no_bad_sample(
+def test_a_store_that_is_down_is_not_a_bad_sample(
     folder: Path, clock: FakeClock, failures: list[OSError], kind: str
 ) -> None:
     file_store, name = STORES[kind](folder)

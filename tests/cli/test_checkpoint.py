@@ -35,7 +35,7 @@ def rank_states(world_size: int, batches: int = 14) -> list[Any]:
     return states
 
 
-def numbers_behind(states: list[Any], count: int) -> list[int]:
+def numbers_after(states: list[Any], count: int) -> list[int]:
     """Returns what the ranks of a job deliver after their states, stream by stream."""
     streams: dict[int, list[int]] = {}
     for rank, state in enumerate(states):
@@ -74,7 +74,7 @@ def test_states_of_three_ranks_for_two_and_back(tmp_path: Path, suffix: str, wra
     two = [read_state_file(path) for path in sorted((tmp_path / "two").iterdir())]
     assert [file.path.name for file in two] == [f"loader_dp{rank:02d}_of_3{suffix}" for rank in range(2)]
     assert all(file.wrapped is wrapped for file in two)
-    assert numbers_behind([file.states[0] for file in two], 5) == numbers_behind(states, 5)
+    assert numbers_after([file.states[0] for file in two], 5) == numbers_after(states, 5)
     assert run("redist", tmp_path / "two", tmp_path / "three", "--new-world-size", 3)[0] == 0
     three = [read_state_file(path).states[0] for path in sorted((tmp_path / "three").iterdir())]
     assert [state["streams"] for state in three] == [state["streams"] for state in states]

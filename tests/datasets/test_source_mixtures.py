@@ -142,7 +142,7 @@ COMPOSITIONS: dict[str, Callable[[int], SavableDataset[Any]]] = {
     ),
     "blend by units": measured,
     "epochized": lambda s: EpochizedBlendDataset(make_sources([11, 6, 0, 2], s), [1.5, 0.25, 2, 2], repeat=False),
-    "epochized, cooked, for ever": lambda s: EpochizedBlendDataset(
+    "epochized, cooked, endless": lambda s: EpochizedBlendDataset(
         cooked(make_sources([11, 6, 2], s), once_or_twice), [0.5, 1, 2], repeat=True
     ),
     "concat": lambda s: ConcatSourceDataset(make_sources([6, 0, 1, 7], s, repeat=False, shuffle=False)),

@@ -118,7 +118,7 @@ TREES = {
     "repeat 1.5": lambda s: RepeatDataset(s, repeats=1.5),
     "repeat 0.3": lambda s: BatchDataset(RepeatDataset(MapDataset(s, some_fail), repeats=0.3), 2, as_batch),
     "repeat, not again": lambda s: RepeatDataset(s, repeats=2, restart=False),
-    "repeat for ever": lambda s: EpochizeDataset(RepeatDataset(s), 17),
+    "endless repeat": lambda s: EpochizeDataset(RepeatDataset(s), 17),
     "filter": lambda s: FilterDataset(MapDataset(s, some_fail), filter_fn=not_by_three),
     "iter map, stateless": lambda s: IterMapDataset(s, as_often_as_its_number_mod_3, stateless_iter_fn=True),
     "iter map, one object twice": lambda s: MapDataset(

@@ -1,6 +1,6 @@
 """A process that passes files to DALI and prints the results. It may crash, which is what the tests look for.
 
-Reads files from standard input, each behind its length (uint32). With "parse", prints per file "width height" as DALI's
+Reads files from standard input, each after its length (uint32). With "parse", prints per file "width height" as DALI's
 parser sees it, or "refused". With "decode", runs them through a pipeline in batches of 48 and prints "done".
 """
 

@@ -46,7 +46,7 @@ def test_all_routes_agree_on_images_that_were_cut() -> None:
     assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
 
 
-@pytest.fixture(params=[1, 5], ids=["alone", "beside threads"])
+@pytest.fixture(params=[1, 5], ids=["alone", "next to threads"])
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for markers keeps the interpreter lock if other threads run."""
     monkeypatch.setattr(threading, "active_count", lambda: request.param)

@@ -131,7 +131,7 @@ def make_handle() -> MediaHandle:
     return made
 
 
-def test_attributes_that_are_no_fields_count() -> None:
+def test_attributes_that_are_not_fields_count() -> None:
     sample, handle = Plain(1), make_handle()
     sample.extra = [handle]  # type: ignore[attr-defined]
     assert map_handles(sample, lambda _: "media") is sample

@@ -69,7 +69,7 @@ def test_beyond_the_edge_is_zero_after_normalisation(dtype: Any) -> None:
     assert patch.dtype == getattr(torch, dtype)
 
 
-def test_an_image_is_a_clip_that_stands_still() -> None:
+def test_an_image_is_a_clip_of_one_frame() -> None:
     image = images_of([(9, 13)], 3)[0]
     got = patchify([image], 4, frames_per_patch=2)
     assert torch.equal(got.tokens, patchify([torch.stack([image, image])], 4, frames_per_patch=2).tokens)

@@ -21,7 +21,7 @@ def polylithic(folder: Path, count: int = 16, *, damaged: bool = False) -> Path:
     Args:
         folder: Where.
         count: Samples of each of the two datasets.
-        damaged: Whether a line names a missing file and another is no JSON.
+        damaged: Whether a line names a missing file and another is not JSON.
     """
     images = write_shards(folder / "images", {f"a/i{n}": {"jpg": picture(n, size=(40, 30))} for n in range(count)}, 2)
     prepare_dataset(str(images), split_ratio={"train": 1.0})

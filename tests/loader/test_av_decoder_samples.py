@@ -40,7 +40,7 @@ def sample(number: int) -> dict[str, bytes]:
     """Returns the parts of a sample; some videos are broken."""
     kind = KINDS[number % len(KINDS)]
     video = {"mp4": broken_files()[BAD[number]]} if number in BAD else {kind.rpartition("-")[2]: video_file(kind)}
-    return {**video, "txt": f"film {number}".encode()}
+    return {**video, "txt": f"video {number}".encode()}
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_a_state_continues_the_shares_on_another_number_of_workers(blend: Path) 
             assert list(islice(restored, 30)) == expected
 
 
-def test_measuring_behind_the_decoder_is_refused(blend: Path) -> None:
+def test_measuring_after_the_decoder_is_refused(blend: Path) -> None:
     with pytest.raises(ConfigError, match="Split it into preencode_sample"):
         loader(blend, InTheRank(), 0, blend_by="tokens")
 

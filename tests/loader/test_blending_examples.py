@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Job = tuple[WorkerConfig, Any]
 
 
-@pytest.fixture(params=["PIL in process", "PIL in 2 workers", "DALI in process", "DALI behind 2 workers"])
+@pytest.fixture(params=["PIL in process", "PIL in 2 workers", "DALI in process", "DALI with 2 workers"])
 def job(request: pytest.FixtureRequest) -> Job:
     workers = 2 if "2" in request.param else 0
     decoder = (
@@ -191,7 +191,7 @@ def test_a_blend_gives_whole_batches_of_one_type(folder: Path, job: Job) -> None
     assert_share(kinds["ImageBatch"], 100, 0.6)
 
 
-def test_validation_is_one_dataset_behind_the_other(folder: Path, job: Job) -> None:
+def test_validation_is_one_dataset_after_the_other(folder: Path, job: Job) -> None:
     config, decoder = job
 
     def val(name: str, task: Any) -> SavableDataset[Any]:

@@ -18,7 +18,7 @@ from tests.loader.numbers_dataset import tree
 
 COUNT = 12
 STRIDE = 3
-"""Outside the loader's own files, every so many lines are enough."""
+"""Outside the loader's own files, one interrupt per this many lines is enough."""
 
 
 @pytest.fixture(autouse=True)

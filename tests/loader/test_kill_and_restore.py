@@ -55,7 +55,7 @@ def delivered(place: Path) -> int:
 
 
 @pytest.mark.timeout(240)
-def test_killed_behind_every_batch(tmp_path: Path) -> None:
+def test_killed_after_every_batch(tmp_path: Path) -> None:
     folder = captioning_dataset(tmp_path / "data", count=30)
     straight, broken = tmp_path / "straight.json", tmp_path / "broken.json"
     assert start(folder, straight, hang=False).wait(timeout=100) == 0

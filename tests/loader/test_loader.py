@@ -120,7 +120,7 @@ def test_a_state_after_every_batch_restores_exactly(workers: int, rank_work: boo
             assert got
 
 
-def test_a_closed_loader_goes_on_behind_the_last_batch() -> None:
+def test_a_closed_loader_continues_after_the_last_batch() -> None:
     batches = loader(place(2), rank_work=True)
     got = [next(iter(batches))[:3] for _ in range(4)]
     batches.close()
@@ -409,7 +409,7 @@ def test_the_watchdog_fails_where_it_is_told_to(workers: int, rank_work: bool) -
     batches.close()
 
 
-def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_no_complaint(
+def test_a_wait_that_ended_while_the_watching_thread_stood_still_is_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = iter([False, False, True])

@@ -140,7 +140,7 @@ def test_a_restore_after_every_batch_continues_exactly(folder: Path, encoder: ty
             assert len(json.dumps(state)) < 8 * 1024
         restored = make_loader(folder, encoder, 0, streams=2, **options)
         restored.restore_state_rank(state)
-        assert take(restored, count - place - 1) == batches[place + 1 :], f"after a restore behind batch {place}"
+        assert take(restored, count - place - 1) == batches[place + 1 :], f"after a restore after batch {place}"
         restored.close()
 
 

@@ -47,7 +47,7 @@ class Images(Batch):
     notes: Any = None
 
 
-def test_fields_that_are_no_arguments_and_further_attributes_stay() -> None:
+def test_fields_that_are_not_arguments_and_further_attributes_stay() -> None:
     batch = Derived(torch.arange(3), scale=2)
     batch.made = 7
     batch.extra = "kept"  # type: ignore[attr-defined]

@@ -195,7 +195,7 @@ def test_a_validation_over_nothing_is_an_error_unless_it_is_wanted(tmp_path: Pat
         get(folder, split_part="valid", **options)
 
 
-def test_one_empty_dataset_among_several_is_no_error(tmp_path: Path) -> None:
+def test_one_empty_dataset_among_several_is_not_an_error(tmp_path: Path) -> None:
     place = several(tmp_path, 2, 4)
     folder = tmp_path / "d1"
     prepare_dataset(folder, split_ratio={"train": 1, "val": 0})

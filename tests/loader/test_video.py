@@ -48,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part, video = (
             ("mp4", broken_files()[BAD[number]]) if number in BAD else (kind.rpartition("-")[2], video_file(kind))
         )
-        samples[f"k{number:04d}"] = {part: video, "jpg": picture(number), "txt": f"film {number}".encode()}
-    root = prepare(write_shards(tmp_path_factory.mktemp("films"), samples))
+        samples[f"k{number:04d}"] = {part: video, "jpg": picture(number), "txt": f"video {number}".encode()}
+    root = prepare(write_shards(tmp_path_factory.mktemp("videos"), samples))
     crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
     (root / ".nv-meta" / "dataset.yaml").write_text(json.dumps(crude))
     return root
@@ -118,9 +118,7 @@ def descriptors() -> int:
 @pytest.mark.parametrize(
     ("encoder", "num_workers"), [(Pyav, 0), (Pyav, 2), (Dali, 2), (DaliWherePossible, 0), (DaliWherePossible, 2)]
 )
-def test_clips_come_beside_images_and_bad_videos_are_counted(
-    folder: Path, encoder: type[Any], num_workers: int
-) -> None:
+def test_clips_next_to_images_and_bad_videos_are_counted(folder: Path, encoder: type[Any], num_workers: int) -> None:
     epochs = 3
     good = {f"k{number:04d}" for number in range(COUNT) if number not in BAD}
     seen: Counter[str] = Counter()

@@ -45,7 +45,7 @@ def relative(path: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "split"), SPLITS)
-def test_the_same_leaves_with_the_same_weights(name: str, split: str) -> None:
+def test_the_same_sources_with_the_same_weights(name: str, split: str) -> None:
     golden = GOLDEN[name][split]
     loaded = load_dataset(FOLDER / name).get_datasets(training=True, split_part=split, worker_config=CONFIG)
     assert loaded.blend_mode.value == golden["mode"]

@@ -56,7 +56,7 @@ def test_scalars_mean_what_they_mean_to_energon(scalar: str, value: object, tmp_
     assert type(found) is type(value)
 
 
-def test_keys_are_text_and_aliases_stand_for_what_they_name(tmp_path: Path) -> None:
+def test_keys_are_text_and_aliases_are_what_they_name(tmp_path: Path) -> None:
     read_value = read(tmp_path, "yes: &x {1: a}\nother: [*x, *x]\n").value
     assert read_value == {"yes": {"1": "a"}, "other": [{"1": "a"}, {"1": "a"}]}
 

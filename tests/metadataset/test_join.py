@@ -107,7 +107,7 @@ def test_error_names_the_samples_without_a_match(pair: Path) -> None:
         prepare_metadataset(file)
 
 
-def test_samples_in_another_part_of_the_split_are_no_match(pair: Path) -> None:
+def test_samples_in_another_part_of_the_split_are_not_a_match(pair: Path) -> None:
     split = pair / "right" / ".nv-meta" / "split.yaml"
     split.write_text("split_parts: {train: [shard_001.tar]}\nexclude: [shard_001.tar/k02]\n")
     (pair / "left" / ".nv-meta" / "split.yaml").write_text(

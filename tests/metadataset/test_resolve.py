@@ -205,7 +205,7 @@ def test_a_subset_that_cannot_be_says_how_to_write_one(bad: Any, message: str) -
     assert "Write two percentages" in str(caught.value)
 
 
-def test_numbers_stand_at_the_innermost_level_alone(tmp_path: Path) -> None:
+def test_numbers_are_allowed_only_at_the_innermost_level(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "mix.yaml",
@@ -303,7 +303,7 @@ def test_what_cannot_be_names_file_line_and_key(splits: str, message: str, tmp_p
         ("splits: {train: {datasets: [{path: a, subset: {}}]}}", "the key 'subset' is not known here"),
     ],
 )
-def test_what_is_no_metadataset(text: str, message: str, tmp_path: Path) -> None:
+def test_what_is_not_a_metadataset(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "mix.yaml"
     file.write_text(text)
     with pytest.raises(DatasetFormatError, match=message):

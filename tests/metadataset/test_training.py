@@ -209,7 +209,7 @@ def test_what_a_call_may_not_say_of_a_metadataset(tmp_path: Path) -> None:
         get_train_dataset(weighted, worker_config=config(), task_encoder=Native())
 
 
-def test_what_is_wrong_with_a_leaf_names_where_it_is_named(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_source_names_where_it_is_named(tmp_path: Path) -> None:
     path = texts(tmp_path / "a", 6)
     file = tmp_path / "mix.yaml"
 

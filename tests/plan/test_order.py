@@ -153,13 +153,13 @@ def test_a_remainder_goes_round_the_streams() -> None:
     assert all(sum(of_stream) == 10 for of_stream in sizes)
 
 
-def test_epochs_seeds_and_leaves_have_different_orders() -> None:
-    def order(seed: int, leaf: int, epoch: int) -> tuple[Any, ...]:
+def test_epochs_seeds_and_sources_have_different_orders() -> None:
+    def order(seed: int, source: int, epoch: int) -> tuple[Any, ...]:
         base = Slices.whole_shards([9] * 20)
-        spec = OrderSpec(base=base, num_streams=1, seed=seed, source=leaf, shuffle_buffer_size=30)
+        spec = OrderSpec(base=base, num_streams=1, seed=seed, source=source, shuffle_buffer_size=30)
         return tuple(sample[:2] for sample in triples(spec.stream(0).epoch(epoch)))
 
-    orders = {order(seed, leaf, epoch) for seed in range(3) for leaf in range(3) for epoch in range(3)}
+    orders = {order(seed, source, epoch) for seed in range(3) for source in range(3) for epoch in range(3)}
     assert len(orders) == 27
 
 

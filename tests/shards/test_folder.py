@@ -152,7 +152,7 @@ def test_the_split_that_dataset_yaml_names_is_taken_and_wins_as_in_energon(root:
         assert WebdatasetFolder(str(root), **options).split.split_parts != {"train": tuple(names[-1:])}
 
 
-def test_older_factory_stands_for_its_sample_type(root: Path) -> None:
+def test_older_factory_means_its_sample_type(root: Path) -> None:
     content = {"__module__": "megatron.energon", "__class__": "VQAWebdataset", "field_map": {"image": "jpg"}}
     assert sample_type_name(config_of(root, content)) == "VQASample"
 

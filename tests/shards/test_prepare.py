@@ -231,7 +231,7 @@ def test_compressed_shards_are_refused(tmp_path: Path, name: str) -> None:
         prepare_dataset(tmp_path)
 
 
-def test_a_shard_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_shard_whose_name_is_not_text_is_refused(tmp_path: Path) -> None:
     captions(tmp_path)
     os.rename(tmp_path / "shard_0.tar", os.fsencode(tmp_path) + b"/\xfc.tar")
     with pytest.raises(DatasetFormatError, match=r"'\\udcfc.tar', whose name is not valid UTF-8"):

@@ -92,6 +92,6 @@ def test_a_subclass_may_bring_its_own_decoder() -> None:
     assert WithDecoder(Inner()).decoder is TaskEncoder.decoder
 
 
-def test_it_stands_around_an_instance() -> None:
+def test_it_wraps_an_instance() -> None:
     with pytest.raises(ConfigError, match="not its class"):
         AugmentTaskEncoder(TaskEncoder)  # type: ignore[arg-type]

@@ -69,10 +69,10 @@ class AudioIndex:
     def position(self, seconds: float) -> float:
         """Returns the (fractional) sample index of a time: negative before the first; a gap has a single index."""
         span = max(0, int(np.searchsorted(self.span_seconds, seconds, side="right")) - 1)
-        place = int(self.span_starts[span]) + (seconds - float(self.span_seconds[span])) * self.rate
+        position = int(self.span_starts[span]) + (seconds - float(self.span_seconds[span])) * self.rate
         if span + 1 < len(self.span_starts):
-            place = min(place, float(self.span_starts[span + 1]))
-        return place
+            position = min(position, float(self.span_starts[span + 1]))
+        return position
 
     def range_of_seconds(self, start: float, end: float, rate: int | None = None) -> tuple[int, int] | None:
         """Returns (first, stop) of the samples from `start` to `end`, stop exclusive; None if there are none.

@@ -83,7 +83,7 @@ def submit_clips(
 ) -> Future[list[Outcome]]:
     """Starts to decode the clips of videos with DALI; returns a future of one outcome per handle, in their order.
 
-    PyAV decodes a video that DALI cannot decode after all (route "fallback"), and always the sound.
+    PyAV decodes a video that DALI cannot decode after all (route "fallback"), and always the audio.
 
     Args:
         options: Threads and limits of the decoder.

@@ -69,7 +69,7 @@ class SerializedBlock:
             self._lay_out(table)
 
     def _lay_out(self, table: TensorTable) -> None:
-        """Finds a place for each segment: large ones first, small ones together after them."""
+        """Finds an offset for each segment: large ones first, small ones together after them."""
         views, segments = table.find_segments()
         extents: list[Extent | int] = [0] * len(segments)
         small: list[int] = []

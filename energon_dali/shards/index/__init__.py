@@ -1,3 +1,3 @@
-"""Where the parts of samples lie: scanning tars, the files that keep the result, and the index that answers."""
+"""Where the parts of samples are: scanning tars, the files that store the result, and the index that looks parts up."""
 
 from __future__ import annotations

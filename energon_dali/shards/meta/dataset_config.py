@@ -14,7 +14,7 @@ from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "dataset.yaml"
 FOREIGN_MODULES = ("megatron.energon", "megatron.energon.flavors", "energon_dali", "energon_dali.samples")
-"""Modules whose classes stand for those of this package with the same names."""
+"""Modules whose classes are replaced by those of this package with the same names."""
 SAMPLE_TYPES = frozenset(
     (
         "Sample",

@@ -1,4 +1,4 @@
-"""Compares the operations as users call them, with the kernel behind them and with the reference.
+"""Compares the operations as users call them, once with the kernel and once with the reference.
 
 `check_triton` runs it. Without a GPU the choice of the kernel is made up, so that what leads to it is run too.
 """

@@ -59,7 +59,7 @@ PATTERNS = st.text(st.sampled_from("{}{},.019a-\\"), max_size=14) | st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(PATTERNS)
-def test_names_are_those_of_braceexpand_and_the_count_is_no_less(pattern: str) -> None:
+def test_names_are_those_of_braceexpand_and_the_count_is_not_less(pattern: str) -> None:
     try:
         expected = list(braceexpand(pattern))
     except ValueError:

@@ -61,7 +61,7 @@ def nvjpeg_version() -> tuple[int, int] | None:
     name = f"libnvjpeg.so.{major}"
     for path, mode in (
         (name, os.RTLD_NOW | _RTLD_NOLOAD),
-        *((str(found), os.RTLD_NOW) for found in _beside_dali(name)),
+        *((str(found), os.RTLD_NOW) for found in _next_to_dali(name)),
         (name, os.RTLD_NOW),
     ):
         try:
@@ -72,7 +72,7 @@ def nvjpeg_version() -> tuple[int, int] | None:
     return None
 
 
-def _beside_dali(name: str) -> list[Path]:
+def _next_to_dali(name: str) -> list[Path]:
     """Returns a library's files in nvImageCodec's search order: LD_LIBRARY_PATH, Python packages, the CUDA toolkit."""
     packages = Path(load_backend().__file__).parents[1]  # site-packages/nvidia
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]

@@ -25,7 +25,7 @@ class MemoryUse:
     """The memory that decoding takes on one device, estimated from image sizes, without the decoders' own workspace."""
 
     budget_bytes: int | None
-    """Limit of all runs in flight together; None is no limit."""
+    """Limit of all runs in flight together; None means no limit."""
     in_flight_bytes: int
     """Memory of the runs in flight now."""
     in_flight_peak_bytes: int
@@ -39,8 +39,8 @@ class DeviceMemory:
 
     Args:
         device: The device.
-        budget_bytes: Most memory of all runs in flight together. None is 8 GiB on a GPU; on the CPU it is no limit, but
-            a run takes 1 GiB at most. A single image that needs more runs alone.
+        budget_bytes: Most memory of all runs in flight together. None is 8 GiB on a GPU. On the CPU it means no limit,
+            but a run takes 1 GiB at most. A single image that needs more runs alone.
     """
 
     def __init__(self, device: Device, budget_bytes: int | None = None) -> None:

@@ -62,7 +62,7 @@ def has_uniform_frames(data: bytes | bytearray | memoryview, codec: str, shape: 
 def _have_shape(
     packets: Iterator[memoryview], read: Callable[[memoryview], Iterator[FrameHeader | None]], shape: FrameShape
 ) -> bool:
-    """Returns whether all frames have one shape and colour matrix; None stands for a frame like an earlier one."""
+    """Returns whether all frames have one shape and colour matrix; None means a frame like an earlier one."""
     expected: FrameHeader | None = None
     for packet in packets:
         for found in read(packet):

@@ -55,7 +55,7 @@ def test_truncated_files_in_a_block_of_64(places: list[int]) -> None:
         assert "truncated" in failure.reason
 
 
-def test_two_bad_blocks_in_a_row_and_a_good_one_behind_them() -> None:
+def test_two_bad_blocks_in_a_row_and_a_good_one_after_them() -> None:
     bad: dict[int, MediaHandle] = {7: unscreened(broken_images()["jpeg-half"])}
     futures = [
         DECODER.submit_block(block_with(bad)),
@@ -66,7 +66,7 @@ def test_two_bad_blocks_in_a_row_and_a_good_one_behind_them() -> None:
         check_neighbours(future.result(60), places)
 
 
-def test_what_pil_accepts_is_no_failure() -> None:
+def test_what_pil_accepts_is_not_a_failure() -> None:
     """DALI's JPEG decoder is stricter than PIL about the end of a file: route "fallback", as DALI gave it up."""
     data = sample_images()["jpeg-420"][:-1]  # half of the end marker
     handle = unscreened(data)

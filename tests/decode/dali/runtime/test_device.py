@@ -90,7 +90,7 @@ def test_torchs_current_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_a_fork_behind_the_first_use_of_a_gpu_is_refused() -> None:
+def test_a_fork_after_the_first_use_of_a_gpu_is_refused() -> None:
     def ask_child() -> str:
         """Returns the device that a forked child reports."""
         out, into = os.pipe()

@@ -114,7 +114,7 @@ def test_what_pil_decodes_is_copied_from_page_locked_memory_on_a_stream_of_its_o
 
 
 @pytest.mark.parametrize("free_bytes", [64 << 30, 0])
-def test_a_full_gpu_is_no_bad_image(free_bytes: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_gpu_is_not_a_bad_image(free_bytes: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said by DALI, or found out by looking for room, where DALI blames a file."""
 
     def fail() -> None:

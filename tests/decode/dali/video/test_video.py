@@ -248,7 +248,7 @@ def test_a_video_that_fails_costs_no_other(name: str) -> None:
         assert torch.equal(outcome.value.frames, first)
 
 
-def test_what_dali_gives_up_and_pyav_decodes_is_no_failure() -> None:
+def test_what_dali_gives_up_and_pyav_decodes_is_not_a_failure() -> None:
     handle = handle_of(video_file("h264-b-mp4"))
     (outcome,) = submit_clips(decoder_of(TWO_CLIPS).engine_options, Device("cpu"), [handle]).result(60)
     assert isinstance(outcome, Decoded)
@@ -267,7 +267,7 @@ def test_values_are_held_and_never_overwritten() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("bad_alloc"), RuntimeError("Can't allocate 99 bytes"), KeyError("x")])
-def test_a_full_memory_is_no_bad_sample(error: Exception) -> None:
+def test_full_memory_is_not_a_bad_sample(error: Exception) -> None:
     with pytest.raises(DeviceFailedError, match="No sample caused this"):
         raise_if_device_failed(error, Device("cpu"), "video")
     raise_if_device_failed(RuntimeError("Failed to send packet to decoder"), Device("cpu"), "video")
