@@ -48,7 +48,7 @@ class LoaderStatistics:
         """Returns the statistics.
 
         Args:
-            record: What the metricss of all processes counted, see `Metrics.snapshot`.
+            record: What the metrics of all processes counted, see `Metrics.snapshot`.
             **trainer: The first five fields: what the trainer's clock measured.
         """
         counts = dict(record["counts"])

@@ -88,7 +88,8 @@ class ImageFormat:
     name: str
     """Name in headers, handles, statistics and messages, such as "jpeg"; an identifier in lower case."""
     pil_names: tuple[str, ...] = ()
-    """PIL's names of the format. The first one opens it, without trying others. Empty: PIL cannot read it."""
+    """PIL's names of the format in upper case, as in `PIL.Image.OPEN`. The first one opens it, without trying others.
+    Empty: PIL cannot read it."""
     suffixes: tuple[str, ...] = ()
     """Suffixes of part and file names in lower case, without a dot, that mean an image of this format."""
     signature: bytes = b""
