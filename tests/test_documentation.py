@@ -113,7 +113,8 @@ def test_the_command_of_the_readme_is_accepted(folder: Path, tmp_path: Path) -> 
     shards.mkdir()
     for shard in (folder / "data" / "captions").glob("*.tar"):
         shutil.copy(shard, shards)
-    done = CliRunner().invoke(main, [str(shards) if word == "data/captions" else word for word in arguments])
+    assert arguments[1] == "shards/"
+    done = CliRunner().invoke(main, ["prepare", str(shards), *arguments[2:]])
     assert done.exit_code == 0, done.output
     assert (shards / ".nv-meta" / "dataset.yaml").exists()
 
