@@ -156,7 +156,7 @@ def _check_names(cfg: DictConfig) -> None:
             meant = f" Did you mean {nearest[0]}?" if nearest else ""
             raise ConfigError(
                 f"Nothing reads {name}, which the run was given.{meant} Leave it out, or name what it is a part of, as "
-                f"in +trainer.{name}=...; beside the groups a run has {', '.join(_SETTINGS)}."
+                f"in +trainer.{name}=...; apart from the groups, a run has {', '.join(_SETTINGS)}."
             )
 
 

@@ -59,17 +59,17 @@ def packed_avi() -> bytes:
         written: list[tuple[bytes, bool]] = []
         at = 0
         while at < len(contents):
-            behind = 1
-            while at + behind < len(contents) and kinds[at + behind] == 2:
-                behind += 1
-            group = contents[at : at + behind]
+            count = 1
+            while at + count < len(contents) and kinds[at + count] == 2:
+                count += 1
+            group = contents[at : at + count]
             if kinds[at] == 0:
                 group[0] = group[0].replace(PICTURE, DIVX + PICTURE, 1)
             chunks = [b"".join(group[:2]), *group[2:]]
             written += [(chunk, kinds[at] == 0 and not number) for number, chunk in enumerate(chunks)]
-            if behind > 1:
+            if count > 1:
                 written.append((placeholder(group[0]), kinds[at] == 0))
-            at += behind
+            at += count
         for number, (content, is_key) in enumerate(written):
             packet = av.Packet(content)
             packet.stream, packet.is_keyframe = video, is_key

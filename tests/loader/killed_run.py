@@ -62,8 +62,8 @@ def run(folder: Path, place: Path, until: int, num_workers: int = 2) -> None:
     loader.restore_state_rank(saved["state"])
     for batch in loader:
         saved = {"state": loader.save_state_rank(), "batches": [*saved["batches"], batch]}
-        beside = place.with_suffix(".tmp")
-        beside.write_text(json.dumps(saved))
-        os.replace(beside, place)
+        temporary = place.with_suffix(".tmp")
+        temporary.write_text(json.dumps(saved))
+        os.replace(temporary, place)
         if len(saved["batches"]) >= until:
             return

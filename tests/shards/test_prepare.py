@@ -199,7 +199,9 @@ def test_an_index_of_the_same_samples_keeps_its_identity(tmp_path: Path) -> None
     assert prepared() == changed, "index.sqlite says that the samples are the same"
     extents.write_bytes(extents.read_bytes()[:-8])
     assert prepared() == changed, "the same"
-    assert prepared(check_part=lambda name, content: PartFacts("any", 1, 1)) == changed, "facts of media are no samples"
+    assert prepared(check_part=lambda name, content: PartFacts("any", 1, 1)) == changed, (
+        "facts of media are not samples"
+    )
     uuid_file.write_text("of another program")
     assert prepared() == "of another program", "index.sqlite is of the program that wrote last"
     extents.unlink()

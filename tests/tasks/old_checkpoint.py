@@ -8,7 +8,7 @@ import torch
 
 
 def rewrite_as_before(checkpoint: Path) -> None:
-    """Rewrites a checkpoint in the earlier form: the run beside the arguments, and a task without its groups."""
+    """Rewrites a checkpoint in the earlier form: the run next to the arguments, and a task without its groups."""
     content = torch.load(checkpoint, weights_only=True)
     run = content["hyper_parameters"]["run"]
     for name in ("backbone", "optimizer", "scheduler"):

@@ -47,7 +47,7 @@ def test_special_tokens_can_be_shown() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="Token 259 cannot be decoded: ByteTokenizer has 0 to 258"):
         TOKENIZER.decode([259])
-    with pytest.raises(ConfigError, match="3 to 4 tokens are no tensor: give padding=True"):
+    with pytest.raises(ConfigError, match="3 to 4 tokens do not form a tensor: give padding=True"):
         TOKENIZER(["a", "bc"], return_tensors="pt")
     with pytest.raises(ConfigError, match="give a number of tokens from 1 on"):
         TOKENIZER("a", truncation=True)

@@ -56,7 +56,7 @@ def test_no_target_is_no_tokenizer_and_no_scheduler() -> None:
 
 
 class MakesItsBackbone(TaskTransformer):
-    """A task that is given the config of its backbone, and logs beside the loss."""
+    """A task that receives the config of its backbone, and logs more than the loss."""
 
     def __init__(
         self,

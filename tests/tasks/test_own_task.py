@@ -1,4 +1,4 @@
-"""The page about a task of one's own: its files are written as they stand there, and its commands are run."""
+"""The page on writing a task: its files are written as shown there, and its commands are run."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_warmup_below_one_is_a_share() -> None:
     [
         ({"num_training_steps": 0}, "num_training_steps=0 leaves nothing to train"),
         ({"num_training_steps": 5, "num_warmup_steps": 6}, "num_warmup_steps=6 does not fit"),
-        ({"num_training_steps": 5, "min_ratio": 1.5}, "min_ratio=1.5 is no share"),
+        ({"num_training_steps": 5, "min_ratio": 1.5}, "min_ratio=1.5 is not a share"),
     ],
 )
 def test_impossible_schedules_are_refused(options: dict[str, float], says: str) -> None:

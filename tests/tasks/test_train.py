@@ -159,7 +159,7 @@ def test_an_earlier_checkpoint_loads_and_continues(tmp_path: Path) -> None:
 
 
 class Stop(Callback):
-    """Ends a run behind its second batch, as Ctrl-C or an error does."""
+    """Ends a run after its second batch, as Ctrl-C or an error does."""
 
     def __init__(self, how: str) -> None:
         self.how = KeyboardInterrupt if how == "Ctrl-C" else RuntimeError

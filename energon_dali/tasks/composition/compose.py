@@ -126,9 +126,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | Path |
         return f"The run has no {group} yet: add +{group}=NAME. There are: {', '.join(options)}."
     keys = list(_keys(cfg))
     parent, dot, name = key.rpartition(".")
-    beside = [each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent]
-    if beside:
-        return describe_nearest(name, beside, parent + dot)
+    siblings = [each.rpartition(".")[2] for each in keys if each.rpartition(".")[0] == parent]
+    if siblings:
+        return describe_nearest(name, siblings, parent + dot)
     return describe_nearest(key, keys)  # what holds it is wrong already
 
 

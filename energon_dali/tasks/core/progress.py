@@ -28,7 +28,7 @@ class LoaderProgress(Callback):
             10 at most.
 
     Raises:
-        ConfigError: every_n_batches is no whole number of at least 1.
+        ConfigError: every_n_batches is not a whole number of at least 1.
     """
 
     def __init__(self, every_n_batches: int | None = None) -> None:

@@ -64,7 +64,7 @@ def _schedule(
             "Give a number of steps in that range, or a share below 1."
         )
     if not 0 <= min_ratio <= 1:
-        raise ConfigError(f"min_ratio={min_ratio} is no share of the highest rate. Give a number from 0 to 1.")
+        raise ConfigError(f"min_ratio={min_ratio} is not a share of the highest rate. Give a number from 0 to 1.")
 
     # A function, because LambdaLR would save the fields of an object in the checkpoint and a run that is continued
     # with more steps would keep the old schedule.

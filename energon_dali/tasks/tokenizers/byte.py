@@ -108,7 +108,9 @@ class ByteTokenizer:
             rows = [row[:max_length] for row in rows]
         lengths = [len(row) for row in rows]
         if return_tensors and not padding and len(set(lengths)) > 1:
-            raise ConfigError(f"Texts of {min(lengths)} to {max(lengths)} tokens are no tensor: give padding=True.")
+            raise ConfigError(
+                f"Texts of {min(lengths)} to {max(lengths)} tokens do not form a tensor: give padding=True."
+            )
         longest = max(lengths, default=0) if padding else 0
         masks = [[1] * length + [0] * (longest - length) for length in lengths]
         rows = [row + [self.pad_token_id] * (longest - len(row)) for row in rows]

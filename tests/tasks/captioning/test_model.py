@@ -89,7 +89,7 @@ def test_a_caption_depends_on_its_image_and_on_what_was_written_before(batch: Ca
     sample.image = 255 - sample.image
     assert not torch.allclose(task(lay([sample], sample.length))[0, start:], logits)
     sample.image = 255 - sample.image
-    sample.tokens[3] = 65  # the third letter: what stands before it cannot know
+    sample.tokens[3] = 65  # the third letter: what precedes it cannot know
     changed = task(lay([sample], sample.length))[0, start:]
     assert torch.equal(changed[:3], logits[:3])
     assert not torch.allclose(changed[3:], logits[3:])

@@ -25,7 +25,7 @@ class SeenBatches(Callback):
 
     Args:
         folder: Where the files go.
-        fails_at: Step behind which it fails; 0 does not.
+        fails_at: Step after which it fails; 0 means never.
     """
 
     def __init__(self, folder: str, fails_at: int = 0) -> None:

@@ -22,7 +22,7 @@ def test_the_example_trains_and_continues_after_a_worker_failed(tmp_path: Path) 
     numbers_dataset(tmp_path / "data", 60)
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "500",  # a busy machine is no failure
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "500",  # a busy machine is not a failure
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
@@ -38,7 +38,7 @@ def test_the_example_trains_and_continues_after_a_worker_failed(tmp_path: Path) 
     assert done.returncode == 0, done.stderr[-5000:]
     ranks = [lines_of(tmp_path / "seen" / f"rank-{rank}.jsonl") for rank in (0, 1)]
     for lines in ranks:
-        # The epochs of three steps: the second failed behind its second step, and was done again from its beginning.
+        # The epochs of three steps: the second failed after its second step, and ran again from its beginning.
         steps = [step for step, _, _ in lines]
         assert steps in ([1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 4, 5, 6, 7, 8, 9])
         again = steps.index(4, 4)

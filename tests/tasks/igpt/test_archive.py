@@ -97,7 +97,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_pickle_that_is_more_than_data_is_refused_and_runs_nothing(name: str, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    with pytest.raises(DatasetFormatError, match=r"^a file (holds|is no whole pickle)"):
+    with pytest.raises(DatasetFormatError, match=r"^a file (holds|is not a complete pickle)"):
         load_plain(HOSTILE[name](mark), "a file")
     assert not list(tmp_path.iterdir())
     assert np.dtype("u1") == np.uint8  # what the pickle named is as it was

@@ -162,7 +162,7 @@ def test_a_failure_leaves_nothing_behind(folder: Path) -> None:
         ({"data_dir": None}, r"data_dir was not given.*dataset\.cfg\.data_dir="),
         ({"image_size": 64}, "image_size=64 pixels: images of CIFAR can have 2 to 32"),
         ({"num_colors": 1}, "num_colors=1"),
-        ({"image_size": 8.5}, r"image_size=8\.5 is no whole number"),
+        ({"image_size": 8.5}, r"image_size=8\.5 is not a whole number"),
         ({"val_fraction": "abc"}, "val_fraction=abc leaves nothing"),
         ({"download": False}, r"There is no archive .*cifar-10-python\.tar\.gz"),
         ({"archive": "/no/such/file"}, "There is no archive /no/such/file"),

@@ -57,11 +57,11 @@ def write_captions(images: Sequence[torch.Tensor], written: Sequence[str], true:
     font = ImageFont.load_default(10)
     for number, (image, text, own) in enumerate(zip(images, written, true, strict=False)):
         left, top = number % COLUMNS * TILE_PX, number // COLUMNS * (TILE_PX + TEXT_PX)
-        picture = Image.fromarray(image.numpy())
-        scale = (TILE_PX - 8) / max(picture.size)
-        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+        photo = Image.fromarray(image.numpy())
+        scale = (TILE_PX - 8) / max(photo.size)
+        size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
         place = (left + (TILE_PX - size[0]) // 2, top + TILE_PX - 4 - size[1])
-        sheet.paste(picture.resize(size, Image.Resampling.BICUBIC), place)
+        sheet.paste(photo.resize(size, Image.Resampling.BICUBIC), place)
         for row, (words, colour) in enumerate(((text, "black"), (own, "grey"))):
             shown = "\n".join(textwrap.wrap(" ".join(words.split()), 38)[:3])
             draw.multiline_text((left + 4, top + TILE_PX + row * 40), shown, fill=colour, font=font, spacing=1)

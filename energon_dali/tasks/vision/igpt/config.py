@@ -57,7 +57,7 @@ class ImageGPTDataConfig(TransformerDataConfig):
             raise ConfigError(f"dataset={self.dataset!r} is unknown. There is: {', '.join(DATASETS)}.")
         for name in ("image_size", "num_colors", "split_seed", "palette_seed"):
             if not isinstance(getattr(self, name), int):
-                raise ConfigError(f"{name}={getattr(self, name)!r} is no whole number: give one.")
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not a whole number: give one.")
         _ = self.recipe  # refuses a share that leaves nothing
         if not 2 <= self.image_size <= SIDE_PX:
             raise ConfigError(f"image_size={self.image_size} pixels: images of CIFAR can have 2 to {SIDE_PX}.")

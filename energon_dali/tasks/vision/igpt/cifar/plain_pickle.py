@@ -64,7 +64,7 @@ def load_plain(data: bytes, name: str) -> Any:
             f"{name} holds {error} ({type(error).__name__}). Only lists, dicts, texts, numbers and uint8 arrays are "
             "read, as in the official archive, and no code is run. Download the archive again."
             if isinstance(error, pickle.UnpicklingError)
-            else f"{name} is no whole pickle ({type(error).__name__}: {error}). Download the archive again."
+            else f"{name} is not a complete pickle ({type(error).__name__}: {error}). Download the archive again."
         ) from error
     return value
 
