@@ -86,7 +86,7 @@ def test_chosen_stages_of_a_dry_run_keep_their_work(tmp_path: Path) -> None:
         (["out", "--stage", "none"], "there are: doctor tests"),
         (["a", "b"], "too much"),
         (["out", "--device", "tpu"], "neither gpu nor cpu"),
-        (["out", "--fast"], "no option"),
+        (["out", "--fast"], "not an option"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, words: list[str], message: str) -> None:
