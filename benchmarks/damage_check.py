@@ -34,11 +34,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=41)
     arguments = parser.parse_args()
-    pictures = photographs(8, SIZE, threads=2)
+    images = photographs(8, SIZE, threads=2)
     for kind, files in {
         "jpeg of 104 KB": jpegs(8, SIZE, TARGET_BYTES, threads=2),
-        "jpeg progressive": [encode_image(picture, "jpeg progressive") for picture in pictures],
-        "png": [encode_image(picture, "png") for picture in pictures],
+        "jpeg progressive": [encode_image(image, "jpeg progressive") for image in images],
+        "png": [encode_image(image, "png") for image in images],
     }.items():
         with TemporaryDirectory() as folder:
             paths = [Path(folder) / str(number) for number in range(COUNT)]

@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class ImageSet:
     """Encoded images to decode."""
 
     name: str
@@ -94,7 +94,7 @@ def settings(kind: Kind, size: tuple[int, int], *, quick: bool) -> dict[str, dic
     return found
 
 
-def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) -> dict[str, float]:
+def measure(kind: Kind, setting: Setting, images: ImageSet, seconds: float) -> dict[str, float]:
     """Returns images/s and processor time per image of a decoder that always has two blocks in flight."""
     decoder = DaliDecoder(
         image_decode="torchrgb8",
@@ -103,7 +103,7 @@ def measure(kind: Kind, setting: Setting, pictures: Pictures, seconds: float) ->
         max_batch_size=setting.block,
         tuning=setting.tuning,
     )
-    handles = [decoder.stage("jpg", data) for data in pictures.files]
+    handles = [decoder.stage("jpg", data) for data in images.files]
     block: list[MediaHandle] = [handles[i % len(handles)] for i in range(setting.block)]
     waiting = deque(decoder.submit_block(block) for _ in range(2))
     for _ in range(2):
@@ -129,21 +129,21 @@ def sweep_settings(kind: Kind, *, quick: bool, seconds: float) -> Iterator[dict[
     """Yields one row per set of images and point; the defaults are measured before and after each point."""
     cores = len(os.sched_getaffinity(0))
     if quick:
-        sets = [Pictures("small", jpegs(4, (160, 120), None, threads=cores), (160, 120))]
+        sets = [ImageSet("small", jpegs(4, (160, 120), None, threads=cores), (160, 120))]
     else:
         sets = [
-            Pictures("500 x 375, 110 KB", jpegs(64, (500, 375), 110_000, threads=cores), (500, 375)),
-            Pictures("1920 x 1080", jpegs(16, (1920, 1080), None, threads=cores), (1920, 1080)),
+            ImageSet("500 x 375, 110 KB", jpegs(64, (500, 375), 110_000, threads=cores), (500, 375)),
+            ImageSet("1920 x 1080", jpegs(16, (1920, 1080), None, threads=cores), (1920, 1080)),
         ]
-    for pictures in sets:
-        before = measure(kind, Setting(), pictures, seconds)
-        for factor, points in settings(kind, pictures.size, quick=quick).items():
+    for images in sets:
+        before = measure(kind, Setting(), images, seconds)
+        for factor, points in settings(kind, images.size, quick=quick).items():
             for label, setting in points.items():
-                found = measure(kind, setting, pictures, seconds)
-                after = measure(kind, Setting(), pictures, seconds)
+                found = measure(kind, setting, images, seconds)
+                after = measure(kind, Setting(), images, seconds)
                 defaults = statistics.mean((before["images_per_s"], after["images_per_s"]))
                 yield {
-                    "pictures": pictures.name,
+                    "pictures": images.name,
                     "factor": factor,
                     "value": label,
                     "default": setting == Setting(),

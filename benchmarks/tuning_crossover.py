@@ -49,10 +49,10 @@ def sweep_images(kind: Kind, *, quick: bool) -> Iterator[dict[str, Any]]:
     sizes = IMAGE_SIZES[:2] if quick else IMAGE_SIZES
     for size in sizes:
         count = max(4, min(64, 4_000_000 // (size[0] * size[1])))
-        pictures = photographs(min(count, 8), size, threads=cores)
+        images = photographs(min(count, 8), size, threads=cores)
         repetitions = 1 if quick else 5 if size[0] * size[1] < 500_000 else 3
         for label in list(FORMATS)[: 2 if quick else None]:
-            files = [encode_image(picture, label) for picture in pictures]
+            files = [encode_image(image, label) for image in images]
             files = [files[i % len(files)] for i in range(count)]
             decoder = DaliDecoder(
                 image_decode="torchrgb8", image_decode_device=kind, num_threads=1 if kind == "cpu" else None

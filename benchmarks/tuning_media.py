@@ -48,18 +48,18 @@ def _photograph(number: int, size: tuple[int, int]) -> Image.Image:
 
 def jpegs(count: int, size: tuple[int, int], target_bytes: int | None, *, threads: int) -> list[bytes]:
     """Returns JPEGs of about `target_bytes` each, or of quality 90."""
-    pictures = photographs(count, size, threads=threads)
+    images = photographs(count, size, threads=threads)
     with ThreadPoolExecutor(threads) as pool:
         if target_bytes is None:
-            return list(pool.map(lambda picture: encode_image(picture, "jpeg"), pictures))
-        return list(pool.map(lambda picture: encode_to_size(picture, target_bytes), pictures))
+            return list(pool.map(lambda image: encode_image(image, "jpeg"), images))
+        return list(pool.map(lambda image: encode_to_size(image, target_bytes), images))
 
 
-def encode_image(picture: Image.Image, label: str) -> bytes:
+def encode_image(image: Image.Image, label: str) -> bytes:
     """Returns an image in one of FORMATS."""
     name, options = FORMATS[label]
     stream = io.BytesIO()
-    picture.save(stream, name, **options)
+    image.save(stream, name, **options)
     return stream.getvalue()
 
 
