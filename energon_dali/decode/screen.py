@@ -70,7 +70,7 @@ def _open_with_pil(data: Buffer, recognised: ImageFormat | None) -> ImageHeader:
         name = "" if recognised is None else recognised.name
         raise DecodeError(error.reason, error.format or name, "screen") from error
     pil_name = image.format or ""
-    format = registry.PIL_NAMES.get(pil_name) or ImageFormat(pil_name.lower())
+    format = registry.PIL_NAMES.get(pil_name.upper()) or ImageFormat(pil_name.lower())
     width, height = image.size
     if format.swaps_sides is not None and format.swaps_sides(image):
         width, height = height, width
