@@ -49,14 +49,14 @@ def python_of(environment: Environment) -> Path | None:
     return python if python.exists() else None
 
 
-def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, root: Path = ROOT) -> Outcome:
+def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, root: Path | None = None) -> Outcome:
     """Returns the numbers of one run. All processes of the candidate are ended.
 
     Args:
         task: What to do.
         python: Interpreter to do it with.
         timeout_seconds: After that it counts as failed.
-        root: Checkout whose package and programs run.
+        root: Checkout whose package and programs run; None is this one.
 
     Raises:
         AbsentError: It cannot take part here.
@@ -65,12 +65,12 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, roo
     command = [str(python), "-m", "benchmarks.candidates", task.to_json()]
     # Packages may be only on PYTHONPATH, as on a host without an index; they belong to this Python alone.
     inherited = os.environ.get("PYTHONPATH", "") if python == python_of("own") else ""
-    path = os.pathsep.join([str(root), *filter(None, [inherited])])
+    path = os.pathsep.join([str(root or ROOT), *filter(None, [inherited])])
     # One thread per process for torch's own operations: candidates with worker processes are slower with more.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=stdout, stderr=stderr, text=True, start_new_session=True
+            command, cwd=root or ROOT, env=environment, stdout=stdout, stderr=stderr, text=True, start_new_session=True
         )
         try:
             code = process.wait(timeout_seconds)

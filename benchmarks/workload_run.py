@@ -14,7 +14,7 @@ from tqdm import tqdm
 from benchmarks.candidates.preparing import prepare
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe, make_dataset
-from benchmarks.environments import ROOT, AbsentError, CandidateError, python_of, run_candidate
+from benchmarks.environments import AbsentError, CandidateError, python_of, run_candidate
 from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.workload import Candidate, Workload
 
@@ -101,7 +101,7 @@ class WorkloadRun:
             return None
         try:
             limit = CANDIDATE_SECONDS if self.workload.seconds else 300
-            root = Path(candidate.checkout) if candidate.checkout else ROOT
+            root = Path(candidate.checkout) if candidate.checkout else None
             outcome = run_candidate(self._task(candidate, action), python, timeout_seconds=limit, root=root)
         except AbsentError as error:
             self._left_out[candidate.name] = str(error)
