@@ -58,14 +58,15 @@ def wait_for_files(pool: FileStoreCachePool, count: int) -> None:
     wait_until(lambda: pool.cached_count == count and not fetcher._fetching)
 
 
-def threads_of_pools() -> int:
-    return sum(thread.name == "energon-dali-cache" for thread in threading.enumerate())
+def threads_of_pools() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "energon-dali-cache"}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
+    before = threads_of_pools()  # those of a pool that another test of this process left to the garbage collector
     yield tmp_path
-    wait_until(lambda: not threads_of_pools())
+    wait_until(lambda: threads_of_pools() <= before)
     assert not list(tmp_path.iterdir()), "a pool left files behind"
 
 
