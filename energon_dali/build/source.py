@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from energon_dali.build.joined_sample import JoinedSampleLoader
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
-from energon_dali.datasets.load_joined_sample import JoinedSampleLoader
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import Reader, SourceDataset
 from energon_dali.decode import SampleDecoder

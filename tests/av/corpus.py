@@ -22,6 +22,26 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from tests.av.mp4_boxes import with_claimed_frames, with_edits, with_rotation
 from tests.decode.sample_images import photograph
 
+FUZZED = (
+    "h264-aac-mp4",
+    "h264-opus-mkv",
+    "hevc-b-mkv",
+    "vp9-opus-webm",
+    "av1-mp4",
+    "mpeg4-mp3-avi",
+    "mjpeg-pcm-mov",
+    "vp8-avi",
+    "h264-fragmented-mp4",
+    "flac",
+    "mp3",
+    "aac-m4a",
+    "opus-ogg",
+    "vorbis-ogg",
+    "pcm16-wav",
+    "aac-adts",
+)
+"""The files that are damaged in thousands of ways."""
+
 VFR_BASE = Fraction(1, 1200)
 VFR_STEPS = (40, 40, 20, 100, 48, 48, 160, 8, 40, 60)
 """How long the frames of a file with a variable rate are shown, in units of `VFR_BASE`."""

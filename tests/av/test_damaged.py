@@ -17,30 +17,11 @@ import torch
 from energon_dali.av import AVDecoder, AVLimits
 from energon_dali.av.container import demux_stream
 from energon_dali.errors import DecodeError
-from tests.av.corpus import audio_file, broken_files, video_file
+from tests.av.corpus import FUZZED, audio_file, broken_files, video_file
 from tests.av.mp4_boxes import with_claimed_frames
 from tests.av.test_odd_files import encode_frames, packed_avi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FUZZED = (
-    "h264-aac-mp4",
-    "h264-opus-mkv",
-    "hevc-b-mkv",
-    "vp9-opus-webm",
-    "av1-mp4",
-    "mpeg4-mp3-avi",
-    "mjpeg-pcm-mov",
-    "vp8-avi",
-    "h264-fragmented-mp4",
-    "flac",
-    "mp3",
-    "aac-m4a",
-    "opus-ogg",
-    "vorbis-ogg",
-    "pcm16-wav",
-    "aac-adts",
-)
-
 FUZZER = """
 import faulthandler, resource, sys, time
 from random import Random

@@ -15,28 +15,10 @@ from energon_dali import DaliDecoder, SampleDecoder, VideoClips
 from energon_dali.av import AVDecoder, AVLimits, get_clips_uniform
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle
 from energon_dali.errors import DecodeError
-from tests.av.corpus import AUDIOS, audio_file, video_file
+from tests.av.corpus import AUDIOS, FUZZED, audio_file, video_file
 from tests.decode.mutations import mutate
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 
-NAMES = (
-    "h264-aac-mp4",
-    "h264-opus-mkv",
-    "hevc-b-mkv",
-    "vp9-opus-webm",
-    "av1-mp4",
-    "mpeg4-mp3-avi",
-    "mjpeg-pcm-mov",
-    "vp8-avi",
-    "h264-fragmented-mp4",
-    "flac",
-    "mp3",
-    "aac-m4a",
-    "opus-ogg",
-    "vorbis-ogg",
-    "pcm16-wav",
-    "aac-adts",
-)
 CLIPS = VideoClips(2, 3, clip_duration_seconds=0.4, size=(48, 32))
 LIMITS = AVLimits(max_bytes=1 << 26, max_frames=1_000, max_pixels=1 << 20, max_seconds=20)
 
@@ -56,7 +38,7 @@ def prepare(folder: Path) -> Case:
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    files = {name: audio_file(name) if name in AUDIOS else video_file(name) for name in NAMES}
+    files = {name: audio_file(name) if name in AUDIOS else video_file(name) for name in FUZZED}
     good = video_file("h264-b-mp4")
     names = list(files)
     decoders: dict[str, Any] = {

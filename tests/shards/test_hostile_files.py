@@ -201,6 +201,7 @@ def test_rows_of_other_kinds_are_refused(root: Path) -> None:
         "INSERT INTO sample_parts SELECT * FROM sample_parts",
         "UPDATE sample_parts SET tar_file_id = 0",
     ]
+    accepted = set()
     for change in changes:
         file.write_bytes(good)
         database = sqlite3.connect(file)
@@ -211,7 +212,15 @@ def test_rows_of_other_kinds_are_refused(root: Path) -> None:
         finally:
             database.commit()
             database.close()
-        read_everything(root)
+        if not read_everything(root):
+            accepted.add(change)
+    assert accepted == {
+        "UPDATE samples SET sample_index = 0 WHERE rowid = 1",  # as it was
+        "UPDATE sample_parts SET sample_index = 0 WHERE rowid = 1",  # as it was
+        "UPDATE sample_parts SET part_name = 't\xff' WHERE rowid = 1",  # a name like any other
+        "DELETE FROM sample_parts WHERE rowid < 5",  # samples of fewer parts
+        "DROP TABLE samples",  # an index without it is not used: the headers of the shards are read
+    }
 
 
 @pytest.mark.parametrize(

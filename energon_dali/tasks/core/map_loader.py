@@ -203,7 +203,7 @@ class MapLoader(FollowedSteps, DataLoader[Any]):
         """Lets the next iteration begin at a position that `save_position` returned, on any number of ranks.
 
         Raises:
-            StateError: It is the position in another dataset or another order, or lies within a step of these ranks.
+            StateError: It is the position in another dataset or another order, or falls within a step of these ranks.
         """
         for name in ("num_samples", "batch_size", "seed"):
             if state.get(name) != getattr(self._plan, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ class FetchedBatch:
     """The loader's position after this batch."""
 
 
-class FollowedSteps:
+class FollowedSteps(ABC):
     """The part of a loader that follows a trainer which fetches batches before it trains on them.
 
     After `follow` the position is the one after the last batch that `trained` reported as part of an optimizer step.
@@ -30,9 +31,9 @@ class FollowedSteps:
         self._blind = False
         self._position: Any = None
 
+    @abstractmethod
     def delivered_position(self) -> Any:
         """Returns the position after the last batch that was handed out."""
-        raise NotImplementedError
 
     def follow(self) -> None:
         """From now on only those batches count as trained on that `trained` confirms."""

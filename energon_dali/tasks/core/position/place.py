@@ -42,7 +42,7 @@ def warn_between_steps(state: State, config: WorkerConfig) -> None:
     whole = len(state["loader"]["streams"]) == state["loader"]["num_streams"]
     if whole and len(set(counts)) > 1:
         warnings.warn(
-            f"The checkpoint of {state['loader']['world_size']} rank(s) lies within a step of {config.world_size}, of "
+            f"The checkpoint of {state['loader']['world_size']} rank(s) falls within a step of {config.world_size}, of "
             f"which they have done {min(counts)} to {max(counts)}. No batch is lost or comes twice, but steps hold "
             "other batches than without the interruption. Save at whole steps of both, or accumulate gradients.",
             stacklevel=2,
