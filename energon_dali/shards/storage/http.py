@@ -42,15 +42,16 @@ class HttpReader:
 
     Args:
         url: Its URL.
+        size: Its size in bytes; None asks the server.
 
     Raises:
         FileNotFoundError: There is no such file.
         StorageError: The server does not answer, or refuses.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, size: int | None = None) -> None:
         self.url = url
-        self.size = HttpBackend().size(url)
+        self.size = HttpBackend().size(url) if size is None else size
         self._store = store_of(url)
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -104,8 +105,8 @@ class HttpReader:
 class HttpBackend:
     """Files on web servers."""
 
-    def open(self, url: str) -> HttpReader:
-        return HttpReader(url)
+    def open(self, url: str, size: int | None = None) -> HttpReader:
+        return HttpReader(url, size)
 
     def read_bytes(self, url: str) -> bytes:
         return with_retries(lambda: _read_body(_request("GET", url, {})), "read", url)

@@ -158,7 +158,7 @@ def _read_one_byte(path: str, offset: int) -> None:
 class LocalBackend:
     """Local files."""
 
-    def open(self, url: str) -> LocalReader:
+    def open(self, url: str, size: int | None = None) -> LocalReader:
         return with_retries(lambda: LocalReader(url), "open", url)
 
     def read_bytes(self, url: str) -> bytes:

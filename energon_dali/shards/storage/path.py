@@ -24,7 +24,7 @@ class RangeReader(Protocol):
     """An open file that is read at offsets, from any thread."""
 
     size: int
-    """Size of the file in bytes when it was opened."""
+    """Size of the file in bytes when it was opened; of a remote file, the size that `open` was given, if any."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Returns `size` bytes from `offset` on; fewer only at the end of the file.
@@ -44,8 +44,8 @@ class Backend(Protocol):
     Methods that read raise FileNotFoundError if there is no such file. Other failures are StorageErrors.
     """
 
-    def open(self, url: str) -> RangeReader:
-        """Opens the file for reading."""
+    def open(self, url: str, size: int | None = None) -> RangeReader:
+        """Opens the file for reading; a remote file of known size is not asked for before the first read."""
 
     def read_bytes(self, url: str) -> bytes:
         """Returns the content of a file."""
@@ -133,14 +133,18 @@ class StoragePath:
     def __str__(self) -> str:
         return self.url
 
-    def open(self) -> RangeReader:
+    def open(self, size: int | None = None) -> RangeReader:
         """Opens the file for reading at offsets; close it after use.
+
+        Args:
+            size: Its size in bytes where it is known, from an index for example. A remote file is then opened without
+                a request: if it is not there or has changed, the first read finds out. Local files ignore it.
 
         Raises:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be opened.
         """
-        return self._backend().open(self.url)
+        return self._backend().open(self.url, size)
 
     def read_bytes(self) -> bytes:
         """Returns the content of the file.

@@ -17,17 +17,18 @@ class RemoteReader:
 
     Args:
         url: Its URL.
+        size: Its size in bytes; None asks the store.
 
     Raises:
         FileNotFoundError: There is no such object.
         StorageError: The store does not answer.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, size: int | None = None) -> None:
         self.url = url
         self._client, self._path = resolve(url)
         self._store = store_of(url)
-        self.size = int(_ask(lambda: self._client.info(self._path), "look at", url).content_length)
+        self.size = RemoteBackend().size(url) if size is None else size
 
     def read_at(self, offset: int, size: int) -> bytes:
         size = min(size, self.size - offset)  # a server refuses a range that begins at the end
@@ -52,8 +53,8 @@ class RemoteReader:
 class RemoteBackend:
     """Objects in a bucket."""
 
-    def open(self, url: str) -> RemoteReader:
-        return RemoteReader(url)
+    def open(self, url: str, size: int | None = None) -> RemoteReader:
+        return RemoteReader(url, size)
 
     def read_bytes(self, url: str) -> bytes:
         client, path = resolve(url)
