@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from energon_dali.build.identities import Identities, SourceConfig
 from energon_dali.build.joined_sample import JoinedSampleLoader
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
@@ -16,7 +18,8 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import Reader, SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
-from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
+from energon_dali.metadataset.files import JoinFiles, is_local, read_join_files
+from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
@@ -24,6 +27,7 @@ from energon_dali.metadataset.subset import take_subset
 from energon_dali.plan import OrderSpec, Slices
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.shards.documents.opening import Opening
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
@@ -41,11 +45,37 @@ class _Opened:
     ranges: Slices
     reader: Reader
     load: SampleLoader
-    uuid: str
+    uuid: str | Callable[[], str]
     sample_type: str
 
 
-def open_source(reference: SourceReference, number: int, options: DatasetOptions, repeat: bool) -> SourceDataset:
+def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
+    """Returns a function that returns the files of a join or JSONL file; a remote one is read by a thread until then.
+
+    Args:
+        reference: The dataset or join.
+        options: Options of the call.
+        opening: Reads files.
+    """
+    trust = options.source.trust_dataset_code
+    read: Callable[[], Any]
+    if reference.join is not None:
+        read = partial(read_join_files, reference, trust_dataset_code=trust)
+    elif reference.is_jsonl:
+        read = partial(JsonlFile, reference.path)
+    else:
+        return lambda: None
+    return opening.later(read, is_local=is_local(reference))
+
+
+def open_source(
+    reference: SourceReference,
+    number: int,
+    options: DatasetOptions,
+    repeat: bool,
+    files: Callable[[], Any],
+    identities: Identities,
+) -> SourceDataset:
     """Returns the source of one dataset or join.
 
     Args:
@@ -53,6 +83,8 @@ def open_source(reference: SourceReference, number: int, options: DatasetOptions
         number: Its number among the sources of the job, so that two sources of one path have different orders.
         options: Options of the call.
         repeat: Start again after each epoch.
+        files: From `read_ahead`.
+        identities: Identities of the job's datasets.
 
     Raises:
         ConfigError: An option is invalid for it.
@@ -61,9 +93,12 @@ def open_source(reference: SourceReference, number: int, options: DatasetOptions
         StorageError: A file cannot be read.
     """
     with located(reference):
-        is_join = reference.join is not None
-        open_it = _open_join if is_join else _open_jsonl if reference.is_jsonl else _open_folder
-        opened = open_it(reference, number, options)
+        if reference.join is not None:
+            opened = _open_join(reference, number, options, files)
+        elif reference.is_jsonl:
+            opened = _open_jsonl(reference, number, options, files)
+        else:
+            opened = _open_folder(reference, number, options, identities)
     order, config = options.order(reference), options.worker_config
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
@@ -78,17 +113,19 @@ def open_source(reference: SourceReference, number: int, options: DatasetOptions
         read_size=READ_SIZE,
         failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=reference.path,
-        source_config={
-            "uuid": opened.uuid,
-            "split_part": reference.split_part,
-            "ranges": _fingerprint(opened.ranges),
-            "training": options.training,
-            "seed": config.seed_offset,
-            "order": order,
-            "sample_type": opened.sample_type,
-            **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
-            **({"leaf": number} if number else {}),
-        },
+        source_config=SourceConfig(
+            opened.uuid,
+            {
+                "split_part": reference.split_part,
+                "ranges": _fingerprint(opened.ranges),
+                "training": options.training,
+                "seed": config.seed_offset,
+                "order": order,
+                "sample_type": opened.sample_type,
+                **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
+                **({"leaf": number} if number else {}),
+            },
+        ),
         worker_config=config,
     )
 
@@ -131,7 +168,7 @@ def located(reference: SourceReference) -> Iterator[None]:
         raise kind(f"{reference.location}: {error}") from error
 
 
-def _open_folder(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
+def _open_folder(reference: SourceReference, number: int, options: DatasetOptions, identities: Identities) -> _Opened:
     if reference.path.endswith(".tar"):
         raise ConfigError(f"{reference.path} is a single shard. Give the folder of the shards, with their .nv-meta.")
     folder = WebdatasetFolder(
@@ -146,19 +183,21 @@ def _open_folder(reference: SourceReference, number: int, options: DatasetOption
         take_subset(folder.split_ranges(reference.split_part), folder.shard_counts, reference.subset),
         _reader(folder, recipe, load, options),
         load,
-        folder.uuid,
+        identities.of(folder),
         recipe.sample_type.__name__,
     )
 
 
-def _open_jsonl(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
+def _open_jsonl(
+    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JsonlFile]
+) -> _Opened:
     chosen = options.source.sample_type
     if chosen is not None and chosen is not CrudeSample:
         raise ConfigError(
             f"{reference.path} is a JSONL file, whose samples are crude, and sample_type={chosen.__name__} was given. "
             "Leave it out, and make samples of that type in a cooker of the task encoder."
         )
-    file = JsonlFile(reference.path)
+    file = files()
     load = SampleLoader(
         decoder=options.encoder.decoder or SampleDecoder(),  # lines are parsed even if media stay bytes
         sample_type=CrudeSample,
@@ -171,7 +210,9 @@ def _open_jsonl(reference: SourceReference, number: int, options: DatasetOptions
     return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
 
 
-def _open_join(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
+def _open_join(
+    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JoinFiles]
+) -> _Opened:
     join = reference.join
     assert join is not None, "open_source calls it for joins"
     for name in ("sample_type", "field_map"):
@@ -186,7 +227,8 @@ def _open_join(reference: SourceReference, number: int, options: DatasetOptions)
             f"{join.joiner.name} takes joined samples by position, and the join names them {', '.join(names)}. Write "
             "the join as a list, give the class a from_joined with these arguments, or join by a function."
         )
-    columns = open_columns(join.columns, reference.location, trust_dataset_code=options.source.trust_dataset_code)
+    found = files()
+    columns = found.columns
     recipes = [read_recipe(column.folder) for column in columns]
     for column, recipe in zip(columns, recipes, strict=True):
         if recipe.sample_type is CrudeSample and not join.joiner.is_function:
@@ -202,7 +244,9 @@ def _open_join(reference: SourceReference, number: int, options: DatasetOptions)
         _reader(column.folder, recipe, load, options)
         for column, recipe, load in zip(columns, recipes, loaders, strict=True)
     ]
-    reader = JoinedReader(find_join_index(reference, columns), readers, [column.shards for column in columns])
+    if isinstance(found.index, Exception):
+        raise found.index
+    reader = JoinedReader(found.index, readers, [column.shards for column in columns])
     load = JoinedSampleLoader(
         loaders,
         joiner,

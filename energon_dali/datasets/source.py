@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -80,7 +80,7 @@ class SourceDataset(SavableDataset[Any]):
         read_size: int,
         failure_tolerance: int,
         name: str,
-        source_config: dict[str, Any],
+        source_config: Mapping[str, Any],
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(worker_config=worker_config)

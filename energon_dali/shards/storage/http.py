@@ -108,8 +108,8 @@ class HttpBackend:
     def open(self, url: str, size: int | None = None) -> HttpReader:
         return HttpReader(url, size)
 
-    def read_bytes(self, url: str) -> bytes:
-        return with_retries(lambda: _read_body(_request("GET", url, {})), "read", url)
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        return with_retries(lambda: _read_body(_request("GET", url, {}), max_bytes=max_bytes), "read", url)
 
     def size(self, url: str) -> int:
         def ask() -> int:
@@ -262,27 +262,39 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
     raise StorageError(f"Could not read {url}: the server answered {said}. Check the address and the right to read it.")
 
 
-def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None) -> bytes:
-    """Returns the body of a response.
+def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None, *, max_bytes: int | None = None) -> bytes:
+    """Returns the body of a response; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes.
 
     Raises:
         ConnectionError: It is incomplete.
         TimeoutError: It is too slow.
     """
     chunks: list[bytes] = []
-    _read_chunks(response, size or 0, chunks.append)
+    _read_chunks(response, size or 0, chunks.append, max_bytes)
     data = b"".join(chunks)
+    if max_bytes is not None:
+        return data[: max_bytes + 1]
     if size is not None and len(data) != size and "Content-Length" not in response.headers:
         raise ConnectionError(f"the response ended after {len(data)} of {size} bytes")
     return data
 
 
-def _read_chunks(response: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object]) -> None:
-    """Passes the body of a response on, chunk by chunk; the connection can be reused afterwards."""
+def _read_chunks(
+    response: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object], max_bytes: int | None = None
+) -> None:
+    """Passes the body of a response on, chunk by chunk; the connection can be reused afterwards.
+
+    Ends after more than `max_bytes`.
+    """
     last = clock.now() + current_scope().policy.request_seconds + size / _SLOWEST_BYTES_PER_SECOND
+    passed = 0
     try:
         while chunk := response.read(_CHUNK_BYTES):
             write(chunk)
+            passed += len(chunk)
+            if max_bytes is not None and passed > max_bytes:
+                response.close()  # the rest of the body is still to come
+                return
             if clock.now() > last:
                 raise TimeoutError("the response is too slow")
         response.release_conn()

@@ -47,8 +47,8 @@ class Backend(Protocol):
     def open(self, url: str, size: int | None = None) -> RangeReader:
         """Opens the file for reading; a remote file of known size is not asked for before the first read."""
 
-    def read_bytes(self, url: str) -> bytes:
-        """Returns the content of a file."""
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        """Returns the content of a file; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes."""
 
     def write_bytes(self, url: str, content: bytes) -> None:
         """Writes a file; readers see the old content or the new, never a part."""
@@ -146,14 +146,18 @@ class StoragePath:
         """
         return self._backend().open(self.url, size)
 
-    def read_bytes(self) -> bytes:
+    def read_bytes(self, max_bytes: int | None = None) -> bytes:
         """Returns the content of the file.
+
+        Args:
+            max_bytes: Of a larger file, only the first `max_bytes` + 1 bytes are returned, so that the caller can
+                refuse it; None sets no limit.
 
         Raises:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be read, retries included.
         """
-        return self._backend().read_bytes(self.url)
+        return self._backend().read_bytes(self.url, max_bytes)
 
     def read_if_there(self) -> bytes | None:
         """Returns the content of the file, None if there is no such file.
