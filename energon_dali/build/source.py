@@ -18,7 +18,7 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import Reader, SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
-from energon_dali.metadataset.files import JoinFiles, is_local, read_join_files
+from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
 from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.reader import JoinedReader
@@ -29,7 +29,6 @@ from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
-from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
 MAX_SLICES = 10_000_000
 """Most slices that are shuffled together, over all epochs of `shuffle_over_epochs_multiplier`; each takes 16 bytes."""
@@ -50,7 +49,7 @@ class _Opened:
 
 
 def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
-    """Returns a function that returns the files of a join or JSONL file; a remote one is read by a thread until then.
+    """Returns a function that returns the files of a dataset or join; those of a remote one are read by a thread.
 
     Args:
         reference: The dataset or join.
@@ -64,7 +63,7 @@ def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Ope
     elif reference.is_jsonl:
         read = partial(JsonlFile, reference.path)
     else:
-        return lambda: None
+        read = partial(read_folder_files, reference, trust_dataset_code=trust)
     return opening.later(read, is_local=is_local(reference))
 
 
@@ -98,7 +97,7 @@ def open_source(
         elif reference.is_jsonl:
             opened = _open_jsonl(reference, number, options, files)
         else:
-            opened = _open_folder(reference, number, options, identities)
+            opened = _open_folder(reference, number, options, files, identities)
     order, config = options.order(reference), options.worker_config
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
@@ -168,19 +167,23 @@ def located(reference: SourceReference) -> Iterator[None]:
         raise kind(f"{reference.location}: {error}") from error
 
 
-def _open_folder(reference: SourceReference, number: int, options: DatasetOptions, identities: Identities) -> _Opened:
+def _open_folder(
+    reference: SourceReference,
+    number: int,
+    options: DatasetOptions,
+    files: Callable[[], FolderFiles],
+    identities: Identities,
+) -> _Opened:
     if reference.path.endswith(".tar"):
         raise ConfigError(f"{reference.path} is a single shard. Give the folder of the shards, with their .nv-meta.")
-    folder = WebdatasetFolder(
-        reference.path,
-        dataset_config=reference.dataset_config or DEFAULT_NAME,
-        split_config=reference.split_config,
-        trust_dataset_code=options.source.trust_dataset_code,
-    )
+    found = files()
+    folder = found.folder
     recipe = read_recipe(folder, options.source.sample_type, options.source.field_map)
     load = _loader(recipe, reference.subflavors, folder, number, options)
+    if isinstance(found.ranges, Exception):
+        raise found.ranges
     return _Opened(
-        take_subset(folder.split_ranges(reference.split_part), folder.shard_counts, reference.subset),
+        take_subset(found.ranges, folder.shard_counts, reference.subset),
         _reader(folder, recipe, load, options),
         load,
         identities.of(folder),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.metadataset.document import YAML_SUFFIXES, Document, read_document
 from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
 from energon_dali.metadataset.join.index_file import JoinIndexFile
 from energon_dali.metadataset.reference import SourceReference
-from energon_dali.shards import StoragePath
+from energon_dali.plan import Slices
+from energon_dali.shards import StoragePath, WebdatasetFolder
 from energon_dali.shards.documents.opening import Opening, Wanted
 from energon_dali.shards.folder import files_of_folder
 from energon_dali.shards.index.extent_index import UUID_NAME
@@ -45,6 +47,37 @@ def is_local(source: SourceReference) -> bool:
         return StoragePath.of(source.path).is_local
     folders = [StoragePath.of(column.path) for column in source.join.columns]
     return source.join.index_folder.is_local and all(folder.is_local for folder in folders)
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """A prepared folder, and what its split says."""
+
+    folder: WebdatasetFolder
+    """The folder; its small files are read."""
+    ranges: Slices | Exception
+    """The samples of the split part, or why they are not known."""
+
+
+def read_folder_files(source: SourceReference, *, trust_dataset_code: bool = False) -> FolderFiles:
+    """Returns the files of a folder. The extents are read only if its split excludes single samples.
+
+    Raises:
+        DatasetFormatError: The folder is not prepared.
+        StorageError: It cannot be read.
+    """
+    folder = WebdatasetFolder(
+        source.path,
+        dataset_config=source.dataset_config or DEFAULT_NAME,
+        split_config=source.split_config,
+        trust_dataset_code=trust_dataset_code,
+    )
+    with suppress(DatasetError, UntrustedCodeError, StorageError):  # raised when its content is asked for
+        _ = folder.dataset_config
+    try:
+        return FolderFiles(folder, folder.split_ranges(source.split_part))
+    except (ConfigError, DatasetError, StorageError) as error:  # dataset.yaml is checked before the split
+        return FolderFiles(folder, error)
 
 
 @dataclass(frozen=True)

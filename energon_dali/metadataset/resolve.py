@@ -19,7 +19,7 @@ from energon_dali.metadataset.document import (
     document_from_dict,
     read_document,
 )
-from energon_dali.metadataset.files import files_of_source, is_local, read_nested
+from energon_dali.metadataset.files import files_of_source, is_local, read_folder_files, read_nested
 from energon_dali.metadataset.join.columns import find_join_index, open_columns
 from energon_dali.metadataset.join.declaration import read_join
 from energon_dali.metadataset.reference import AuxReference, ResolvedBlend, SourceReference
@@ -43,10 +43,9 @@ from energon_dali.metadataset.schema import (
     unknown_name,
 )
 from energon_dali.metadataset.subset import take_subset
-from energon_dali.shards import StoragePath, WebdatasetFolder
+from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.opening import opening_files
 from energon_dali.shards.jsonl import JsonlFile
-from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
 MAX_SOURCES = 10_000
 """Datasets below one metadataset; files that each name two others would otherwise grow without bound."""
@@ -128,10 +127,10 @@ def count_samples(source: SourceReference) -> int:
     elif source.is_jsonl:
         total = JsonlFile(source.path).num_samples
     else:
-        folder = WebdatasetFolder(
-            source.path, dataset_config=source.dataset_config or DEFAULT_NAME, split_config=source.split_config
-        )
-        return take_subset(folder.split_ranges(source.split_part), folder.shard_counts, source.subset).num_samples
+        found = read_folder_files(source)
+        if isinstance(found.ranges, Exception):
+            raise found.ranges
+        return take_subset(found.ranges, found.folder.shard_counts, source.subset).num_samples
     start, stop = (0, total) if source.subset is None else source.subset.bounds(total)
     return stop - start
 

@@ -83,7 +83,7 @@ def serving(folder: Path) -> Iterator[Web]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, web, directory=str(folder))) as server:
         server.daemon_threads = True
         web.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield web
