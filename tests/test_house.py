@@ -127,6 +127,8 @@ def test_plan_needs_only_numpy_and_the_standard_library() -> None:
         ("nvidia", "energon_dali/decode/dali"),
         ("triton", "kernels"),
         ("multistorageclient", "energon_dali/shards"),
+        ("obstore", "energon_dali/shards/storage"),
+        ("botocore", "energon_dali/shards/storage"),
         ("yaml", "energon_dali/shards/documents"),
     ],
 )

@@ -12,7 +12,7 @@ from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalBackend
 
-SCHEMES = ("file", "s3", "gs", "ais", "msc", "http", "https")
+SCHEMES = ("file", "s3", "gs", "az", "ais", "msc", "http", "https")
 
 COPY_BYTES = 8 << 20
 """Bytes per request while a whole file is copied."""
@@ -84,7 +84,7 @@ class StoragePath:
         """Parses a path or URL; `~` and relative paths are resolved here.
 
         Args:
-            path: A local path, or a URL: file://, s3://, gs://, ais://, msc://, http:// or https://.
+            path: A local path, or a URL: file://, s3://, gs://, az://, ais://, msc://, http:// or https://.
 
         Raises:
             StorageError: The path is empty, or the scheme of the URL is unknown.
@@ -259,9 +259,13 @@ class StoragePath:
             from energon_dali.shards.storage.http import HttpBackend
 
             return HttpBackend()
-        from energon_dali.shards.storage.remote import RemoteBackend
+        from energon_dali.shards.storage.msc import MscBackend, is_mapped
 
-        return RemoteBackend()
+        if self.url.startswith(("s3://", "gs://", "az://")) and not is_mapped(self.url):
+            from energon_dali.shards.storage.objects import ObjectBackend
+
+            return ObjectBackend()
+        return MscBackend()
 
 
 class WindowReader:
