@@ -159,9 +159,9 @@ class S3Access:
                 client = {**client, "root_certificate": bundle.read()}
         if self._anonymous:
             options["skip_signature"] = True
-        elif self._keys is not None:
-            # As a provider, or obstore would complete them with a session token from the environment.
-            access, secret, token = self._keys
+        if self._anonymous or self._keys is not None:
+            # As a provider, or obstore would complete them with what is set in the environment.
+            access, secret, token = self._keys or ("", "", None)
             found = {"access_key_id": access, "secret_access_key": secret, "token": token, "expires_at": None}
             options["credential_provider"] = lambda: found
         return obstore.store.S3Store(self._bucket, client_options=client, retry_config=retry, **options)
@@ -173,7 +173,7 @@ class S3Access:
 
 
 class _explaining:  # noqa: N801 - read as a statement: with _explaining(bucket)
-    """Context manager that turns errors of botocore into a StorageError that names the bucket."""
+    """Context manager that turns the errors of botocore into a StorageError that names the bucket."""
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
@@ -182,9 +182,7 @@ class _explaining:  # noqa: N801 - read as a statement: with _explaining(bucket)
         """Begins."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from botocore.exceptions import BotoCoreError
-
-        if isinstance(error, BotoCoreError):
+        if isinstance(error, Exception) and not isinstance(error, StorageError):
             raise StorageError(
                 f"No credentials could be found for s3://{self._bucket}: {error}. {_HOW_TO_SET}"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -175,8 +176,10 @@ class Bucket:
         obstore = load_obstore()
         with self._lock:
             if time.monotonic() >= self._check_at:
-                if self._access.renew(refused=False):
-                    self._stores.clear()
+                # If it fails, the current ones may still be valid; if they are not, the server will say so.
+                with contextlib.suppress(StorageError):
+                    if self._access.renew(refused=False):
+                        self._stores.clear()
                 self._check_at = time.monotonic() + self._access.check_seconds
             store = self._stores.get(seconds)
             if store is None:
@@ -207,11 +210,16 @@ class Bucket:
                 if moved:
                     self._stores.clear()
                 return moved
-        if _first(_STATUS, text) in ("401", "403") or code in _EXPIRED:
+        if _first(_STATUS, text) in ("401", "403") or _has_expired(text):
             with self._lock:
                 if self._stores.get(seconds) is not store:
                     return True
-                renewed = self._access.renew(refused=True)
+                try:
+                    renewed = self._access.renew(refused=True)
+                except StorageError:
+                    if self._has_worked:
+                        return False
+                    raise
                 if renewed:
                     self._stores.clear()
                 return renewed
@@ -230,11 +238,10 @@ class Bucket:
         """Returns an error of obstore as one that `with_retries` knows."""
         text = str(error)
         status = int(_first(_STATUS, text) or 0)
-        code = _first(_CODE, text)
         said = _concise(text)
-        if code in _EXPIRED and self._has_worked:
-            return ConnectionError(said)  # worked before: wait for whoever renews the credentials
-        if status in (401, 403) or code in _EXPIRED or "lacked" in text[:24]:
+        if _has_expired(text) and self._has_worked:
+            return ConnectionError(said)  # they worked before: wait for whoever renews them
+        if status in (401, 403) or _has_expired(text) or "lacked" in text[:24]:
             return PermissionError(
                 f"{said} (some servers say this of missing objects too). {_HOW_TO_SET[self._scheme]}"
             )
@@ -280,6 +287,12 @@ def open_bucket(url: str) -> tuple[Bucket, str]:
     if bucket is None:
         bucket = _buckets.setdefault(identity, Bucket(scheme, name))
     return bucket, key
+
+
+def _has_expired(text: str) -> bool:
+    """Returns whether S3 says that credentials are no longer valid; of a HEAD it does so by a 400 without a code."""
+    code = _first(_CODE, text)
+    return code in _EXPIRED or (not code and "Error performing HEAD" in text and _first(_STATUS, text) == "400")
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:
