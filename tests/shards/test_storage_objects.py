@@ -150,6 +150,9 @@ def test_writes_lists_copies_and_removes(s3: S3Server, tmp_path: Path, monkeypat
     assert s3.counters()["bytes_received"] >= 11 << 20
     (root / "large").copy_to(tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "large").read_bytes()
+    content = (tmp_path / "large").read_bytes()
+    assert (root / "large").read_bytes(max_bytes=1000) == content[:1001]
+    assert (root / "large").read_bytes(max_bytes=len(content)) == content
     monkeypatch.setattr(objects, "PIECE_BYTES", 4 << 20)
     assert (root / "large").read_bytes() == (tmp_path / "large").read_bytes()
     for name in [*names, "large", "large"]:

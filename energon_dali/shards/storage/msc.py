@@ -65,7 +65,7 @@ class MscBackend:
     def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
         client, path = resolve(url)
         if max_bytes is not None and self.size(url) > max_bytes:
-            return RemoteReader(url, max_bytes + 1).read_at(0, max_bytes + 1)
+            return MscReader(url, max_bytes + 1).read_at(0, max_bytes + 1)
         return bytes(_ask(lambda: client.read(path), "read", url))
 
     def write_bytes(self, url: str, content: bytes) -> None:

@@ -76,9 +76,12 @@ class ObjectBackend:
     def open(self, url: str, size: int | None = None) -> ObjectReader:
         return ObjectReader(url, size)
 
-    def read_bytes(self, url: str) -> bytes:
-        found = _ask(_get, "read", url)
-        return found if isinstance(found, bytes) else ObjectReader(url, found).read_at(0, found)
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        largest = PIECE_BYTES if max_bytes is None else min(PIECE_BYTES, max_bytes)
+        found = _ask(_get, "read", url, largest)
+        if isinstance(found, bytes):
+            return found
+        return ObjectReader(url, found).read_at(0, found if max_bytes is None else min(found, max_bytes + 1))
 
     def write_bytes(self, url: str, content: bytes) -> None:
         _ask(_put, "write", url, content)
@@ -130,11 +133,11 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
     return _complete(bytes(response.bytes()), size)
 
 
-def _get(obstore: Any, store: Any, key: str) -> bytes | int:
-    """Returns the content of an object; of one that takes several requests, its size."""
+def _get(obstore: Any, store: Any, key: str, largest: int) -> bytes | int:
+    """Returns the content of an object; of one that is larger than `largest`, its size."""
     response = obstore.get(store, key)
     size = int(response.meta["size"])
-    return size if size > PIECE_BYTES else _complete(bytes(response.bytes()), size)
+    return size if size > largest else _complete(bytes(response.bytes()), size)
 
 
 def _complete(data: bytes, size: int) -> bytes:
