@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.remote.s3_server import S3Server
 from energon_dali.cli.media_options import check_image
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards import PartFacts, StoragePath, prepare_dataset
 from energon_dali.shards.prepare import journal as journal_module
 from energon_dali.shards.prepare import parallel, scanning
@@ -50,13 +50,20 @@ def test_local_processes_and_an_object_store_give_the_same_files(
     with S3Server(tmp_path / "buckets", latency_seconds=0.05) as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
+        (tmp_path / "buckets/data/remote/shard_5.tar").rename(tmp_path / "aside")
+        write_tar(tmp_path / "buckets/data/remote/shard_5.tar", {"s0_0.jpg": b"twice"})
+        with pytest.raises(DatasetFormatError, match="not unique"):
+            prepare_dataset("s3://data/remote", check_part=check_image, shards_in_flight=4)
+        assert len(journals(tmp_path)) == 1
+        (tmp_path / "aside").rename(tmp_path / "buckets/data/remote/shard_5.tar")
+        server.reset()
         prepare_dataset("s3://data/remote", split_ratio=RATIO, check_part=check_image, shards_in_flight=4)
         counters = server.counters()
     expected = index_files(roots["alone"])
     assert index_files(roots["processes"]) == index_files(roots["remote"]) == expected
     assert ".nv-meta/index.uuid" in expected
-    # A shard takes one request for its size and version, and one for its content.
-    assert counters["requests_by_suffix"]["tar"] == 12
+    # A request for the version of each shard, and one for the content of the only one that changed.
+    assert counters["requests_by_suffix"]["tar"] == 7
     assert counters["most_in_flight"] > 1
     assert journals(tmp_path) == []
 
@@ -102,10 +109,10 @@ def kill_at_three(number: int) -> int | str:
 
 def test_of_items_that_share_a_process_the_one_at_fault_is_found() -> None:
     """And an error of the function ends all of them."""
-    found = []
+    found: list[int | str] = []
+    results = map_in_order(kill_at_three, range(40), 2, threads=2, killed=lambda item, end: f"{item} {end}")
     with pytest.raises(ConfigError, match="not 39"):
-        for result in map_in_order(kill_at_three, range(40), 2, threads=2, killed=lambda item, end: f"{item} {end}"):
-            found.append(result)
+        found.extend(results)
     assert found[:9] == [0, 1, 2, "3 killed by SIGKILL", 4, 5, 6, 7, 8]
     assert multiprocessing.active_children() == []
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -177,18 +175,18 @@ def _index_shard(job: ShardJob, task: ShardTask) -> ShardScan:
 
 
 def _version_of(path: StoragePath) -> tuple[int | None, str]:
-    """Returns (size, version) of a file; the size only if it is remote.
+    """Returns (size, version) of a file.
 
     Raises:
         FileNotFoundError: There is no such file.
         StorageError: The store does not answer.
     """
-    if path.is_local:
-        with suppress(OSError):  # opening it reports what is wrong
-            status = os.stat(path.url)
-            return None, f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
-        return None, ""
-    size, tag = path.size(), ""
+    try:
+        size, tag = path.identity()
+    except StorageError:
+        if path.is_local:  # opening it says what is wrong
+            return None, ""
+        raise
     return size, f"{size} {tag}" if tag else ""
 
 

@@ -112,7 +112,10 @@ class HttpBackend:
         return with_retries(lambda: _read_body(_request("GET", url, {}), max_bytes=max_bytes), "read", url)
 
     def size(self, url: str) -> int:
-        def ask() -> int:
+        return self.identity(url)[0]
+
+    def identity(self, url: str) -> tuple[int, str]:
+        def ask() -> tuple[int, str]:
             response = _request("HEAD", url, {})
             response.drain_conn()
             response.release_conn()
@@ -122,7 +125,8 @@ class HttpBackend:
                     f"Could not look at {url}: the server does not say how large it is (Content-Length). Serve it "
                     "with a server that does, or copy it to a local disk."
                 )
-            return int(length)
+            tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+            return int(length), tag
 
         return with_retries(ask, "look at", url)
 

@@ -174,7 +174,11 @@ class LocalBackend:
             shutil.move(local, temporary)
 
     def size(self, url: str) -> int:
-        return with_retries(lambda: os.stat(url).st_size, "look at", url)
+        return self.identity(url)[0]
+
+    def identity(self, url: str) -> tuple[int, str]:
+        status = with_retries(lambda: os.stat(url), "look at", url)
+        return status.st_size, f"{status.st_ino:x}-{status.st_mtime_ns:x}"
 
     def is_dir(self, url: str) -> bool:
         return os.path.isdir(url)

@@ -80,6 +80,11 @@ class MscBackend:
         client, path = resolve(url)
         return int(_ask(lambda: client.info(path), "look at", url).content_length)
 
+    def identity(self, url: str) -> tuple[int, str]:
+        client, path = resolve(url)
+        found = _ask(lambda: client.info(path), "look at", url)
+        return int(found.content_length), str(found.etag or found.last_modified)
+
     def is_dir(self, url: str) -> bool:
         client, path = resolve(url)
         prefix = path.rstrip("/") + "/"

@@ -90,7 +90,11 @@ class ObjectBackend:
         _ask(_put, "upload", url, Path(local))
 
     def size(self, url: str) -> int:
-        return int(_ask(_head, "look at", url))
+        return self.identity(url)[0]
+
+    def identity(self, url: str) -> tuple[int, str]:
+        found: tuple[int, str] = _ask(_head, "look at", url)
+        return found
 
     def is_dir(self, url: str) -> bool:
         return bool(_ask(_has_objects, "list", url))
@@ -152,8 +156,9 @@ def _put(obstore: Any, store: Any, key: str, content: bytes | Path) -> None:
     obstore.put(store, key, content, use_multipart=size > _PART_BYTES, chunk_size=part, max_concurrency=_UPLOADS)
 
 
-def _head(obstore: Any, store: Any, key: str) -> int:
-    return int(obstore.head(store, key)["size"])
+def _head(obstore: Any, store: Any, key: str) -> tuple[int, str]:
+    found = obstore.head(store, key)
+    return int(found["size"]), str(found["e_tag"] or found["last_modified"])
 
 
 def _has_objects(obstore: Any, store: Any, key: str) -> bool:

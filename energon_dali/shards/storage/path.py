@@ -59,6 +59,9 @@ class Backend(Protocol):
     def size(self, url: str) -> int:
         """Returns the size of a file in bytes."""
 
+    def identity(self, url: str) -> tuple[int, str]:
+        """Returns the size of a file in bytes, and what its storage calls this version of it."""
+
     def is_dir(self, url: str) -> bool:
         """Returns whether there is such a folder, or any object with that prefix."""
 
@@ -212,6 +215,18 @@ class StoragePath:
             StorageError: The storage does not answer.
         """
         return self._backend().size(self.url)
+
+    def identity(self) -> tuple[int, str]:
+        """Returns what tells this version of the file from others.
+
+        Returns:
+            (size in bytes, what the storage calls this version: an ETag, or "" if it has no name for it).
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: The storage does not answer.
+        """
+        return self._backend().identity(self.url)
 
     def is_file(self) -> bool:
         """Returns whether there is such a file.
