@@ -110,6 +110,7 @@ def _load_again() -> ModuleType:
             assert spec is not None
             library_module = importlib.util.module_from_spec(spec)
             loader.exec_module(library_module)
+            library_module.__file__ = origin  # for children of this process
             sys.modules[_LIBRARY] = library_module
         finally:
             os.close(copy)
