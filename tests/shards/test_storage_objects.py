@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -369,6 +370,33 @@ def test_credentials_with_a_term_are_renewed_before_it_ends(
     assert s3.counters()["statuses"] == {"206": 1}
 
 
+@pytest.mark.parametrize("has_botocore", [True, False])
+def test_containers_supply_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_botocore: bool) -> None:
+    if not has_botocore:
+        for name in ("botocore", "botocore.session"):
+            monkeypatch.setitem(sys.modules, name, None)
+    signatures = []
+
+    def answer(method: str, path: str, signature: str) -> tuple[int, str, dict[str, str]]:
+        signatures.append(signature)
+        keys = {"AccessKeyId": "pod", "SecretAccessKey": "s", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}
+        return 200, json.dumps(keys) if path == "/keys" else "content", {}
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with answering(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        (tmp_path / "token").write_text("token")
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/keys")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
+        assert StoragePath.of("s3://data/x").read_bytes() == b"content"
+        if not has_botocore:
+            monkeypatch.setenv("AWS_PROFILE", "training")
+            with pytest.raises(StorageError, match=r"in a profile, and reading profiles needs boto3"):
+                StoragePath.of("s3://data/x").read_bytes()
+    assert "Credential=pod/" in signatures[-1]
+
+
 def test_reads_google_and_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
 
@@ -390,11 +418,10 @@ def test_reads_google_and_azure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def profile(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration with the profile "here", to which s3://alias/ is mapped; returns its cache."""
+def profile(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A configuration with the profile "here", to which s3://alias/ is mapped; it has a cache."""
     from multistorageclient import shortcuts
 
-    cache = tmp_path / "cache"
     configuration = {
         "profiles": {
             "here": {
@@ -402,7 +429,7 @@ def profile(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
                 "caching_enabled": True,
             }
         },
-        "cache": {"location": str(cache), "size": "1G"},
+        "cache": {"location": str(tmp_path / "cache"), "size": "1G"},
         "path_mapping": {"s3://alias/": "msc://here/"},
     }
     (tmp_path / "msc.json").write_text(json.dumps(configuration))
@@ -410,19 +437,23 @@ def profile(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for cached in (shortcuts._STORAGE_CLIENT_CACHE, shortcuts._PATH_MAPPING_CACHE):
         cached.clear()
     msc._mapping.cache_clear()
-    yield cache
+    yield
     for cached in (shortcuts._STORAGE_CLIENT_CACHE, shortcuts._PATH_MAPPING_CACHE):
         cached.clear()
     msc._mapping.cache_clear()
 
 
+@pytest.mark.usefixtures("profile")
 @pytest.mark.parametrize("url", ["msc://here/shard.tar", "s3://alias/shard.tar"])
-def test_profiles_of_multi_storage_client(profile: Path, s3: S3Server, url: str) -> None:
+def test_profiles_of_multi_storage_client(s3: S3Server, url: str) -> None:
     reader = StoragePath.of(url).open(len(CONTENT))
     assert isinstance(reader, msc.MscReader)
     with ThreadPoolExecutor(64) as pool:
         read = list(pool.map(lambda start: reader.read_at(start, 100), range(0, 10_000, 100)))
     assert b"".join(read) == CONTENT[:10_000]
+    s3.reset()
+    assert reader.read_at(5000, 10) == CONTENT[5000:5010]
+    assert set(s3.counters()["requests"]) == {"HEAD"}  # the cache of the client looks whether the object changed
     assert isinstance(StoragePath.of("s3://data/shard.tar").open(1), objects.ObjectReader)
 
 

@@ -56,10 +56,13 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         elif wanted and web.ranges:
             status = 206
             first, _, last = wanted.removeprefix("bytes=").partition("-")
+            content_range = f"bytes {wanted.removeprefix('bytes=')}/{len(data)}"
             data = data[int(first) : int(last) + 1]
         size = path.stat().st_size if self.command == "HEAD" and status == 200 else len(data)
         self.send_response(status)
         self.send_header("Content-Length", str(size))
+        if status == 206:
+            self.send_header("Content-Range", content_range)
         self.end_headers()
         if self.command == "GET" and data and web.cut(path.name):
             data = data[: len(data) // 2]

@@ -242,9 +242,8 @@ class Bucket:
         if _has_expired(text) and self._has_worked:
             return ConnectionError(said)  # they worked before: wait for whoever renews them
         if status in (401, 403) or _has_expired(text) or "lacked" in text[:24]:
-            return PermissionError(
-                f"{said} (some servers say this of missing objects too). {_HOW_TO_SET[self._scheme]}"
-            )
+            settings = _HOW_TO_SET[self._scheme].rstrip(".")
+            return PermissionError(f"{said} (some servers say this of missing objects too). {settings}")
         if status in _TRANSIENT_STATUS or status >= 500:
             return ConnectionError(said)
         if "redirect without LOCATION" in text:

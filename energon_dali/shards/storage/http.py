@@ -20,12 +20,12 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.local import Descriptor
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import clock, current_scope, store_of
+from energon_dali.shards.storage.store import changed_text, clock, current_scope, store_of
 
 COPIED_BYTES = 16 << 30
 """Limit of the copies that a process keeps on disk of files whose servers do not answer range requests."""
 
-_CONNECTIONS = 16
+_CONNECTIONS = 64
 """Number of connections that are kept open per server."""
 _SLOWEST_BYTES_PER_SECOND = 50_000
 """A response that is slower has failed."""
@@ -92,6 +92,10 @@ class HttpReader:
             response.close()
             return b""
         server.has_ranges = True
+        _, _, total = response.headers.get("Content-Range", "").rpartition("/")
+        if total.isdigit() and int(total) != self.size:
+            response.close()
+            raise StorageError(changed_text(self.url, int(total), self.size))
         return _read_body(response, size)
 
     def _probe(self, offset: int) -> None:

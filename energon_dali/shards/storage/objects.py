@@ -10,7 +10,7 @@ from typing import Any
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, open_bucket
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import store_of
+from energon_dali.shards.storage.store import changed_text, store_of
 
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
@@ -130,10 +130,7 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
         if total == reader.size:
             raise ConnectionError(f"the server refuses bytes {offset} to {offset + size} of {total}") from error
     if total != reader.size:
-        raise StorageError(
-            f"{reader.url} changed since it was indexed: it has {total} bytes and had {reader.size}. Prepare the "
-            "dataset again."
-        )
+        raise StorageError(changed_text(reader.url, total, reader.size))
     return _complete(bytes(response.bytes()), size)
 
 

@@ -265,3 +265,8 @@ def forget_scope(scope: RetryScope) -> None:
 def error_text(error: Exception) -> str:
     """Returns the type and the message of an error."""
     return f"{type(error).__name__}: {error}"
+
+
+def changed_text(url: str, size: int, expected: int) -> str:
+    """Returns the message about a remote file that has another size than it had when it was indexed or opened."""
+    return f"{url} changed since it was indexed: it has {size} bytes and had {expected}. Prepare the dataset again."
