@@ -77,6 +77,7 @@ test: $(STAMP)
 # Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
 test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
+	$(BIN)/python -m tests.integrations
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py

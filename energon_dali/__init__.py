@@ -107,6 +107,8 @@ if TYPE_CHECKING:
         WorkerDiedError as WorkerDiedError,
         WorkerError as WorkerError,
     )
+    from energon_dali.integrations.global_state import GlobalLoaderState as GlobalLoaderState
+    from energon_dali.integrations.iterable import LoaderIterableDataset as LoaderIterableDataset
     from energon_dali.loader.basic_loader import (
         BasicDataLoader as BasicDataLoader,
         get_loader as get_loader,

@@ -183,6 +183,7 @@ class BasicDataLoader(Generic[T]):
 
     def _open(self) -> Prefetcher:
         """Starts workers and threads, at the beginning or after the last delivered batch."""
+        refuse_resharding(self.worker_config)  # an iterator may have been made elsewhere than it is used
         self._begun = True
         self._pid = os.getpid()
         cache_pool = self._options.cache_pool
