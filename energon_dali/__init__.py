@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         MockLazy as MockLazy,
         NoCachePool as NoCachePool,
         PrimaryFileStore as PrimaryFileStore,
+        ShardCache as ShardCache,
         SystemFileStore as SystemFileStore,
         WebdatasetFileStore as WebdatasetFileStore,
     )

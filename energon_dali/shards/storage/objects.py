@@ -9,6 +9,7 @@ from typing import Any
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, open_bucket
+from energon_dali.shards.storage.path import VersionChangedError
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import changed_text, store_of
 
@@ -37,6 +38,7 @@ class ObjectReader:
         self._bucket, self._key = open_bucket(url)
         self._store = store_of(url)
         self.size = ObjectBackend().size(url) if size is None else size
+        self.expected_tag = ""
 
     def read_at(self, offset: int, size: int) -> bytes:
         size = min(size, self.size - offset)  # a server refuses a range that begins at the end
@@ -118,6 +120,7 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
 
     Raises:
         StorageError: The object has another size than it had.
+        VersionChangedError: It is another version than the reader expects.
         ConnectionError: The response is incomplete.
     """
     try:
@@ -131,6 +134,9 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
             raise ConnectionError(f"the server refuses bytes {offset} to {offset + size} of {total}") from error
     if total != reader.size:
         raise StorageError(changed_text(reader.url, total, reader.size))
+    found = response.meta["e_tag"]
+    if reader.expected_tag and found and found != reader.expected_tag:
+        raise VersionChangedError(f"{reader.url} was replaced while it was being read.")
     return _complete(bytes(response.bytes()), size)
 
 

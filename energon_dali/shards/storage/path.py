@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from energon_dali.errors import StorageError
@@ -36,6 +36,18 @@ class RangeReader(Protocol):
 
     def close(self) -> None:
         """Closes the file."""
+
+
+@runtime_checkable
+class VersionedReader(RangeReader, Protocol):
+    """A reader that knows which version of a file each of its responses belongs to."""
+
+    expected_tag: str
+    """Raise VersionChangedError for a response of a version other than this ETag; "" accepts any."""
+
+
+class VersionChangedError(StorageError):
+    """A file was replaced by another version while it was being read."""
 
 
 class Backend(Protocol):
