@@ -26,6 +26,7 @@ ORDER = (
     "cache",
     "av",
     "decode",
+    "pack",
     "task_encoder",
     "metadataset",
     "datasets",

@@ -8,6 +8,7 @@ from tests.faults.images import IMAGES
 from tests.faults.indices import INDICES
 from tests.faults.kills import PREPARE_KILLS, TRAINING_KILLS
 from tests.faults.media import MEDIA
+from tests.faults.packing import PACK_KILLS, PACK_ON_RAY
 from tests.faults.reads import READS
 from tests.faults.servers import HTTP, S3
 from tests.faults.states import STATES
@@ -24,5 +25,7 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     S3,
     PREPARE_KILLS,
     TRAINING_KILLS,
+    PACK_KILLS,
+    PACK_ON_RAY,
     DISKS,
 )
