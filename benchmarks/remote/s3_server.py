@@ -160,6 +160,8 @@ class _Counters:
             "connections": self.connections,
             "in_flight": in_flight,
             "most_in_flight": self.most_in_flight,
+            "busy_seconds": self.busy_seconds,
+            "request_seconds": self.request_seconds,
             "mean_in_flight": self.request_seconds / self.busy_seconds if self.busy_seconds else 0.0,
             "cpu_seconds": time.process_time() - self.started_cpu,
         }
