@@ -11,6 +11,7 @@ from tests.faults.media import MEDIA
 from tests.faults.packing import PACK_KILLS, PACK_ON_RAY
 from tests.faults.reads import READS
 from tests.faults.servers import HTTP, S3
+from tests.faults.shard_caches import SHARD_CACHE_KILLS
 from tests.faults.states import STATES
 from tests.faults.tars import TARS
 
@@ -27,5 +28,6 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     TRAINING_KILLS,
     PACK_KILLS,
     PACK_ON_RAY,
+    SHARD_CACHE_KILLS,
     DISKS,
 )

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +63,7 @@ class NodeCache:
         self._full_until = 0.0
         self._blocks: BlockStore | None = None
         self._versions: ObjectVersions | None = None
+        self._end: weakref.finalize[..., NodeCache] | None = None
         self.block_bytes = block_bytes or BLOCK_BYTES
         self._compared_since = compared_since
         self.planner = Planner(self, fill_requests)
@@ -99,6 +101,8 @@ class NodeCache:
             raise
         self._versions = ObjectVersions(blocks, self._compared_since, self.failed)
         self._blocks = blocks
+        self._end = weakref.finalize(self, _close, blocks)
+        self._end.atexit = False
 
     def _agree(self, folder: PrivateFolder) -> int:
         """Returns the size of a block in this folder, which the first process decides."""
@@ -233,10 +237,14 @@ class NodeCache:
 
     def close_inherited(self) -> None:
         """Closes the files of a parent process in its forked child."""
-        if self._blocks is not None:
-            self._blocks.close()
-            self._blocks.folder.close()
+        if self._end is not None:
+            self._end()
         self.planner.close_inherited()
+
+
+def _close(blocks: BlockStore) -> None:
+    blocks.close()
+    blocks.folder.close()
 
 
 def folder_name() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -68,6 +67,8 @@ class ObjectVersions:
         self.compared_since = compared_since
         self._failed = failed
         self._known: dict[str, tuple[ObjectVersion, float]] = {}
+        self._suspects: set[str] = set()
+        """Objects that turned out to be another version than was recorded."""
         self._locks = [threading.Lock() for _ in range(64)]
 
     def known(self, url: str) -> ObjectVersion | None:
@@ -89,13 +90,14 @@ class ObjectVersions:
                 return known
             name = f"{OBJECTS}/{shard_key(url).hex()}"
             recorded = self._read(name, url)
-            if recorded is not None and self._is_recent(recorded[1]):
+            if recorded is not None and self._is_recent(recorded[1]) and url not in self._suspects:
                 self._known[url] = recorded
                 return recorded[0]
             began = time.time()
             size, tag = path.identity()
             version = version_of(url, size, tag)
             self._known[url] = version, began
+            self._suspects.discard(url)
             record = {"url": url, "size": size, "tag": tag, "compared": began}
             try:
                 self._blocks.folder.replace(name, json.dumps(record).encode())
@@ -108,8 +110,7 @@ class ObjectVersions:
     def distrust(self, url: str) -> None:
         """Makes the next reader of an object ask the store."""
         self._known.pop(url, None)
-        with contextlib.suppress(OSError):
-            self._blocks.folder.unlink(f"{OBJECTS}/{shard_key(url).hex()}")
+        self._suspects.add(url)
 
     def _is_recent(self, compared: float) -> bool:
         now = time.time()

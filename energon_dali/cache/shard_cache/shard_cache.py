@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from energon_dali.cache.shard_cache.byte_size import parse_bytes, show_bytes
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 VARIABLE = "ENERGON_DALI_SHARD_CACHE"
 """Environment variable: PATH:MAX_BYTES."""
 
-_caches: dict[tuple[int, str, int], NodeCache] = {}
+_caches: WeakValueDictionary[tuple[int, str, int], NodeCache] = WeakValueDictionary()
+"""Those in use, by process, folder and size."""
+
+_lock = threading.Lock()
 
 
 @explain_call
@@ -82,6 +87,8 @@ class ShardCache:
         self.fill_requests = fill_requests
         self.cache_local = bool(cache_local)
         self._created = time.time()
+        self._last: tuple[int, NodeCache] | None = None
+        """(process, its view of the folder)."""
 
     @classmethod
     def from_environment(cls) -> ShardCache | None:
@@ -154,19 +161,22 @@ class ShardCache:
     def _node(self) -> NodeCache:
         """Returns this process's view of the folder, the same for all loaders."""
         key = os.getpid(), str(self.path), self.max_bytes
-        node = _caches.get(key)
-        if node is None:
-            node = _caches.setdefault(
-                key, NodeCache(self.path, self.max_bytes, self.block_bytes, self.fill_requests, self._created)
-            )
+        if self._last is not None and self._last[0] == key[0]:
+            return self._last[1]
+        with _lock:
+            node = _caches.get(key)
+            if node is None:
+                node = NodeCache(self.path, self.max_bytes, self.block_bytes, self.fill_requests, self._created)
+                _caches[key] = node
         node.compare_since(self._created)
+        self._last = key[0], node
         return node
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {**self.__dict__, "_last": None}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShardCache) and self.__dict__ == other.__dict__
+        return isinstance(other, ShardCache) and self.__getstate__() == other.__getstate__()
 
     def __hash__(self) -> int:
         return hash((self.path, self.max_bytes))
@@ -198,6 +208,8 @@ def check_shard_cache(cache: object) -> ShardCache | None:
 
 
 def _close_inherited() -> None:
+    global _lock
+    _lock = threading.Lock()
     for cache in list(_caches.values()):
         cache.close_inherited()
     _caches.clear()
