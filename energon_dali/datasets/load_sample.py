@@ -11,9 +11,10 @@ from zlib import crc32
 
 from energon_dali.av import AVData
 from energon_dali.decode import Decoded, Decoder, MediaHandle
+from energon_dali.decode.basic import REFUSED_PICKLE
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.decode.part_kind import find_part_kind
-from energon_dali.errors import DatasetFormatError
+from energon_dali.errors import DatasetFormatError, DecodeError
 from energon_dali.plan import sample_seeds
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import Clips, CrudeSample, SourceInfo
@@ -139,6 +140,7 @@ class SampleLoader:
         self.seed = seed
         self.source_number = source_number
         self._routes: dict[str, int] = {}
+        self._refused: set[str] = set()
 
     def count_route(self, route: str, count: int = 1) -> None:
         """Counts media that were decoded where they were read."""
@@ -192,6 +194,8 @@ class SampleLoader:
                 }
             )
             crude.seed = seed
+            if self._refused:
+                crude.refused = tuple(name for name in raw.parts if name in self._refused)
             return crude
         if self.sample_loader is not None:
             parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
@@ -210,7 +214,38 @@ class SampleLoader:
         raw.parts = kept
 
     def _decode(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
-        return {name: self._part(name, content, source, seed) for name, content in raw.parts.items()}
+        if not self._refused:
+            try:
+                return {name: self._part(name, content, source, seed) for name, content in raw.parts.items()}
+            except DecodeError as error:
+                if error.format != REFUSED_PICKLE or self.sample_type is not CrudeSample:
+                    raise
+        # A pickled part that nobody reads costs nothing; CrudeSample says what was left out.
+        parts = {}
+        for name, content in raw.parts.items():
+            try:
+                if name not in self._refused:
+                    parts[name] = self._part(name, content, source, seed)
+            except DecodeError as error:
+                if error.format != REFUSED_PICKLE:
+                    raise
+                self._refused.add(name)
+        return parts
+
+    def take_fields(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of a sample whose parts are decoded already.
+
+        Args:
+            parts: Decoded parts by name, with `__key__`.
+
+        Raises:
+            DatasetFormatError: None of the alternatives of a field can be reached.
+        """
+        decoded: dict[str, Any] = {
+            name: Decoded(part, "pil") for name, part in parts.items() if not name.startswith("__")
+        }
+        raw = RawSample(str(parts["__key__"]), "", 0, 0, 0, decoded)
+        return self._decode_fields(raw, SourceInfo(dataset_path="", index=0, shard_name="", file_names=()), 0)
 
     def _decode_fields(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
         assert self.fields is not None

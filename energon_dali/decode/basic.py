@@ -1,7 +1,7 @@
 """Decodes the parts of a sample that are not media (text, numbers, JSON, arrays, tensors) by webdataset's suffixes.
 
-Datasets are data, not code: pickles are refused, and formats that can hide one (.pth, .npy) are read so that
-it cannot run.
+Datasets are data, not code: pickles are refused unless the user trusts the dataset, and formats that can hide one
+(.pth, .npy) are read so that it cannot run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import math
+import pickle
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -23,7 +24,10 @@ from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
 
 PICKLE_SUFFIXES = frozenset({"pyd", "pickle", "pkl"})
-"""Suffixes that webdataset unpickles and this package refuses."""
+"""Suffixes that webdataset unpickles, and this package does where the user trusts the dataset."""
+
+REFUSED_PICKLE = "pickle"
+"""Format that the error of a refused pickle names."""
 
 MAX_DEPTH = 100
 """Most levels of nesting in a part, so that code that walks over a sample or pickles it later does not fail."""
@@ -31,7 +35,7 @@ MAX_DEPTH = 100
 _NPY_MAGIC = b"\x93NUMPY"
 
 
-def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> Any:
+def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES, *, trusts_pickles: bool = False) -> Any:
     """Returns a part decoded by its suffix, or the bytes unchanged if the suffix is unknown.
 
     txt text transcript: str. cls cls2 index inx id: int. json jsn: plain values. pth: what torch.load gives with
@@ -42,16 +46,19 @@ def decode_basic(suffix: str, data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -
         data: The content.
         max_bytes: Largest size that the part may unpack to, if that is more than its own size. It is checked by the
             headers, before memory is allocated.
+        trusts_pickles: Unpickle pickles, which runs whatever code their writer put in.
 
     Raises:
         DecodeError: The content does not match the suffix, unpacks to more than `max_bytes`, is nested too deeply, or
-            is a pickle.
+            is a pickle that is not trusted.
         ConfigError: The package that reads the format is not installed.
         MemoryError: The memory is full.
     """
     reader = READERS.get(suffix)
     if reader is None:
         return data
+    if reader is _refuse_pickle and trusts_pickles:
+        reader = pickle.loads
     limit = max(max_bytes, len(data))
     try:
         return reader(data, limit) if reader in _BOUNDED else reader(data)
@@ -230,9 +237,9 @@ def _missing(package: str, parts: str) -> ConfigError:
 def _refuse_pickle(data: bytes) -> Any:
     raise DecodeError(
         "This part is a Python pickle, which runs whatever code its writer put in when it is read. It is refused: "
-        "datasets are data. Store the values as .json, .npy, .npz or .pth, or take the raw bytes with decoder=None and "
-        "unpickle them yourself if you trust their writer",
-        "pickle",
+        "datasets are data. Store the values as .json, .npy, .npz or .pth; or, if you trust the writer, pass "
+        "trust_dataset_code=True to get_train_dataset or get_val_dataset; or take the raw bytes with decoder=None",
+        REFUSED_PICKLE,
         "basic",
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Self
 
 from energon_dali.cache import FileStoreDecoder, Lazy
 from energon_dali.decode.pil import decode_image
@@ -98,6 +101,15 @@ class Decoder(ABC):
 
     placement: Placement
     """"worker": workers decode parts as they read them. "rank": media travel encoded to the rank's process."""
+
+    trusts_pickles = False
+    """Whether pickled parts are unpickled, which runs code that the dataset brings."""
+
+    def trusting(self) -> Self:
+        """Returns a copy that unpickles pickled parts."""
+        twin = copy.copy(self)
+        twin.trusts_pickles = True
+        return twin
 
     @abstractmethod
     def decode(self, fname: str, raw: bytes) -> Any:

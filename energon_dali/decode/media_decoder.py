@@ -50,6 +50,27 @@ def part_context(seed_of: Callable[[str], int], source: SourceInfo | None) -> It
         _CALL.part = outer
 
 
+def decode_parts(decoder: Decoder, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns parts as a pipeline's worker makes them: decoded, or as media handles to be decoded later.
+
+    Args:
+        decoder: Decodes them.
+        parts: Content of each part by name. Names that start with "__", and values that are not bytes, pass through.
+
+    Raises:
+        DecodeError: A part cannot be decoded; the message names it.
+    """
+    if type(decoder).__call__ is not Decoder.__call__:
+        return decoder(parts)
+    seed_of, source = _CALL.part or (_zero, None)
+    return {
+        name: value
+        if name.startswith("__") or not isinstance(value, (bytes, bytearray, memoryview))
+        else decoder.decode_part(name, bytes(value), seed=seed_of(name), source=source)
+        for name, value in parts.items()
+    }
+
+
 def _zero(_: str) -> int:
     return 0
 
@@ -213,7 +234,7 @@ class MediaDecoder(Decoder):
                 return self._finish_image(self.make_handle(name, content, seed=seed, source=source))
             if kind[0] == "av":
                 return self._stage_av(name, content, seed, source)
-            return decode_basic(kind[1], bytes(content), self.spec.max_bytes)
+            return decode_basic(kind[1], bytes(content), self.spec.max_bytes, trusts_pickles=self.trusts_pickles)
         except DecodeError as error:
             raise DecodeError(f"Part {name!r}: {error.reason}", error.format, error.route) from error
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from typing_extensions import Self, dataclass_transform
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, UntrustedCodeError
 from energon_dali.samples.transfer import move, pin
 
 if TYPE_CHECKING:
@@ -118,6 +118,18 @@ class CrudeSample(dict[str, Any]):
 
     seed: int | None = None
     """Seed of its random operations, a function of (seed, sample, epoch); None if no source set it."""
+    refused: tuple[str, ...] = ()
+    """Pickled parts, which are left out because the user does not trust the dataset."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Called where a part is looked up that is not there."""
+        if name in self.refused:
+            raise UntrustedCodeError(
+                f"The part {name!r} of sample {self.get('__key__')!r} is a Python pickle, which runs whatever code its "
+                "writer put in when it is read. If you trust the writer, pass trust_dataset_code=True to "
+                "get_train_dataset or get_val_dataset."
+            )
+        raise KeyError(name)
 
 
 @edataclass
