@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
 from energon_dali.errors import ConfigError, LayoutError
+from energon_dali.plan import mix
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -127,8 +129,9 @@ class WorkerConfig:
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
-    _derived: bool = field(default=False, init=False, repr=False)
-    """Whether rank and world size are those of the whole job, as they were known then."""
+
+    active_worker_config: ClassVar[WorkerConfig | None] = None
+    """The configuration while a user's dataset with an `__iter__` of its own runs; None otherwise."""
 
     def __post_init__(self) -> None:
         for name in ("rank", "world_size", "num_workers", "seed_offset", "num_streams"):
@@ -178,29 +181,9 @@ class WorkerConfig:
             ConfigError: RANK or WORLD_SIZE in the environment is invalid.
         """
         rank, world_size = _rank_and_world_size(data_parallel_group)
-        config = cls(
+        return cls(
             rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group, **kwargs
         )
-        config._derived = data_parallel_group is None
-        return config
-
-    def check_derived_rank(self) -> None:
-        """Checks that `default_worker_config` was not called before the processes of the job knew each other.
-
-        Raises:
-            ConfigError: torch.distributed knows another rank or world size by now.
-        """
-        dist: Any = sys.modules.get("torch.distributed")
-        if not self._derived or dist is None or not (dist.is_available() and dist.is_initialized()):
-            return
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        if (rank, world_size) != (self.rank, self.world_size):
-            raise ConfigError(
-                f"WorkerConfig.default_worker_config() found rank {self.rank} of {self.world_size}, and "
-                f"torch.distributed has rank {rank} of {world_size}: it was called too early, and ranks would read the "
-                "same samples. Call it after the process group is initialised (after fabric.launch(), Accelerator(), "
-                "init_process_group()), or give rank and world_size to WorkerConfig yourself."
-            )
 
     def global_rank(self) -> int:
         """Returns the rank of this process in the whole world, of which the data-parallel group may be a part."""
@@ -209,6 +192,49 @@ class WorkerConfig:
         if self.data_parallel_group is None or not (dist.is_available() and dist.is_initialized()):
             return self.rank
         return dist.get_global_rank(self.data_parallel_group, self.rank)
+
+    def rank_worker_id(self) -> int:
+        """Returns the number of the running stream among the streams of this rank: what Energon calls a worker.
+
+        Raises:
+            ConfigError: No user's dataset runs in this thread.
+        """
+        if _RUNNING.stream is None:
+            raise ConfigError(
+                "The worker is known only while a dataset with an __iter__ of its own runs. In hooks use "
+                "self.current_sample_index, and @stateless(restore_seeds=True) for random numbers."
+            )
+        return self.streams.index(_RUNNING.stream)
+
+    def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
+        """Returns the number of the running stream in the job.
+
+        Args:
+            override_local_worker_id: Number of another stream of this rank.
+
+        Raises:
+            ConfigError: No user's dataset runs in this thread, and no number was given.
+        """
+        return self.streams[self.rank_worker_id() if override_local_worker_id is None else override_local_worker_id]
+
+    def worker_seed(self, override_local_worker_id: int | None = None) -> int:
+        """Returns the seed of the running stream, 0 <= seed < 2**32.
+
+        Args:
+            override_local_worker_id: Number of another stream of this rank.
+
+        Raises:
+            ConfigError: No user's dataset runs in this thread, and no number was given.
+        """
+        return mix(self.seed_offset, self.global_worker_id(override_local_worker_id)) % 2**32
+
+    def assert_worker(self) -> None:
+        """Checks that a user's dataset runs in this thread.
+
+        Raises:
+            ConfigError: None does.
+        """
+        self.rank_worker_id()
 
     def should_log(self, level: int) -> bool:
         """Returns whether entries of a level are written to the debug log."""
@@ -240,6 +266,31 @@ class WorkerConfig:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+class _Running(threading.local):
+    """The stream that a user's dataset iterates in this thread."""
+
+    stream: int | None = None
+
+
+_RUNNING = _Running()
+
+
+@contextmanager
+def running_stream(config: WorkerConfig, stream: int) -> Iterator[None]:
+    """Makes `rank_worker_id` and the like answer for a stream.
+
+    Args:
+        config: The job.
+        stream: Number of the stream.
+    """
+    before, active = _RUNNING.stream, WorkerConfig.active_worker_config
+    _RUNNING.stream, WorkerConfig.active_worker_config = stream, config
+    try:
+        yield
+    finally:
+        _RUNNING.stream, WorkerConfig.active_worker_config = before, active
 
 
 def _rank_and_world_size(group: ProcessGroup | None) -> tuple[int, int]:

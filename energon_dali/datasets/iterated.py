@@ -1,0 +1,303 @@
+"""Datasets of users that have Energon's methods alone: `__iter__`, lengths, `save_state` and `restore_state`.
+
+Such a class says how one worker iterates. For each stream it is copied, with each dataset that it reads from replaced
+by one stream of that dataset. The copy is what iterates, and what saves and restores its state.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.datasets.state_values import from_plain, to_plain
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain
+from energon_dali.errors import ConfigError, StateError
+from energon_dali.shards.documents.state_entries import flag_of, list_of, state_of
+from energon_dali.worker_config import running_stream
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+
+RUNS = "_stream_copy"
+"""Attribute of a copy that iterates one stream; its value is the number of the stream."""
+_ADAPTED = "_adapted_methods"
+
+
+def adapt(kind: type[SavableDataset[Any]], base: type[SavableDataset[Any]]) -> None:
+    """Gives a class that defines `__iter__` instead of `open` the methods that it lacks.
+
+    Args:
+        kind: A new subclass.
+        base: The base class of all datasets.
+    """
+    own = dict(vars(kind))
+    if kind.open is base.open:
+        if "__iter__" not in own:
+            return
+        kind.open = _open  # type: ignore[method-assign]
+        setattr(kind, _ADAPTED, True)
+        if kind.children is base.children:
+            kind.children = property(_children)  # type: ignore[assignment]
+            kind.with_children = _with_children  # type: ignore[assignment]
+        if kind.len_stream is base.len_stream:
+            kind.len_stream = _len_stream  # type: ignore[method-assign]
+        for name in ("save_state", "restore_state"):  # of a base class that has no __iter__
+            if getattr(kind, name) is not getattr(base, name):
+                own.setdefault(name, getattr(kind, name))
+    elif not getattr(kind, _ADAPTED, False):
+        return
+    # Outside of a stream's copy, these mean the iteration of all streams of the rank.
+    for name, outside in (
+        ("__iter__", base.__iter__),
+        ("save_state", base.state_dict),
+        ("restore_state", base.load_state_dict),
+    ):
+        if name in own:
+            setattr(kind, name, _in_copy(own[name], outside))
+
+
+def _in_copy(method: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any) -> Any:
+        return (method if RUNS in self.__dict__ else outside)(self, *args)
+
+    return call
+
+
+def own_state(dataset: SavableDataset[Any]) -> State:
+    """Returns the class and the fields of a stream's copy that `_savable_fields` names."""
+    state: State = {"__class__": type(dataset).__name__}
+    for name in dataset._savable_fields:
+        value = getattr(dataset, name)
+        state[name] = value.save_state() if hasattr(value, "save_state") else copy.deepcopy(value)
+    return state
+
+
+def restore_own_state(dataset: SavableDataset[Any], state: State) -> None:
+    """Sets the fields of a stream's copy that `_savable_fields` names.
+
+    Raises:
+        StateError: The state is of another class, or lacks a field.
+    """
+    if not isinstance(state, dict) or state.get("__class__") != type(dataset).__name__:
+        raise StateError(f"This is not a state of {type(dataset).__name__}: restore one that this dataset saved.")
+    for name in dataset._savable_fields:
+        if name not in state:
+            raise StateError(f"The state of {type(dataset).__name__} lacks the field {name}.")
+        value = getattr(dataset, name)
+        if hasattr(value, "restore_state"):
+            value.restore_state(state[name])
+        else:
+            setattr(dataset, name, state[name])
+
+
+def _sources(dataset: SavableDataset[Any]) -> list[tuple[str, Any]]:
+    """Returns the attributes of a dataset that hold other datasets, by name."""
+    from energon_dali.datasets.base import SavableDataset
+
+    found = []
+    for name, value in vars(dataset).items():
+        several = isinstance(value, (list, tuple)) and len(value) > 0
+        if isinstance(value, SavableDataset) or (several and all(isinstance(one, SavableDataset) for one in value)):
+            found.append((name, value))
+    return found
+
+
+def _children(self: SavableDataset[Any]) -> tuple[SavableDataset[Any], ...]:
+    """The datasets that this one reads from: those that its attributes hold."""
+    unique: dict[int, SavableDataset[Any]] = {}
+    for _, value in _sources(self):
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            unique.setdefault(id(one), one)
+    return tuple(unique.values())
+
+
+def _with_children(self: SavableDataset[Any], *children: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns a copy that reads from other datasets."""
+    twin = copy.copy(self)
+    new = dict(zip(map(id, _children(self)), children, strict=True))
+    for name, value in _sources(self):
+        several = isinstance(value, (list, tuple))
+        setattr(twin, name, type(value)(new[id(one)] for one in value) if several else new[id(value)])
+    return twin
+
+
+def _open(self: SavableDataset[Any], context: StreamContext) -> StreamIterator[Any]:
+    """Returns an iterator over a copy of this dataset that iterates one stream."""
+    return _CopyIterator(self, context)
+
+
+def _len_stream(self: SavableDataset[Any], stream: int) -> int:
+    """Returns what `len_worker` returns for one stream."""
+    from energon_dali.datasets.base import SavableDataset
+
+    if type(self).len_worker is SavableDataset.len_worker:
+        return sum(child.len_stream(stream) for child in self.children)
+    twin, _ = _stream_copy(self, StreamContext(stream))
+    with running_stream(self.worker_config, stream):
+        return int(twin.len_worker())
+
+
+def _stream_copy(dataset: SavableDataset[Any], context: StreamContext) -> tuple[Any, list[Any]]:
+    """Returns (the copy of a dataset that iterates one stream, the streams that it reads from).
+
+    Raises:
+        ConfigError: An attribute of the dataset cannot be copied.
+    """
+    views = [stream_view(child, context) for child in dataset.children]
+    memo: dict[int, Any] = {id(child): view for child, view in zip(dataset.children, views, strict=True)}
+    memo[id(dataset.worker_config)] = dataset.worker_config
+    twin = object.__new__(type(dataset))
+    memo[id(dataset)] = twin
+    try:
+        for name, value in dataset.__getstate__().items():
+            twin.__dict__[name] = copy.deepcopy(value, memo)
+    except Exception as error:
+        raise ConfigError(
+            f"{type(dataset).__name__} is copied for each stream, and its attribute {name} cannot be copied "
+            f"({type(error).__name__}: {error}). Give that object a __deepcopy__ that returns itself, or make it when "
+            "iteration begins."
+        ) from error
+    twin.__dict__[RUNS] = context.stream
+    return twin, views
+
+
+class _CopyIterator(StreamIterator[Any]):
+    def __init__(self, dataset: SavableDataset[Any], context: StreamContext) -> None:
+        self._config, self._stream = dataset.worker_config, context.stream
+        self._copy, self._views = _stream_copy(dataset, context)
+        self._elements: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        with running_stream(self._config, self._stream):
+            if self._elements is None:
+                self._elements = iter(self._copy)
+            try:
+                return next(self._elements)
+            except StopIteration:
+                self._elements = None
+                for view in self._views:
+                    view.ended = False
+                raise
+
+    def state_dict(self) -> State:
+        for view in self._views:
+            view.asked = False
+        with running_stream(self._config, self._stream):
+            own = self._copy.save_state()
+        # A class that does not save the datasets that it reads from would start them again.
+        inner = [None if view.asked else view.save_state() for view in self._views]
+        return {"own": to_plain(own, type(self._copy).__name__), "inner": inner}
+
+    def load_state_dict(self, state: State) -> None:
+        inner = list_of(state, "inner")
+        if len(inner) != len(self._views) or "own" not in state:
+            raise StateError(f"This is not a state of {type(self._copy).__name__}.")
+        for view, saved in zip(self._views, inner, strict=True):
+            if saved is not None:
+                view.restore_state(saved)
+        with running_stream(self._config, self._stream):
+            self._copy.restore_state(from_plain(state["own"]))
+
+    def close(self) -> None:
+        self._elements = None
+        for view in self._views:
+            view.close()
+
+
+def stream_view(dataset: SavableDataset[Any], context: StreamContext) -> SavableDataset[Any]:
+    """Returns one stream of a dataset, as a dataset with Energon's methods: what a worker's copy reads from."""
+    from energon_dali.datasets.base import SavableDataset
+
+    class StreamView(SavableDataset[Any]):
+        """One stream of another dataset."""
+
+        def __init__(self) -> None:
+            super().__init__(dataset.worker_config)
+            self.asked = False
+            """Whether the state was asked for."""
+            self.ended = False
+            """Whether the epoch is over, while what reads from here still empties its buffers."""
+            self.restored_at_end = False
+            """Whether it was restored in that situation: the first iteration yields nothing."""
+            self._iterator: StreamIterator[Any] | None = None
+
+        def open(self, context: StreamContext) -> StreamIterator[Any]:
+            return dataset.open(context)
+
+        @property
+        def children(self) -> tuple[SavableDataset[Any], ...]:
+            return dataset.children
+
+        def len_stream(self, stream: int) -> int:
+            return dataset.len_stream(stream)
+
+        def len_worker(self, worker_idx: int | None = None) -> int:
+            return dataset.len_stream(context.stream)
+
+        def len_rank(self) -> int:
+            return dataset.len_rank()
+
+        def worker_has_samples(self) -> bool:
+            return dataset.len_stream(context.stream) > 0
+
+        def _open_once(self) -> StreamIterator[Any]:
+            if self._iterator is None:
+                self._iterator = dataset.open(context)
+            return self._iterator
+
+        def __iter__(self) -> Iterator[Any]:
+            iterator = self._open_once()
+            if self.restored_at_end:
+                self.restored_at_end = False
+                return
+            self.ended = False
+            while True:
+                try:
+                    element = next(iterator)
+                except StopIteration:
+                    self.ended = True
+                    return
+                yield element
+
+        def save_state(self) -> State:
+            self.asked = True
+            return {"ended": self.ended, "state": plain(self._open_once().state_dict())}
+
+        def restore_state(self, state: State) -> None:
+            self.close()
+            self.ended = self.restored_at_end = flag_of(state, "ended")
+            self._open_once().load_state_dict(state_of(state, "state"))
+
+        def reset_state_own(self) -> None:
+            """Starts again at the beginning."""
+            self.close()
+
+        def reset_state_deep(self) -> None:
+            """Starts again at the beginning."""
+            self.close()
+
+        def close(self) -> None:
+            """Lets the stream go."""
+            if self._iterator is not None:
+                self._iterator.close()
+                self._iterator = None
+
+        def config(self) -> dict[str, Any]:
+            return dataset.config()
+
+        def can_restore_sample(self) -> bool:
+            return dataset.can_restore_sample()
+
+        def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
+            return dataset.restore_sample(restore_key)
+
+        def describe(self) -> str:
+            return dataset.describe()
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> SavableDataset[Any]:
+            return self
+
+    return StreamView()
