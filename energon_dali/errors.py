@@ -16,7 +16,8 @@
     │   ├── DecodeError                        one part of one sample could not be decoded
     │   ├── DeviceFailedError                  a device failed, or its memory is full
     │   ├── StateError                         a saved state does not fit what it is restored into
-    │   ├── FatalSampleError                   a hook failed too often in a row, or permanently
+    │   ├── SampleException                    something failed for a sample
+    │   │   └── FatalSampleError               a hook failed too often in a row, or permanently
     │   └── WorkerError                        a worker process failed
     │       ├── WorkerDiedError                a worker process ended unexpectedly
     │       └── WatchdogTimeoutError           no batch arrived for longer than the watchdog allows
@@ -26,6 +27,8 @@ Every message says what was given, what is allowed, and what to do.
 """
 
 from __future__ import annotations
+
+from typing_extensions import Self
 
 
 class EnergonDaliError(Exception):
@@ -122,7 +125,28 @@ class StateError(EnergonDaliError):
     """A saved state does not fit what it is restored into."""
 
 
-class FatalSampleError(EnergonDaliError):
+class SampleException(EnergonDaliError):  # noqa: N818 - the name in Energon
+    """Something failed for a sample. Hooks may raise it."""
+
+    @classmethod
+    def from_sample(cls, sample: object, message: str = "") -> Self:
+        """Returns the error that names a sample.
+
+        Args:
+            sample: A sample, batch or crude dict.
+            message: What is wrong with it.
+        """
+        key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
+        name = f"{type(sample).__name__} without a key" if key is None else str(key)[:500]
+        return cls(f"Sample {name} failed{': ' if message else '.'}{message}")
+
+    @classmethod
+    def from_sample_key(cls, sample_key: str) -> Self:
+        """Returns the error that names a sample by its key."""
+        return cls(f"Sample {sample_key} failed.")
+
+
+class FatalSampleError(SampleException):
     """A hook failed too often in a row, or in a way that would repeat for every sample."""
 
 

@@ -54,7 +54,7 @@ def cook(
         cooker,
         functools.partial(encoder.cook_crude_sample, cooker=cooker) if overrides else PlainCook(cooker.cook),
         stores,
-        encoder.decoder,
+        options.decoder,
     )
     if not overrides:  # otherwise the user's own hook calls the function
         auxiliaries.check_arguments(dataset)

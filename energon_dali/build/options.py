@@ -12,7 +12,7 @@ from typing import Any
 
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.native_source import DEFAULT_LANES
-from energon_dali.decode import SampleDecoder
+from energon_dali.decode import Decoder, SampleDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.shards import PartList
@@ -73,7 +73,7 @@ class SourceOptions:
     part_filter: Callable[[str], bool] | None = None
     """Selects the parts that are read; None reads those that the fields need."""
     trust_dataset_code: bool = False
-    """Run code that the dataset brings (sample_loader.py, classes of other packages)."""
+    """Run code that the dataset brings (sample_loader.py, classes of other packages, pickled parts)."""
 
     def __post_init__(self) -> None:
         check_number("parallel_shard_iters", self.parallel_shard_iters)
@@ -168,6 +168,12 @@ class DatasetOptions:
         config = default_worker_config() if worker_config is None else check_worker_config(worker_config)
         return cls(encoder=encoder, worker_config=config, source=SourceOptions(**kwargs), **options)
 
+    @property
+    def decoder(self) -> Decoder | None:
+        """The decoder of the parts of the datasets; it unpickles pickled ones if the user trusts the datasets."""
+        decoder = self.encoder.decoder
+        return decoder.trusting() if isinstance(decoder, Decoder) and self.source.trust_dataset_code else decoder
+
     def order(self, source: SourceReference) -> dict[str, Any]:
         """Returns how the samples of a source are ordered, as arguments of `OrderSpec`."""
         lanes = self.source.parallel_shard_iters
@@ -245,7 +251,9 @@ def default_worker_config() -> WorkerConfig:
     rank = WorkerConfig.default_worker_config(0)
     cores = len(os.sched_getaffinity(0))
     workers = max(count for count in (1, 2, 4) if count <= max(1, cores))
-    return WorkerConfig.default_worker_config(workers, num_streams=rank.world_size * DEFAULT_STREAMS)
+    return WorkerConfig(
+        rank=rank.rank, world_size=rank.world_size, num_workers=workers, num_streams=rank.world_size * DEFAULT_STREAMS
+    )
 
 
 def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:

@@ -8,10 +8,12 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from energon_dali import samples
+from energon_dali.build.factory_loader import SampleFactory, import_factory
 from energon_dali.errors import DatasetFormatError
 from energon_dali.samples import CrudeSample
 from energon_dali.samples.base import BASE_FIELDS
 from energon_dali.shards import WebdatasetFolder, is_crude, resolve_part_filter, resolve_sample_loader
+from energon_dali.shards.meta.dataset_config import FACTORIES, STANDARD
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class SampleRecipe:
     """Selects the parts that the sample loader or cooker needs; None takes those of the field map, or all."""
     subflavors: dict[str, Any] = field(default_factory=dict)
     """Put into every sample."""
+    factory: type[SampleFactory] | None = None
+    """A class of the program that makes the samples instead."""
+    factory_options: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments in dataset.yaml."""
 
 
 def read_recipe(
@@ -48,6 +54,10 @@ def read_recipe(
         _check_fields(sample_type, field_map, "field_map=")
         return SampleRecipe(sample_type, field_map)
     config = folder.dataset_config
+    if sample_type is None and field_map is None and config.get("__class__", STANDARD) not in FACTORIES:
+        kind = import_factory(config, folder.path)
+        own = {name: value for name, value in config.items() if name not in ("__module__", "__class__")}
+        return SampleRecipe(kind.__sample_type__, factory=kind, factory_options=own)
     subflavors = dict(config.get("subflavors") or {})
     if is_crude(config) and sample_type is None:
         return SampleRecipe(CrudeSample, part_filter=resolve_part_filter(folder), subflavors=subflavors)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from energon_dali.build.identities import Identities, SourceConfig
+from energon_dali.build.factory_loader import FactoryLoader, SampleFactory
 from energon_dali.build.joined_sample import JoinedSampleLoader
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
@@ -18,8 +17,7 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import Reader, SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
-from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
-from energon_dali.metadataset.join.columns import ColumnFolder
+from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
 from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
@@ -27,8 +25,8 @@ from energon_dali.metadataset.subset import take_subset
 from energon_dali.plan import OrderSpec, Slices
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
-from energon_dali.shards.documents.opening import Opening
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
+from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
 MAX_SLICES = 10_000_000
 """Most slices that are shuffled together, over all epochs of `shuffle_over_epochs_multiplier`; each takes 16 bytes."""
@@ -44,27 +42,8 @@ class _Opened:
     ranges: Slices
     reader: Reader
     load: SampleLoader
-    uuid: str | Callable[[], str]
+    uuid: str
     sample_type: str
-
-
-def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
-    """Returns a function that returns the files of a dataset or join; those of a remote one are read by a thread.
-
-    Args:
-        reference: The dataset or join.
-        options: Options of the call.
-        opening: Reads files.
-    """
-    trust = options.source.trust_dataset_code
-    read: Callable[[], Any]
-    if reference.join is not None:
-        read = partial(read_join_files, reference, trust_dataset_code=trust)
-    elif reference.is_jsonl:
-        read = partial(JsonlFile, reference.path)
-    else:
-        read = partial(read_folder_files, reference, trust_dataset_code=trust)
-    return opening.later(read, is_local=is_local(reference))
 
 
 def open_source(
@@ -72,8 +51,7 @@ def open_source(
     number: int,
     options: DatasetOptions,
     repeat: bool,
-    files: Callable[[], Any],
-    identities: Identities,
+    factory: SampleFactory | None = None,
 ) -> SourceDataset:
     """Returns the source of one dataset or join.
 
@@ -82,8 +60,7 @@ def open_source(
         number: Its number among the sources of the job, so that two sources of one path have different orders.
         options: Options of the call.
         repeat: Start again after each epoch.
-        files: From `read_ahead`.
-        identities: Identities of the job's datasets.
+        factory: Makes the samples of a folder; None does what its dataset.yaml says.
 
     Raises:
         ConfigError: An option is invalid for it.
@@ -93,11 +70,11 @@ def open_source(
     """
     with located(reference):
         if reference.join is not None:
-            opened = _open_join(reference, number, options, files)
+            opened = _open_join(reference, number, options)
         elif reference.is_jsonl:
-            opened = _open_jsonl(reference, number, options, files)
+            opened = _open_jsonl(reference, number, options)
         else:
-            opened = _open_folder(reference, number, options, files, identities)
+            opened = _open_folder(reference, number, options, factory)
     order, config = options.order(reference), options.worker_config
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
@@ -112,19 +89,17 @@ def open_source(
         read_size=READ_SIZE,
         failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=reference.path,
-        source_config=SourceConfig(
-            opened.uuid,
-            {
-                "split_part": reference.split_part,
-                "ranges": _fingerprint(opened.ranges),
-                "training": options.training,
-                "seed": config.seed_offset,
-                "order": order,
-                "sample_type": opened.sample_type,
-                **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
-                **({"leaf": number} if number else {}),
-            },
-        ),
+        source_config={
+            "uuid": opened.uuid,
+            "split_part": reference.split_part,
+            "ranges": _fingerprint(opened.ranges),
+            "training": options.training,
+            "seed": config.seed_offset,
+            "order": order,
+            "sample_type": opened.sample_type,
+            **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
+            **({"leaf": number} if number else {}),
+        },
         worker_config=config,
     )
 
@@ -168,39 +143,60 @@ def located(reference: SourceReference) -> Iterator[None]:
 
 
 def _open_folder(
-    reference: SourceReference,
-    number: int,
-    options: DatasetOptions,
-    files: Callable[[], FolderFiles],
-    identities: Identities,
+    reference: SourceReference, number: int, options: DatasetOptions, factory: SampleFactory | None
 ) -> _Opened:
     if reference.path.endswith(".tar"):
         raise ConfigError(f"{reference.path} is a single shard. Give the folder of the shards, with their .nv-meta.")
-    found = files()
-    folder = found.folder
-    recipe = read_recipe(folder, options.source.sample_type, options.source.field_map)
-    load = _loader(recipe, reference.subflavors, folder, number, options)
-    if isinstance(found.ranges, Exception):
-        raise found.ranges
-    return _Opened(
-        take_subset(found.ranges, folder.shard_counts, reference.subset),
-        _reader(folder, recipe, load, options),
-        load,
-        identities.of(folder),
-        recipe.sample_type.__name__,
+    folder = WebdatasetFolder(
+        reference.path,
+        dataset_config=reference.dataset_config or DEFAULT_NAME,
+        split_config=reference.split_config,
+        trust_dataset_code=options.source.trust_dataset_code,
     )
+    ranges = take_subset(folder.split_ranges(reference.split_part), folder.shard_counts, reference.subset)
+    if factory is None:
+        recipe = read_recipe(folder, options.source.sample_type, options.source.field_map)
+        if recipe.factory is not None:
+            factory = _make_factory(recipe, reference, folder, options)
+    if factory is not None:
+        wanted = options.source.part_filter or factory.part_filter
+        made = FactoryLoader(
+            factory, dataset_path=folder.path, seed=options.worker_config.seed_offset, source_number=number
+        )
+        return _Opened(ranges, ShardReader(folder, wanted), made, folder.uuid, made.sample_type.__name__)
+    load = _loader(recipe, reference.subflavors, folder, number, options)
+    return _Opened(ranges, _reader(folder, recipe, load, options), load, folder.uuid, recipe.sample_type.__name__)
 
 
-def _open_jsonl(
-    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JsonlFile]
-) -> _Opened:
+def _make_factory(
+    recipe: SampleRecipe, reference: SourceReference, folder: WebdatasetFolder, options: DatasetOptions
+) -> SampleFactory:
+    """Returns the factory that dataset.yaml names, with the arguments that Energon would give."""
+    assert recipe.factory is not None
+    given = {
+        "split_part": reference.split_part,
+        "split_config": reference.split_config,
+        "training": options.training,
+        "worker_config": options.worker_config,
+        "shuffle_over_epochs": reference.shuffle_over_epochs_multiplier,
+        "max_samples_per_sequence": options.max_samples_per_sequence,
+        "decoder": options.decoder,
+    }
+    if options.source.parallel_shard_iters is not None:
+        given["parallel_shard_iters"] = options.source.parallel_shard_iters
+    factory = recipe.factory.open_folder(folder.path, {**given, **recipe.factory_options})
+    factory.subflavors.update(reference.subflavors)
+    return factory
+
+
+def _open_jsonl(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
     chosen = options.source.sample_type
     if chosen is not None and chosen is not CrudeSample:
         raise ConfigError(
             f"{reference.path} is a JSONL file, whose samples are crude, and sample_type={chosen.__name__} was given. "
             "Leave it out, and make samples of that type in a cooker of the task encoder."
         )
-    file = files()
+    file = JsonlFile(reference.path)
     load = SampleLoader(
         decoder=options.encoder.decoder or SampleDecoder(),  # lines are parsed even if media stay bytes
         sample_type=CrudeSample,
@@ -213,9 +209,7 @@ def _open_jsonl(
     return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
 
 
-def _open_join(
-    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JoinFiles]
-) -> _Opened:
+def _open_join(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
     join = reference.join
     assert join is not None, "open_source calls it for joins"
     for name in ("sample_type", "field_map"):
@@ -230,10 +224,14 @@ def _open_join(
             f"{join.joiner.name} takes joined samples by position, and the join names them {', '.join(names)}. Write "
             "the join as a list, give the class a from_joined with these arguments, or join by a function."
         )
-    found = files()
-    columns = found.columns
+    columns = open_columns(join.columns, reference.location, trust_dataset_code=options.source.trust_dataset_code)
     recipes = [read_recipe(column.folder) for column in columns]
     for column, recipe in zip(columns, recipes, strict=True):
+        if recipe.factory is not None:
+            raise ConfigError(
+                f"{column.folder.path} names the class {recipe.factory.__name__} in dataset.yaml, which a join cannot "
+                "use. Give it a sample_type and a field_map, or join by a function."
+            )
         if recipe.sample_type is CrudeSample and not join.joiner.is_function:
             raise ConfigError(
                 f"{column.folder.path} is crude, and from_joined of {join.joiner.name} takes samples with fields. Give "
@@ -247,9 +245,7 @@ def _open_join(
         _reader(column.folder, recipe, load, options)
         for column, recipe, load in zip(columns, recipes, loaders, strict=True)
     ]
-    if isinstance(found.index, Exception):
-        raise found.index
-    reader = JoinedReader(found.index, readers, [column.shards for column in columns])
+    reader = JoinedReader(find_join_index(reference, columns), readers, [column.shards for column in columns])
     load = JoinedSampleLoader(
         loaders,
         joiner,
@@ -273,7 +269,7 @@ def _loader(
     recipe: SampleRecipe, subflavors: Any, folder: WebdatasetFolder, number: int, options: DatasetOptions
 ) -> SampleLoader:
     return SampleLoader(
-        decoder=options.encoder.decoder,
+        decoder=options.decoder,
         sample_type=recipe.sample_type,
         field_map=recipe.field_map,
         sample_loader=recipe.sample_loader,

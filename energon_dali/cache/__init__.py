@@ -17,7 +17,6 @@ from energon_dali.cache.pool import (
     active_pool,
     pool_context,
 )
-from energon_dali.cache.shard_cache import ShardCache
 from energon_dali.cache.system_file_store import SystemFileStore
 from energon_dali.cache.webdataset_file_store import WebdatasetFileStore
 
@@ -35,7 +34,6 @@ __all__ = [
     "NoCachePool",
     "PrimaryFileStore",
     "SettledLazy",
-    "ShardCache",
     "SystemFileStore",
     "WebdatasetFileStore",
     "active_pool",

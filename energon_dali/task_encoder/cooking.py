@@ -68,6 +68,16 @@ def cooker(fn: F | None = None, *, need_cache: bool = False, need_primary: bool 
     return mark if fn is None else mark(fn)
 
 
+def get_cooker_need_cache(fn: Callable[..., Any]) -> bool:
+    """Returns whether a cook function takes `cache`."""
+    return bool(getattr(fn, "__cook_need_cache__", False))
+
+
+def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
+    """Returns whether a cook function takes `primary`."""
+    return bool(getattr(fn, "__cook_need_primary__", False))
+
+
 def choose_cooker(
     cookers: Sequence[Cooker[Any]], subflavors: Mapping[str, Any] | None, dataset: str = ""
 ) -> Cooker[Any]:

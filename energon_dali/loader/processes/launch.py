@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -14,6 +15,7 @@ import time
 import traceback
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import _args_from_interpreter_flags  # type: ignore[attr-defined]
@@ -33,6 +35,9 @@ cloudpickle (classes, functions and lambdas of `__main__` are).
 hold locks (OpenMP, CUDA, tokenizers).
 "forkserver": Python's own; needs the main guard (`if __name__ == "__main__":`) in scripts.
 """
+
+_imports: list[str] = ["energon_dali.loader.processes.launch"]
+"""Modules that a child process imports before it unpickles its task."""
 
 _POLL_SECONDS = 0.005
 _GRACE_SECONDS = 0.5
@@ -142,6 +147,16 @@ def check_start_method(method: str) -> StartMethod:
     raise ConfigError(f"start_method={method!r} is unknown: give one of {', '.join(map(repr, get_args(StartMethod)))}.")
 
 
+def import_in_children(module: str) -> None:
+    """Makes every child process import a module before it unpickles what it runs.
+
+    Args:
+        module: Its name, such as "energon_dali.compat".
+    """
+    if module not in _imports:
+        _imports.append(module)
+
+
 def launch(
     method: StartMethod, channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[int]
 ) -> ChildProcess:
@@ -174,8 +189,8 @@ def _spawn(channel: Channel, parent_pipe: int) -> ChildProcess:
     # that are not strings, such as a Path, are skipped: imports ignore them, and their repr is not a literal.
     path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
     code = (
-        f"import sys; sys.path[:] = {path!r}; from energon_dali.loader.processes.launch import spawned_main; "
-        f"spawned_main({channel.fileno()}, {parent_pipe}, {os.getpid()})"
+        f"import sys; sys.path[:] = {path!r}; import {', '.join(_imports)}; "
+        f"{_imports[0]}.spawned_main({channel.fileno()}, {parent_pipe}, {os.getpid()})"
     )
     command = [multiprocessing.spawn.get_executable() or sys.executable, *_args_from_interpreter_flags(), "-c", code]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(), parent_pipe))
@@ -217,7 +232,7 @@ def _ask_fork_server(channel: Channel, parent_pipe: int) -> ChildProcess:
     # Sockets and connections travel to the server; plain descriptors do not.
     sock = socket.socket(fileno=os.dup(channel.fileno()))
     pipe = Connection(os.dup(parent_pipe), writable=False)
-    process = context.Process(target=_fork_server_main, args=(sock, pipe), daemon=True)
+    process = context.Process(target=_fork_server_main, args=(sock, pipe, _imports[1:]), daemon=True)
     try:
         process.start()
     finally:
@@ -240,7 +255,9 @@ def spawned_main(channel: int, parent_pipe: int, parent_pid: int) -> None:
             os._exit(0)  # threads of libraries must not keep the process alive
 
 
-def _fork_server_main(sock: socket.socket, pipe: Connection) -> None:
+def _fork_server_main(sock: socket.socket, pipe: Connection, imports: Sequence[str]) -> None:
+    for module in imports:
+        importlib.import_module(module)
     # The parent of this process is the server, which outlives ours: only the parent pipe tells when ours ends.
     _run(Channel(sock), pipe.fileno(), os.getppid())
 

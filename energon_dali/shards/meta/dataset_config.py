@@ -131,6 +131,8 @@ def is_crude(config: Mapping[str, Any]) -> bool:
 
 def sample_type_name(config: Mapping[str, Any]) -> str:
     """Returns the name of the sample class, such as "CaptioningSample"."""
+    if config.get("__class__", STANDARD) not in FACTORIES:  # a class of the program
+        return str(config["__class__"])
     return "CrudeSample" if is_crude(config) else str(config["sample_type"]["__class__"])
 
 

@@ -1,0 +1,111 @@
+"""Samples that a class of the program makes: the one that `dataset.yaml` names, derived from Energon's factories."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from energon_dali.datasets.load_sample import SampleLoader, part_seed
+from energon_dali.decode.media_decoder import part_context
+from energon_dali.errors import DatasetFormatError, SkipSample
+from energon_dali.samples import CrudeSample, SourceInfo
+from energon_dali.shards import RawSample
+
+
+class SampleFactory(Protocol):
+    """Makes samples of one folder."""
+
+    __sample_type__: type[Any]
+    """Class of the samples."""
+    part_filter: Callable[[str], bool] | None
+    """Selects the parts that are read; None takes all."""
+    subflavors: dict[str, Any]
+    """Put into every sample."""
+
+    @classmethod
+    def open_folder(cls, path: str, options: Mapping[str, Any]) -> SampleFactory:
+        """Returns a factory for a folder.
+
+        Args:
+            path: Path or URL of the folder.
+            options: What Energon gives to a factory: split_part, training, worker_config, decoder and so on.
+        """
+
+    def load_sample(self, raw_data: dict[str, Any], /) -> Any:
+        """Returns the sample of a raw sample: the content of each part by name, with base fields."""
+
+    def sample_filter(self, key: str, /) -> bool:
+        """Returns whether a sample is loaded."""
+
+
+def import_factory(config: Mapping[str, Any], path: str) -> type[SampleFactory]:
+    """Returns the class that a trusted `dataset.yaml` names.
+
+    Args:
+        config: Its content.
+        path: The folder, for messages.
+
+    Raises:
+        DatasetFormatError: The class cannot be imported, or is not a factory.
+    """
+    module, name = str(config.get("__module__", "megatron.energon")), str(config["__class__"])
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DatasetFormatError(
+            f"dataset.yaml of {path} names the class {module}.{name}, which cannot be imported ({error}). Install or "
+            "correct it. If it imports megatron.energon, make `import energon_dali.compat` the first line of the "
+            "program."
+        ) from error
+    if not isinstance(found, type) or not hasattr(found, "open_folder") or not hasattr(found, "load_sample"):
+        raise DatasetFormatError(
+            f"dataset.yaml of {path} names {module}.{name}, which does not derive from a factory such as "
+            "megatron.energon.DefaultDecoderWebdatasetFactory. Derive it, or use sample_type and field_map."
+        )
+    return found
+
+
+class FactoryLoader(SampleLoader):
+    """Makes the samples of one dataset by a factory.
+
+    Args:
+        factory: Makes them.
+        dataset_path: For `__sources__` and messages.
+        seed: The job's seed.
+        source_number: Number of this dataset in the job.
+    """
+
+    def __init__(self, factory: SampleFactory, *, dataset_path: str, seed: int, source_number: int) -> None:
+        super().__init__(
+            decoder=None,
+            sample_type=factory.__sample_type__,
+            subflavors=factory.subflavors,
+            dataset_path=dataset_path,
+            seed=seed,
+            source_number=source_number,
+        )
+        self.factory = factory
+
+    def __call__(self, raw: RawSample, seed: int) -> Any:
+        if not self.factory.sample_filter(raw.key):
+            raise SkipSample
+        source = SourceInfo(
+            dataset_path=self.dataset_path,
+            index=raw.index,
+            shard_name=raw.shard,
+            file_names=tuple([f"{raw.key}.{name}" for name in raw.parts]),
+        )
+        parts = {
+            "__key__": raw.key,
+            "__shard__": raw.shard,
+            "__restore_key__": ("Webdataset", raw.index),
+            "__sources__": (source,),
+            **{name: bytes(content) for name, content in raw.parts.items()},
+        }
+        with part_context(partial(part_seed, seed), source):
+            sample = self.factory.load_sample(parts)
+        if isinstance(sample, CrudeSample):
+            sample.seed = seed
+        return sample

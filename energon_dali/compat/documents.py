@@ -1,0 +1,249 @@
+"""Energon's small functions for documents: YAML, fields of parts, functions in files, `dataset.yaml`, shard names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from energon_dali.compat.epath import EPath
+from energon_dali.compat.factories import BaseCoreDatasetFactory, StandardWebdatasetFactory
+from energon_dali.compat.structs import EnergonDatasetType, get_dataset_type
+from energon_dali.compat.typed_factories import DefaultCrudeJsonlDatasetFactory
+from energon_dali.datasets.load_sample import parse_field_map
+from energon_dali.errors import ConfigError, DatasetFormatError, SampleException
+from energon_dali.samples.media_metadata import AVMetadata, ImageMetadata, read_media_metadata, write_media_metadata
+from energon_dali.shards.documents.braces import collapse_names
+from energon_dali.shards.documents.yaml_text import parse_yaml
+from energon_dali.shards.meta.document import META
+
+
+class FieldAccessError(SampleException):
+    """A path of a field map leads nowhere."""
+
+
+def split_field_access(field_desc: str) -> list[list[str]]:
+    """Returns the alternatives of a field: "jpg,json[a][0]" is [["jpg"], ["json", "a", "0"]].
+
+    Raises:
+        DatasetFormatError: It cannot be understood.
+    """
+    (alternatives,) = parse_field_map({"field": field_desc}).values()
+    return [[access.part, *map(str, access.steps)] for access in alternatives]
+
+
+def field_access(value: Any, field: list[list[str]]) -> Any:
+    """Returns the value at the first path that leads somewhere.
+
+    Args:
+        value: Decoded parts by name.
+        field: Alternatives, from `split_field_access`.
+
+    Raises:
+        FieldAccessError: None leads anywhere.
+    """
+    for steps in field:
+        found = value
+        try:
+            for step in steps:
+                if isinstance(found, dict):
+                    found = found[step]
+                elif isinstance(found, list):
+                    found = found[int(step)]
+                else:
+                    raise LookupError(step)
+        except (LookupError, ValueError):
+            continue
+        return found
+    raise FieldAccessError(f"None of {', '.join('.'.join(steps) for steps in field)} is in the sample.")
+
+
+def load_yaml(stream: Any) -> Any:
+    """Returns the content of a YAML document.
+
+    Args:
+        stream: Bytes, text, or an open file.
+
+    Raises:
+        DatasetFormatError: It is not valid, or exceeds the limits of documents.
+    """
+    content = stream.read() if hasattr(stream, "read") else stream
+    return parse_yaml(content.encode() if isinstance(content, str) else bytes(content), "the document")
+
+
+def load_yaml_json(path: str | os.PathLike[str] | EPath) -> Any:
+    """Returns the content of a YAML or JSON file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DatasetFormatError: It is not valid, or exceeds the limits of documents.
+    """
+    file = EPath(path)
+    return parse_yaml(file.read_bytes(), file.url)
+
+
+class ModuleLoader:
+    """Runs Python files by their paths, each once."""
+
+    def __init__(self) -> None:
+        self._modules: dict[EPath, dict[str, Any]] = {}
+
+    def __getitem__(self, path: str | os.PathLike[str] | EPath) -> dict[str, Any]:
+        """Returns the names that a file defines."""
+        file = EPath(path)
+        if file not in self._modules:
+            names: dict[str, Any] = {"__name__": file.name.removesuffix(".py"), "__file__": file.url}
+            exec(compile(file.read_text(), file.url, "exec"), names)
+            self._modules[file] = names
+        return self._modules[file]
+
+    def get_function(
+        self,
+        module_fn: str,
+        default_fn_name: str | None = None,
+        relative_path: str | os.PathLike[str] | EPath | None = None,
+    ) -> Callable[..., Any]:
+        """Returns a function of a file.
+
+        Args:
+            module_fn: FILE.py:FUNCTION, or FILE.py.
+            default_fn_name: Name of the function where only the file is given.
+            relative_path: Folder of the file; None is the current folder.
+
+        Raises:
+            ConfigError: No function is named, or the file has none of that name.
+        """
+        file, separator, name = module_fn.rpartition(":")
+        if not separator:
+            file, name = module_fn, default_fn_name or ""
+        path = EPath(file) if relative_path is None else EPath(relative_path) / file
+        function = self[path].get(name)
+        if not callable(function):
+            raise ConfigError(f"{path} has no function {name!r}. Name one as FILE.py:FUNCTION.")
+        return function  # type: ignore[no-any-return]
+
+
+def _instance(data: Any, default_type: Any) -> Any:
+    """Returns what a mapping with `__module__` and `__class__` describes; other mappings become `default_type`."""
+    if isinstance(data, list):
+        return [_instance(item, None) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    named = data.get("__class__") or data.get("__function__")
+    kind = default_type
+    if named is not None:
+        try:
+            kind = getattr(importlib.import_module(data.get("__module__", "megatron.energon")), named)
+        except (ImportError, AttributeError) as error:
+            raise DatasetFormatError(f"{data.get('__module__')}.{named} cannot be imported: {error}") from error
+    own = {key: value for key, value in data.items() if key not in ("__module__", "__class__", "__function__")}
+    values = {key: _instance(value, None) for key, value in own.items()}
+    if kind is None:
+        return values
+    return kind(**values) if default_type is not None or values else kind
+
+
+def load_config(
+    path: EPath | Mapping[str, Any],
+    *,
+    default_type: Any,
+    default_kwargs: Mapping[str, Any] | None = None,
+    parser: Any = None,
+) -> Any:
+    """Returns the object that a document describes. The document may import and call any class: trust it first.
+
+    Args:
+        path: The YAML file, or its content.
+        default_type: Class of the object if the document names none.
+        default_kwargs: Arguments that the document overrides.
+        parser: Has no effect.
+
+    Raises:
+        DatasetFormatError: A class cannot be imported.
+    """
+    data = path if isinstance(path, Mapping) else load_yaml_json(path)
+    return _instance({**(default_kwargs or {}), **data}, default_type)
+
+
+def get_dataset_from_config(
+    path: str | os.PathLike[str] | EPath,
+    *,
+    dataset_config: str | None = None,
+    split_config: str | None = None,
+    split_part: str | None = None,
+    training: bool = True,
+    subflavors: Mapping[str, Any] | None = None,
+    worker_config: Any,
+    sample_type: type[Any] | None = None,
+    **kwargs: Any,
+) -> BaseCoreDatasetFactory[Any]:
+    """Returns the factory of a dataset. Its `dataset.yaml` may import and call any class: trust it first.
+
+    Args:
+        path: The folder, or a JSONL file.
+        dataset_config: Name of dataset.yaml.
+        split_config: Name of the split file.
+        split_part: Such as "train", the default.
+        training: Whether samples are shuffled.
+        subflavors: Override those of the dataset.
+        worker_config: The job.
+        sample_type: Class that its samples must have.
+        **kwargs: Further arguments of the factory.
+
+    Raises:
+        ConfigError: The path is not a dataset, or its samples have another type.
+    """
+    folder = EPath(path)
+    kind = get_dataset_type(folder)
+    factory: BaseCoreDatasetFactory[Any]
+    if kind is EnergonDatasetType.JSONL:
+        factory = DefaultCrudeJsonlDatasetFactory(folder, training=training, worker_config=worker_config, **kwargs)
+    elif kind is EnergonDatasetType.WEBDATASET:
+        defaults = {
+            "path": folder,
+            "split_config": split_config,
+            "split_part": split_part or "train",
+            "training": training,
+            "worker_config": worker_config,
+            **kwargs,
+        }
+        factory = load_config(
+            folder / META / (dataset_config or "dataset.yaml"),
+            default_type=StandardWebdatasetFactory,
+            default_kwargs=defaults,
+        )
+    else:
+        raise ConfigError(f"{folder} is not a prepared dataset or a JSONL file. Run `energon-dali prepare {folder}`.")
+    factory.subflavors.update(subflavors or {})
+    if sample_type is not None and not issubclass(factory.__sample_type__, sample_type):
+        raise ConfigError(f"{folder} makes {factory.__sample_type__.__name__}, not {sample_type.__name__}.")
+    return factory
+
+
+def collapse(names: Sequence[str], keep_order: bool = True) -> list[str]:
+    """Returns shard names with braces in place of runs of numbers, such as ["a_{000..099}.tar"].
+
+    Args:
+        names: The names.
+        keep_order: Keep their order; False sorts them first.
+    """
+    return collapse_names(list(names) if keep_order else sorted(names))
+
+
+def serialize_media_metadata(metadata: ImageMetadata | AVMetadata) -> tuple[str, str]:
+    """Returns (kind, JSON) of a row of the table of media."""
+    return write_media_metadata(metadata)
+
+
+def deserialize_media_metadata(metadata_type: Any, metadata_json: str) -> Any:
+    """Returns the metadata of a row of the table of media.
+
+    Args:
+        metadata_type: "image" or "av", or a MediaMetadataType.
+        metadata_json: The JSON of the row.
+
+    Raises:
+        DatasetFormatError: The row cannot be understood.
+    """
+    return read_media_metadata(str(getattr(metadata_type, "value", metadata_type)), metadata_json)

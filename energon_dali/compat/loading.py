@@ -1,0 +1,133 @@
+"""The functions that open datasets, with Energon's habits: factories beside datasets, and decoders that are swapped."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+from energon_dali.build import datasets
+from energon_dali.cache import FileStore, WebdatasetFileStore
+from energon_dali.compat.epath import EPath
+from energon_dali.compat.factories import BaseCoreDatasetFactory
+from energon_dali.compat.install import chosen_decoder, trusts_datasets
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.source import SourceDataset
+from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
+from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+
+logger = logging.getLogger("energon_dali.compat")
+_told: set[str] = set()
+
+
+def get_train_dataset(path: Any, **options: Any) -> SavableDataset[Any]:
+    """Returns what `energon_dali.get_train_dataset` returns, with the decoder that was chosen for the program.
+
+    Args:
+        path: Path, URL or metadataset.
+        **options: As there.
+    """
+    return datasets.get_train_dataset(path, **_options(options))
+
+
+def get_val_dataset(path: Any, **options: Any) -> SavableDataset[Any]:
+    """Returns what `energon_dali.get_val_dataset` returns, with the decoder that was chosen for the program.
+
+    Args:
+        path: Path, URL or metadataset.
+        **options: As there.
+    """
+    return datasets.get_val_dataset(path, **_options(options))
+
+
+def get_val_datasets(path: Any, **options: Any) -> list[tuple[SavableDataset[Any], BaseCoreDatasetFactory[Any]]]:
+    """Returns (dataset, factory) of each validation dataset of a path.
+
+    Args:
+        path: Path, URL or metadataset.
+        **options: As in `energon_dali.get_val_datasets`.
+    """
+    found = datasets.get_val_datasets(path, **_options(options))
+    return [(dataset, SourceFactory(source)) for dataset, source in found]
+
+
+class SourceFactory(BaseCoreDatasetFactory[Any]):
+    """The factory beside a dataset that `get_val_datasets` opened.
+
+    Args:
+        source: The source of the dataset.
+    """
+
+    def __init__(self, source: SourceDataset) -> None:
+        self._source = source
+        self.__sample_type__ = source.load.sample_type
+        self.path = EPath(source.name)
+        self.paths = [self.path]
+        self.name = self.path.display_name
+        self.subflavors = dict(source.load.subflavors)
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset[Any]:
+        return self._source
+
+    def as_file_store(self) -> FileStore[Any]:
+        return WebdatasetFileStore(self._source.name)
+
+    def __len__(self) -> int:
+        return self._source.order.base.num_samples
+
+    def config(self) -> dict[str, Any]:
+        """Returns what the source does, as plain values."""
+        return self._source.config()
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    options = dict(options)
+    if trusts_datasets():
+        options.setdefault("trust_dataset_code", True)
+    encoder = options.get("task_encoder")
+    if chosen_decoder() == "dali" and (encoder is None or isinstance(encoder, TaskEncoder)):
+        encoder = DefaultTaskEncoder() if encoder is None else encoder
+        swapped = swap_decoder(encoder.decoder)
+        if swapped is not encoder.decoder:
+            encoder = copy.copy(encoder)
+            encoder.decoder = swapped
+        options["task_encoder"] = encoder
+    return options
+
+
+def swap_decoder(decoder: Decoder | None) -> Decoder | None:
+    """Returns a DaliDecoder with the options of a SampleDecoder; any other decoder, and one of PIL images, as it is.
+
+    Args:
+        decoder: The decoder of a task encoder.
+    """
+    if type(decoder) is not SampleDecoder:
+        if isinstance(decoder, SampleDecoder):
+            _say(f"{type(decoder).__name__} derives from SampleDecoder and stays, so that its methods run.")
+        return decoder
+    name = decoder.spec.image_decode
+    if not name.startswith("torch"):
+        kind = "PIL images" if name.startswith("pil") else "arrays"
+        _say(f"SampleDecoder(image_decode={name!r}) stays: its results are {kind}, and DaliDecoder's are tensors.")
+        return decoder
+    spec = decoder.spec
+    return DaliDecoder(
+        image_decode=spec.image_decode,
+        av_decode=decoder.av_decode,
+        av_limits=decoder.av_limits,
+        av_options=decoder.av_options or None,
+        video_decode_audio=decoder.video_decode_audio,
+        guess_content=decoder.guess_content,
+        operations=spec.operations,
+        image_dtype=spec.image_dtype,
+        image_layout=spec.image_layout,
+        apply_exif_orientation=spec.apply_exif_orientation,
+        max_pixels=spec.max_pixels,
+        max_bytes=spec.max_bytes,
+    )
+
+
+def _say(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        logger.warning("The decoder is not replaced by DALI: %s", message)

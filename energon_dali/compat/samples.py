@@ -1,0 +1,149 @@
+"""Functions and mixins of Energon about single samples: their keys, their sources, their text, their memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from typing_extensions import Self
+
+from energon_dali.error_handlers import describe
+from energon_dali.errors import ConfigError
+from energon_dali.samples import SourceInfo
+from energon_dali.samples.transfer import map_tensors
+
+T = TypeVar("T")
+
+
+class PinMemoryMixin:
+    """Gives a class `pin_memory`, which loaders call."""
+
+    def _pin_memory(self, batch: T, device: torch.device | str | None = None) -> T:
+        """Returns a nested value with its CPU tensors in page-locked memory.
+
+        Args:
+            batch: A tensor, or dicts, lists, tuples and dataclasses of tensors.
+            device: Has no effect.
+        """
+        return map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
+
+    def pin_memory(self) -> Self:
+        """Returns the same with its CPU tensors in page-locked memory."""
+        return self._pin_memory(self)
+
+
+class ExtendableDataclassMixin:
+    """Gives a dataclass `extend`."""
+
+    @classmethod
+    def extend(cls, src: Any, **kwargs: Any) -> Self:
+        """Returns an object with the fields of one of a base class, and further fields.
+
+        Args:
+            src: The object of the base class.
+            **kwargs: Fields that it lacks, or that replace its own.
+
+        Raises:
+            ConfigError: This is not a dataclass, or does not derive from the class of `src`.
+        """
+        kind: Any = cls
+        if not (dataclasses.is_dataclass(cls) and issubclass(cls, type(src))):
+            raise ConfigError(f"{kind.__name__} must be a dataclass that derives from {type(src).__name__}.")
+        values = {field.name: getattr(src, field.name) for field in dataclasses.fields(src) if field.init}
+        return cls(**{**values, **kwargs})
+
+
+def get_sample_restore_key(sample: Any) -> Any:
+    """Returns the restore key of a sample, batch or dict; None if it has none."""
+    if isinstance(sample, dict):
+        return sample.get("__restore_key__")
+    return getattr(sample, "__restore_key__", None)
+
+
+def set_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise: bool = False) -> T:
+    """Sets the restore key of a sample to (class name of `src`, *key), and returns the sample.
+
+    Raises:
+        ConfigError: The sample has no restore key, and `fail_otherwise` is True.
+    """
+    return _with_key(sample, (type(src).__name__, *key), fail_otherwise)
+
+
+def add_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise: bool = False) -> T:
+    """Puts (class name of `src`, *key) in front of the restore key of a sample, and returns the sample.
+
+    Raises:
+        ConfigError: The sample has no restore key, and `fail_otherwise` is True.
+    """
+    return _with_key(sample, (type(src).__name__, *key, *(get_sample_restore_key(sample) or ())), fail_otherwise)
+
+
+def _with_key(sample: T, key: tuple[Any, ...], fail_otherwise: bool) -> T:
+    if isinstance(sample, dict) and "__restore_key__" in sample:
+        sample["__restore_key__"] = key
+    elif not isinstance(sample, dict) and hasattr(sample, "__restore_key__"):
+        object.__setattr__(sample, "__restore_key__", key)  # frozen dataclasses as well
+    elif fail_otherwise:
+        raise ConfigError(f"A {type(sample).__name__} has no __restore_key__. Return a Sample, Batch or crude dict.")
+    return sample
+
+
+def add_source_info(sample: Any, *source_infos: SourceInfo) -> Any:
+    """Adds sources to a sample, and returns it."""
+    if isinstance(sample, dict):
+        sample["__sources__"] = (*(sample.get("__sources__") or ()), *source_infos)
+    elif hasattr(sample, "__sources__"):
+        object.__setattr__(sample, "__sources__", (*(sample.__sources__ or ()), *source_infos))
+    return sample
+
+
+def get_source_info(sample: Any) -> list[SourceInfo] | None:
+    """Returns the sources of a sample, or of a list of samples; None if there are none."""
+    found: list[SourceInfo] = []
+    for one in sample if isinstance(sample, list) else [sample]:
+        sources = one.get("__sources__") if isinstance(one, dict) else getattr(one, "__sources__", None)
+        found += sources or ()
+    return found or None
+
+
+def default_get_batch_keys(batch: Any) -> list[str] | None:
+    """Returns the keys of the samples of a batch, None if it has none."""
+    if isinstance(batch, list):
+        batch = batch[0]
+    for name in ("__key__", "__keys__", "keys"):
+        found = batch.get(name) if isinstance(batch, dict) else None if name == "keys" else getattr(batch, name, None)
+        if isinstance(found, list) and all(isinstance(key, str) for key in found):
+            return found
+    return None
+
+
+def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_str_len: int = 50) -> str:
+    """Returns a sample as a short text: shapes instead of data.
+
+    Args:
+        sample: Anything.
+        depth: Has no effect: the depth is bounded.
+        max_items: Has no effect: the number of items is bounded.
+        max_str_len: Has no effect: the length of texts is bounded.
+    """
+    return " ".join(describe(sample).split())
+
+
+def format_sample_detailed(sample: Any, **options: Any) -> str:
+    """Returns a sample as a text of several lines: shapes instead of data.
+
+    Args:
+        sample: Anything.
+        **options: Energon's limits, which have no effect: the text is bounded.
+    """
+    return describe(sample)
+
+
+def legacy_handler(handler: Callable[..., None]) -> Callable[[Exception, Any, Any], None]:
+    """Returns an error handler with three arguments, also for an older one with two."""
+    if len(inspect.signature(handler).parameters) >= 3:
+        return handler
+    return lambda exception, sample, sources: handler(exception, sample)

@@ -1,1 +1,0 @@
-"""What can be packed: one module per kind of source."""
