@@ -1,0 +1,84 @@
+"""Programs written for Energon run here without an edit: the same samples, and exact resume.
+
+`tests/data/energon_programs.json` holds what Energon 7.4.1 made of them; `expected.py` writes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import energon_dali.compat  # noqa: F401 - installs the names
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PROGRAMS = HERE / "programs"
+EXPECTED = json.loads((ROOT / "tests" / "data" / "energon_programs.json").read_text())
+TRAINING = ("vqa_provider", "chatml_train", "diffusion_latents", "mimo_captions", "length_pool")
+
+
+@pytest.fixture(autouse=True)
+def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENERGON_DALI_COMPAT_TRUST", "1")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The shards of all programs, prepared by one of them."""
+    folder = tmp_path_factory.mktemp("programs")
+    before = set(sys.modules)
+    sys.path.insert(0, str(PROGRAMS))
+    try:
+        importlib.import_module("make_shards").main(str(folder))
+        importlib.import_module("prepare_data").main([str(folder), str(folder / "prepared.json")])
+        yield folder
+    finally:
+        sys.path.remove(str(PROGRAMS))
+        for name in set(sys.modules) - before:
+            if str(PROGRAMS) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+def run(program: str, data: Path, report: Path, *options: str) -> dict[str, Any]:
+    importlib.import_module(program).main([str(data), str(report), *options])
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def test_the_preparation_script_prepares_as_with_energon(data: Path) -> None:
+    assert json.loads((data / "prepared.json").read_text()) == EXPECTED["prepare_data"]
+
+
+@pytest.mark.parametrize("program", TRAINING)
+def test_a_program_makes_the_samples_that_it_makes_with_energon(program: str, data: Path, tmp_path: Path) -> None:
+    found = run(program, data, tmp_path / "report.json")
+    assert sorted(found["samples"]) == EXPECTED[program]["samples"]
+    assert sorted(found["batches"]) == EXPECTED[program]["batches"]
+
+
+@pytest.mark.parametrize("program", TRAINING)
+def test_a_program_resumes_exactly(program: str, data: Path, tmp_path: Path) -> None:
+    whole = run(program, data, tmp_path / "whole.json")
+    for cut in (1, 3):
+        state = str(tmp_path / f"state-{cut}.pt")
+        head = run(program, data, tmp_path / "head.json", "--stop-after", str(cut), "--state", state)
+        tail = run(program, data, tmp_path / "tail.json", "--state", state)
+        assert head["samples"] + tail["samples"] == whole["samples"]
+        assert head["batches"] + tail["batches"] == whole["batches"]
+
+
+def test_a_program_runs_by_the_command_with_workers(data: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    del environment["ENERGON_DALI_COMPAT_TRUST"]
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "energon_dali.compat", "--trust-dataset-code", str(PROGRAMS / "chatml_train.py")]
+    subprocess.run([*command, str(data), str(report), "--num-workers", "2"], env=environment, check=True, timeout=100)
+    assert sorted(json.loads(report.read_text())["samples"]) == EXPECTED["chatml_train"]["samples"]
