@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.up-to-date
 ENERGON_VENV  := .venv-energon
 ENERGON_STAMP := $(ENERGON_VENV)/.up-to-date
+PEERS_VENV  := .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.up-to-date
 DOCS_VENV  := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.up-to-date
 DIST_VENV  := .venv-dist
@@ -28,11 +30,15 @@ VIDEO_JSON ?= benchmarks/results/video.json
 VIDEO_PLOT ?= docs/images/video.png
 TRAINER_JSON ?= benchmarks/results/trainer.json
 TRAINER_PLOT ?= docs/images/trainer.png
+REMOTE_JSON ?= benchmarks/results/remote.json
+REMOTE_PLOT ?= docs/images/remote.png
+SCALE_JSON ?= benchmarks/results/scale.json
+SCALE_PLOT ?= docs/images/scale.png
 OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer gpu clean
+.PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer bench-remote bench-scale gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -46,6 +52,8 @@ help:
 	@echo "make bench              benchmarks on the CPU, compared with bare DALI, PIL, webdataset and megatron-energon"
 	@echo "make bench-video        benchmarks on videos, compared with megatron-energon, torchcodec and PyAV"
 	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
+	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
+	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
 
 setup: $(STAMP)
@@ -71,12 +79,20 @@ $(ENERGON_STAMP): constraints-ci.txt benchmarks/requirements-energon.txt
 		--requirement benchmarks/requirements-energon.txt
 	@touch $@
 
+# The loaders that read remote datasets in formats of their own.
+$(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
+	test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS_VENV)/bin/python -m pip install --quiet --requirement benchmarks/remote/requirements-peers.txt
+	@touch $@
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
 test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
+	$(BIN)/python -m tests.integrations
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py
@@ -135,9 +151,20 @@ bench-trainer: $(STAMP)
 	$(BIN)/python -m benchmarks.run trainer --json $(TRAINER_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(TRAINER_JSON) $(TRAINER_PLOT)
 
+# An environment that ENERGON_PYTHON or PEERS_PYTHON names is not made. QUICK=--quick tests that the benchmarks run.
+bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
+	$(BIN)/python -m benchmarks.run remote --json $(REMOTE_JSON) $(QUICK) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot_growth $(REMOTE_JSON) $(REMOTE_PLOT)
+
+bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
+	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot_growth $(SCALE_JSON) $(SCALE_PLOT)
+
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:
 	benchmarks/gpu.sh $(OUT) --device $(DEVICE) $(if $(STAGES),--stage $(STAGES))
 
 clean:
-	rm -rf $(VENV) $(ENERGON_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu
+	rm -rf $(VENV) $(ENERGON_VENV) $(PEERS_VENV) $(DOCS_VENV) $(DIST_VENV) site build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo results-gpu

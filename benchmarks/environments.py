@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,7 +18,11 @@ from benchmarks.candidates.task import LEFT_OUT, RESULT, Task
 from benchmarks.workload import Environment
 
 ROOT = Path(__file__).resolve().parent.parent
-ENERGON_PYTHON = ROOT / ".venv-energon" / "bin" / "python"
+OTHER_PYTHONS = {
+    "energon": ("ENERGON_PYTHON", ROOT / ".venv-energon" / "bin" / "python"),
+    "peers": ("PEERS_PYTHON", ROOT / ".venv-peers" / "bin" / "python"),
+}
+"""Variable and default of the Python of each environment."""
 
 
 class CandidateError(Exception):
@@ -41,15 +46,24 @@ class Outcome:
 def python_of(environment: Environment) -> Path | None:
     """Returns the interpreter of an environment, None if it does not exist.
 
-    The environment variable ENERGON_PYTHON names another Python that has megatron-energon.
+    The environment variable ENERGON_PYTHON names another Python that has megatron-energon, PEERS_PYTHON one that has
+    the other loaders.
     """
     if environment == "own":
         return Path(sys.executable)
-    python = Path(os.environ.get("ENERGON_PYTHON", ENERGON_PYTHON))
+    variable, default = OTHER_PYTHONS[environment]
+    python = Path(os.environ.get(variable) or default)
     return python if python.exists() else None
 
 
-def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, root: Path | None = None) -> Outcome:
+def run_candidate(
+    task: Task,
+    python: Path,
+    *,
+    timeout_seconds: float = 300,
+    root: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Outcome:
     """Returns the numbers of one run. All processes of the candidate are ended.
 
     Args:
@@ -57,6 +71,7 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, roo
         python: Interpreter to do it with.
         timeout_seconds: After that it counts as failed.
         root: Checkout whose package and programs run; None is this one.
+        variables: Environment variables to add.
 
     Raises:
         AbsentError: It cannot take part here.
@@ -67,7 +82,7 @@ def run_candidate(task: Task, python: Path, *, timeout_seconds: float = 300, roo
     inherited = os.environ.get("PYTHONPATH", "") if python == python_of("own") else ""
     path = os.pathsep.join([str(root or ROOT), *filter(None, [inherited])])
     # One thread per process for torch's own operations: candidates with worker processes are slower with more.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, **(variables or {}), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             command, cwd=root or ROOT, env=environment, stdout=stdout, stderr=stderr, text=True, start_new_session=True

@@ -20,6 +20,11 @@ PACKAGES = (
     "nvidia-dali-cuda130",
     "triton",
     "megatron-energon",
+    "multi-storage-client",
+    "obstore",
+    "boto3",
+    "litdata",
+    "mosaicml-streaming",
     "nvidia-ml-py",
 )
 """Packages whose versions are recorded; for energon_dali it is the commit."""

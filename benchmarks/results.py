@@ -29,12 +29,15 @@ def judge_bar(bar: Bar, workload: Workload, runs: Mapping[str, Runs]) -> dict[st
     """
     metric = bar.metric or workload.metric
     pairs = zip(runs.get(bar.of, ()), runs.get(bar.to, ()), strict=False)
-    ratios = [of[metric] / to[metric] for of, to in pairs]
+    both = [(of[metric], to[metric]) for of, to in pairs]
+    # A quick run may be too short to have cost anything.
+    ratios = [of - to if bar.difference else of / to for of, to in both if to or bar.difference]
     ratio = statistics.median(ratios) if ratios else None
     return {
         "of": bar.of,
         "to": bar.to,
         "metric": metric,
+        "difference": bar.difference,
         "ratio": ratio,
         "ratios": ratios,
         "at_least": bar.at_least,
@@ -73,7 +76,8 @@ def as_text(result: dict[str, Any]) -> str:
     for bar in result["bars"]:
         if bar["ratio"] is not None:
             metric = "" if bar["metric"] == result["metric"] else f" ({bar['metric']})"
-            lines.append(f"  {bar['ratio']:.2f} = {bar['of']} / {bar['to']}{metric}{_verdict(bar)}")
+            sign = "-" if bar["difference"] else "/"
+            lines.append(f"  {bar['ratio']:.2f} = {bar['of']} {sign} {bar['to']}{metric}{_verdict(bar)}")
     for limit in result["limits"]:
         if limit["value"] is not None:
             lines.append(f"  {limit['metric']} of {limit['of']} = {limit['value']:.4g}{_verdict(limit)}")

@@ -21,19 +21,31 @@ from benchmarks import cpu, gpu_images, gpu_video, growth, trainer, video
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
+from benchmarks.remote import workloads as remote
 from benchmarks.results import as_text
+from benchmarks.scale import workloads as scale
 from benchmarks.workload import Bar, Candidate, Device, Workload
 from benchmarks.workload_run import WorkloadRun
 
-SUITES: dict[str, tuple[Workload, ...]] = {"cpu": cpu.WORKLOADS, "trainer": trainer.WORKLOADS, "video": video.WORKLOADS}
+SUITES: dict[str, tuple[Workload, ...]] = {
+    "cpu": cpu.WORKLOADS,
+    "remote": remote.WORKLOADS,
+    "scale": scale.WORKLOADS,
+    "trainer": trainer.WORKLOADS,
+    "video": video.WORKLOADS,
+}
 DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "gpu-images": gpu_images.workloads,
     "gpu-video": gpu_video.workloads,
     "growth": growth.workloads,
 }
 """Suites for both devices, with a time limit."""
-MINUTES = 7.0
-"""Their default time limit in seconds."""
+MINUTES = {"remote": 11.0, "scale": 11.0}
+"""Default time limit of a suite."""
+QUICK = {"remote": ("text-20ms", "opening-20ms"), "scale": ("scale-1m", "scale-blend")}
+"""Workloads of a quick run, where all of them would take too long."""
+DEVICE_MINUTES = 7.0
+"""That of the suites for both devices."""
 CACHE = ROOT / ".cache" / "benchmarks"
 
 
@@ -88,7 +100,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.suite in SUITES and options.device != "cpu":
         parser.error(f"the suite {options.suite} needs no GPU: leave --device out")
     if options.minutes is None:
-        options.minutes = MINUTES if options.suite in DEVICE_SUITES else float("inf")
+        options.minutes = MINUTES.get(options.suite, DEVICE_MINUTES if options.suite in DEVICE_SUITES else float("inf"))
     return options
 
 
@@ -100,6 +112,8 @@ def choose(options: argparse.Namespace) -> list[Workload]:
     """
     known = SUITES[options.suite] if options.suite in SUITES else DEVICE_SUITES[options.suite](options.device)
     names = [workload.name for workload in known]
+    if options.quick and not options.only and not options.all:
+        options.only = QUICK.get(options.suite, ())
     if not set(options.only) <= set(names):
         raise SystemExit(f"--only {' '.join(options.only)}: the suite {options.suite} has {', '.join(names)}.")
     chosen = [one for one in known if one.name in options.only or (not options.only and (options.all or not one.extra))]
@@ -143,6 +157,9 @@ def quick(workload: Workload) -> Workload:
 def quick_recipe(whole: Recipe) -> Recipe:
     """Returns a recipe of few and small files."""
     small = dataclasses.replace(whole, name=f"{whole.name}-quick", shards=min(whole.shards, 32))
+    small = dataclasses.replace(small, own_shards=min(whole.own_shards, 4))
+    if whole.style == "index":
+        return dataclasses.replace(small, samples=2000 * small.shards)
     if whole.style == "video":
         return dataclasses.replace(
             small,

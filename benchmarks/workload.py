@@ -8,7 +8,7 @@ from typing import Literal
 
 from benchmarks.data.recipe import Recipe
 
-Environment = Literal["own", "energon"]
+Environment = Literal["own", "energon", "peers"]
 Better = Literal["higher", "lower"]
 Device = Literal["cpu", "gpu"]
 Plain = str | int | float | bool | None
@@ -25,7 +25,10 @@ class Candidate:
     options: Mapping[str, Plain] = field(default_factory=dict)
     """Options of the program."""
     environment: Environment = "own"
-    """"own" runs in the Python of the runner, "energon" in the environment with megatron-energon."""
+    """"own" runs in the Python of the runner, "energon" in the environment with megatron-energon, "peers" in that with
+    other loaders."""
+    format: str = ""
+    """A format of its own that the program converts the files to: "mds", "litdata"; they get a folder next to them."""
     series: str = ""
     """In a growth workload: its line in the plot."""
     at: float = 0.0
@@ -44,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A ratio of two candidates that has to be reached."""
+    """A ratio, or a difference, of two candidates that has to be reached."""
 
     of: str
     """Candidate of the numerator."""
@@ -54,6 +57,8 @@ class Bar:
     """Lower bound of the ratio; None for none."""
     at_most: float | None = None
     """Upper bound of the ratio; None for none."""
+    difference: bool = False
+    """Whether it is the numerator less the denominator, and not their ratio."""
     metric: str | None = None
     """Metric that is compared; None is that of the workload."""
 
@@ -92,7 +97,8 @@ class Workload:
     """Whether higher values of the metric are better."""
     output: str = "none"
     """What is delivered, and checked against the files: "uint8", "float224", "patches"; "clips" (the program of that
-    name), "frames", "frames224", "frame-patches"; or "none"."""
+    name), "frames", "frames224", "frame-patches"; "jpeg", "text", "decoded" (of remote files: the bytes, or
+    the pixels); or "none"."""
     device: Device = "cpu"
     """Device on which batches are delivered, and on which candidates decode if they support both."""
     seconds: float = 0
@@ -101,6 +107,8 @@ class Workload:
     """Whether a separate part of the run has a simulated training step after each batch."""
     extra: bool = False
     """Whether it runs only if it is named, or with --all."""
+    storage: Mapping[str, float] | None = None
+    """Fields of `ServerOptions`: the files are read from an S3 server that behaves so. None is the local disk."""
     x_label: str = ""
     """In a growth workload: the unit of `Candidate.at`."""
     warmup_samples: int = 256

@@ -13,8 +13,10 @@ from tqdm import tqdm
 
 from benchmarks.candidates.preparing import prepare
 from benchmarks.candidates.task import Task
+from benchmarks.data.linked_shards import CRUDE, link_shards
 from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.environments import AbsentError, CandidateError, python_of, run_candidate
+from benchmarks.remote.s3_server import S3Server
 from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.workload import Candidate, Workload
 
@@ -27,7 +29,11 @@ def prepared(recipe: Recipe, cache: Path) -> Path:
     folder = make_dataset(recipe, cache)
     if not (folder / ".nv-meta" / "dataset.yaml").exists():
         prepare("energon-dali", folder)
-    for shard in folder.glob("*.tar"):
+        if recipe.own_shards:
+            link_shards(folder, recipe.shards)
+        elif recipe.style == "text":
+            (folder / ".nv-meta" / "dataset.yaml").write_text(CRUDE)
+    for shard in {path.stat().st_ino: path for path in folder.glob("*.tar")}.values():  # each once, if they are links
         shard.read_bytes()
     return folder
 
@@ -53,6 +59,8 @@ class WorkloadRun:
         ]
         recipes = {one.recipe or workload.recipe for one in self._candidates}
         self._folders = {recipe: prepared(recipe, options.cache) for recipe in recipes}
+        self._cache: Path = options.cache
+        self._variables: dict[str, str] = {}
         self._checked: dict[str, int] = {}
         self._left_out: dict[str, str] = {}
         self._runs: dict[str, list[dict[str, float]]] = {one.name: [] for one in self._candidates}
@@ -64,6 +72,24 @@ class WorkloadRun:
             end: Time by `time.monotonic` after which nothing begins any more.
         """
         self._end = end
+        if self.workload.storage is None:
+            return self._run()
+        with S3Server(self._cache.parent, **self.workload.storage) as server:
+            self._variables = server.environment()
+            for candidate in self._candidates:
+                self._convert(candidate)
+            return self._run()
+
+    def _convert(self, candidate: Candidate) -> None:
+        """Writes the files in the format of a candidate, once; a folder without the mark is incomplete."""
+        folder = self._folders[candidate.recipe or self.workload.recipe]
+        mark = folder.parent / f"{folder.name}-{candidate.format}" / ".complete"
+        if not candidate.format or mark.exists() or candidate.name in self._left_out:
+            return
+        if self._attempt(candidate, "convert") is not None:
+            mark.touch()
+
+    def _run(self) -> dict[str, Any]:
         # If time is short, a candidate is checked in the process that was timed.
         at_once = self.workload.seconds > 0
         checks = self.workload.output != "none" and not at_once
@@ -97,12 +123,15 @@ class WorkloadRun:
             return None
         python = python_of(candidate.environment)
         if python is None:
-            self._left_out[candidate.name] = "megatron-energon is not installed; `make bench` does it"
+            what = {"energon": "megatron-energon is", "peers": "the other loaders are"}[candidate.environment]
+            self._left_out[candidate.name] = f"{what} not installed; `make bench` or `make bench-remote` does it"
             return None
         try:
             limit = CANDIDATE_SECONDS if self.workload.seconds else 300
             root = Path(candidate.checkout) if candidate.checkout else None
-            outcome = run_candidate(self._task(candidate, action), python, timeout_seconds=limit, root=root)
+            outcome = run_candidate(
+                self._task(candidate, action), python, timeout_seconds=limit, root=root, variables=self._variables
+            )
         except AbsentError as error:
             self._left_out[candidate.name] = str(error)
             return None
@@ -121,10 +150,12 @@ class WorkloadRun:
         options = {name: value for name, value in candidate.options.items() if action != "check" or name != "trainer"}
         if action == "check" and candidate.program == "restoring":
             options = {**options, "shuffle_window": None}
+        folder = self._folders[candidate.recipe or work.recipe]
         return Task(
             program="energon_style" if action == "check" and candidate.program == "restoring" else candidate.program,
-            action=action if work.output != "none" else "time",
-            dataset=str(self._folders[candidate.recipe or work.recipe]),
+            action=action if work.output != "none" or action == "convert" else "time",
+            dataset=str(folder),
+            url="" if work.storage is None else f"s3://{self._cache.name}/{folder.name}",
             output=work.output,
             batch_size=candidate.batch_size or work.batch_size,
             warmup_samples=work.warmup_samples,
@@ -153,6 +184,7 @@ class WorkloadRun:
             "device": work.device,
             "seconds": work.seconds,
             "trains": work.trains,
+            "storage": None if work.storage is None else dict(work.storage),
             "x_label": work.x_label,
             "candidates": [
                 {
@@ -160,6 +192,7 @@ class WorkloadRun:
                     "program": one.program,
                     "options": dict(one.options),
                     "environment": one.environment,
+                    "format": one.format,
                     "checkout": one.checkout,
                     "series": one.series,
                     "at": one.at,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         MockLazy as MockLazy,
         NoCachePool as NoCachePool,
         PrimaryFileStore as PrimaryFileStore,
+        ShardCache as ShardCache,
         SystemFileStore as SystemFileStore,
         WebdatasetFileStore as WebdatasetFileStore,
     )
@@ -108,6 +109,8 @@ if TYPE_CHECKING:
         WorkerDiedError as WorkerDiedError,
         WorkerError as WorkerError,
     )
+    from energon_dali.integrations.global_state import GlobalLoaderState as GlobalLoaderState
+    from energon_dali.integrations.iterable import LoaderIterableDataset as LoaderIterableDataset
     from energon_dali.loader.basic_loader import (
         BasicDataLoader as BasicDataLoader,
         get_loader as get_loader,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,6 +130,8 @@ class WorkerConfig:
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
+    _derived: bool = field(default=False, init=False, repr=False)
+    """Whether rank and world size are those of the whole job, as they were known then."""
 
     active_worker_config: ClassVar[WorkerConfig | None] = None
     """The configuration while a user's dataset with an `__iter__` of its own runs; None otherwise."""
@@ -181,9 +184,29 @@ class WorkerConfig:
             ConfigError: RANK or WORLD_SIZE in the environment is invalid.
         """
         rank, world_size = _rank_and_world_size(data_parallel_group)
-        return cls(
+        config = cls(
             rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group, **kwargs
         )
+        config._derived = data_parallel_group is None
+        return config
+
+    def check_derived_rank(self) -> None:
+        """Checks that `default_worker_config` was not called before the processes of the job knew each other.
+
+        Raises:
+            ConfigError: torch.distributed knows another rank or world size by now.
+        """
+        dist: Any = sys.modules.get("torch.distributed")
+        if not self._derived or dist is None or not (dist.is_available() and dist.is_initialized()):
+            return
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if (rank, world_size) != (self.rank, self.world_size):
+            raise ConfigError(
+                f"WorkerConfig.default_worker_config() found rank {self.rank} of {self.world_size}, and "
+                f"torch.distributed has rank {rank} of {world_size}: it was called too early, and ranks would read the "
+                "same samples. Call it after the process group is initialised (after fabric.launch(), Accelerator(), "
+                "init_process_group()), or give rank and world_size to WorkerConfig yourself."
+            )
 
     def global_rank(self) -> int:
         """Returns the rank of this process in the whole world, of which the data-parallel group may be a part."""

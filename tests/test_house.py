@@ -26,6 +26,7 @@ ORDER = (
     "cache",
     "av",
     "decode",
+    "pack",
     "task_encoder",
     "metadataset",
     "datasets",
@@ -128,6 +129,8 @@ def test_plan_needs_only_numpy_and_the_standard_library() -> None:
         ("nvidia", "energon_dali/decode/dali"),
         ("triton", "kernels"),
         ("multistorageclient", "energon_dali/shards"),
+        ("obstore", "energon_dali/shards/storage"),
+        ("botocore", "energon_dali/shards/storage"),
         ("yaml", "energon_dali/shards/documents"),
     ],
 )

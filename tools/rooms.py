@@ -33,6 +33,7 @@ ROOMS = {
     "datasets": "what a tree is made of",
     "task_encoder": "hooks, cookers, packing",
     "metadataset": "blends and joins in YAML",
+    "pack": "from images to shards",
     "decode": "PIL, PyAV and DALI",
     "cache": "auxiliary stores",
     "av": "video and audio by PyAV",

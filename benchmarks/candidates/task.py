@@ -25,7 +25,8 @@ class Task:
     program: str
     """Module under benchmarks.candidates."""
     action: str
-    """"check" compares outputs with the facts of the dataset, "time" measures, "both" measures and then checks."""
+    """"check" compares outputs with the facts of the dataset, "time" measures, "both" measures and then checks,
+    "convert" writes the dataset in the format of the candidate."""
     dataset: str
     """Folder with the shards, prepared."""
     output: str
@@ -42,6 +43,8 @@ class Task:
     """Time limit of the timed part in seconds; 0 waits for all samples."""
     trains: bool = False
     """Whether a separate part of the run has a simulated training step after each batch."""
+    url: str = ""
+    """URL of that folder on the S3 server; "" without one."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the candidate."""
 

@@ -22,6 +22,9 @@ from benchmarks.data.styles import picture
 FACTS = "facts.json"
 """File next to the shards: {key: [height, width, sum of all RGB values]}; of a video [height, width, frames]."""
 
+TEXT_BYTES = 200
+"""Size of a sample of style "text" in bytes."""
+
 FRAMES_PER_SECOND = 30
 """Frames per second of every video."""
 
@@ -44,7 +47,8 @@ class Recipe:
     style: str = "mixed"
     """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and `width` x `height`, each
     side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
-    "photo": JPEGs with sensor noise. "page": PNGs of text around an image. "video": 30 frames per second."""
+    "photo": JPEGs with sensor noise. "page": PNGs of text around an image. "video": 30 frames per second. "text": 200
+    bytes of text each, and nothing else. "index": likewise, with shards that are links to one (`scale.synthetic`)."""
     target_bytes: int = 104_000
     """Size of a JPEG of style "jpeg", in bytes."""
     seconds: int = 10
@@ -57,6 +61,8 @@ class Recipe:
     """Number of different files, which are repeated under other keys; 0 makes all files different."""
     codec: str = "h264"
     """Codec of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
+    own_shards: int = 0
+    """Shards that are written; the others are links to them, once they are prepared. 0 writes all."""
     rounds: int = 1
     """How often the content of a video is repeated; it is encoded once, which makes long files quickly."""
 
@@ -105,17 +111,25 @@ def make_dataset(recipe: Recipe, folder: Path, *, progress: bool = True, process
         return root
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
+    if recipe.style == "index":
+        from benchmarks.scale.synthetic import write_synthetic
+
+        write_synthetic(root, recipe.samples, recipe.shards)
+        (root / RECIPE).write_text(json.dumps(asdict(recipe)))
+        return root
     facts: dict[str, tuple[int, int, int]] = {}
     made = _repeated(
         tqdm(_made(recipe, processes), total=_distinct(recipe), desc=f"making {recipe.name}", disable=not progress)
     )
     per_shard, digits = -(-recipe.samples // recipe.shards), max(3, len(str(recipe.shards - 1)))
-    for shard in range(recipe.shards):
+    own_shards = recipe.own_shards or recipe.shards
+    for shard in range(own_shards):
         first = shard * per_shard
         writer = webdataset.TarWriter(str(root / f"shard-{shard:0{digits}d}.tar"), mtime=0)
         for index, sample in zip(range(first, min(first + per_shard, recipe.samples)), made, strict=False):
             key = f"{index:06d}"
-            writer.write({"__key__": key, sample.suffix: sample.data, "txt": sample.caption, "json": sample.crop_facts})
+            more = {} if recipe.style == "text" else {"txt": sample.caption, "json": sample.crop_facts}
+            writer.write({"__key__": key, sample.suffix: sample.data, **more})
             facts[key] = sample.fact
         writer.close()
     (root / FACTS).write_text(json.dumps(facts))
@@ -124,7 +138,8 @@ def make_dataset(recipe: Recipe, folder: Path, *, progress: bool = True, process
 
 
 def _distinct(recipe: Recipe) -> int:
-    return min(recipe.distinct or recipe.samples, recipe.samples)
+    written = recipe.samples * (recipe.own_shards or recipe.shards) // recipe.shards
+    return min(recipe.distinct or recipe.samples, written)
 
 
 def _repeated(made: Iterable[Made]) -> Iterator[Made]:
@@ -149,6 +164,8 @@ def _made(recipe: Recipe, processes: int | None) -> Iterator[Made]:
 def _files_per_process(recipe: Recipe) -> int:
     """Returns how many files justify another process, given the time that its start takes."""
     width, height = recipe.size
+    if recipe.style == "text":
+        return 10**9
     return 1 if recipe.style == "video" else max(1, 4_000_000 // (width * height))
 
 
@@ -156,6 +173,9 @@ def _make_one(recipe: Recipe, index: int) -> Made:
     rng = np.random.Generator(np.random.Philox(key=[recipe.seed, index]))
     if recipe.style == "video":
         return _video(recipe, rng)
+    if recipe.style == "text":
+        text = rng.bytes(TEXT_BYTES // 2).hex().encode()
+        return Made("txt", text, {}, "", (0, 0, len(text)))
     suffix, crop, data = picture(recipe.style, rng, recipe.size, recipe.target_bytes)
     pixels = _decoded(data)
     facts = {

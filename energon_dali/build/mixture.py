@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from energon_dali.build.cook_stage import cook
+from energon_dali.build.identities import Identities
 from energon_dali.build.options import DatasetOptions, check_path
 from energon_dali.build.pipeline import block_size
-from energon_dali.build.source import located, open_source
+from energon_dali.build.source import located, open_source, read_ahead
 from energon_dali.cache import open_store
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.blend import BlendSourceDataset
@@ -20,9 +21,11 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import DaliDecoder
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.document import YAML_SUFFIXES
+from energon_dali.metadataset.files import files_of_source, files_of_stores
 from energon_dali.metadataset.reference import ResolvedBlend, SourceReference
 from energon_dali.metadataset.resolve import resolve
 from energon_dali.samples import CrudeSample
+from energon_dali.shards.documents.opening import Opening, opening_files
 
 
 def open_sources(
@@ -42,13 +45,27 @@ def open_sources(
         UntrustedCodeError: A dataset brings code that the user did not allow.
         StorageError: A file cannot be read.
     """
-    blend = _resolve(path, options)
+    with opening_files() as opening:
+        return _open_sources(_resolve(path, options), options, opening)
+
+
+def _open_sources(
+    blend: ResolvedBlend, options: DatasetOptions, opening: Opening
+) -> tuple[ResolvedBlend, list[tuple[SavableDataset[Any], SourceDataset]]]:
     if len(blend.sources) > 1:
         mixed: str | None = "one of several datasets"
     else:
         mixed = "repeated by blend_epochized" if blend.is_epochized else None
     repeat = options.training and options.repeat and not blend.is_epochized
-    sources = [open_source(reference, number, options, repeat) for number, reference in enumerate(blend.sources)]
+    trust = options.source.trust_dataset_code
+    opening.ahead(file for source in blend.sources for file in files_of_source(source, trust_dataset_code=trust))
+    opening.ahead(file for source in blend.sources for file in files_of_stores(source))
+    files = [read_ahead(reference, options, opening) for reference in blend.sources]
+    identities = Identities()
+    sources = [
+        open_source(reference, number, options, repeat, read, identities)
+        for number, (reference, read) in enumerate(zip(blend.sources, files, strict=True))
+    ]
     datasets = []
     for reference, source in zip(blend.sources, sources, strict=True):
         with located(reference):

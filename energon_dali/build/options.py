@@ -251,9 +251,7 @@ def default_worker_config() -> WorkerConfig:
     rank = WorkerConfig.default_worker_config(0)
     cores = len(os.sched_getaffinity(0))
     workers = max(count for count in (1, 2, 4) if count <= max(1, cores))
-    return WorkerConfig(
-        rank=rank.rank, world_size=rank.world_size, num_workers=workers, num_streams=rank.world_size * DEFAULT_STREAMS
-    )
+    return WorkerConfig.default_worker_config(workers, num_streams=rank.world_size * DEFAULT_STREAMS)
 
 
 def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:

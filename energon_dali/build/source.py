@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from energon_dali.build.factory_loader import FactoryLoader, SampleFactory
+from energon_dali.build.identities import Identities, SourceConfig
 from energon_dali.build.joined_sample import JoinedSampleLoader
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
@@ -17,7 +19,8 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.source import Reader, SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
-from energon_dali.metadataset.join.columns import ColumnFolder, find_join_index, open_columns
+from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files
+from energon_dali.metadataset.join.columns import ColumnFolder
 from energon_dali.metadataset.join.declaration import load_joiner
 from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.metadataset.reference import SourceReference
@@ -25,8 +28,8 @@ from energon_dali.metadataset.subset import take_subset
 from energon_dali.plan import OrderSpec, Slices
 from energon_dali.samples import CrudeSample, Sample
 from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.shards.documents.opening import Opening, opening_files
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
-from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
 MAX_SLICES = 10_000_000
 """Most slices that are shuffled together, over all epochs of `shuffle_over_epochs_multiplier`; each takes 16 bytes."""
@@ -42,8 +45,27 @@ class _Opened:
     ranges: Slices
     reader: Reader
     load: SampleLoader
-    uuid: str
+    uuid: str | Callable[[], str]
     sample_type: str
+
+
+def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
+    """Returns a function that returns the files of a dataset or join; those of a remote one are read by a thread.
+
+    Args:
+        reference: The dataset or join.
+        options: Options of the call.
+        opening: Reads files.
+    """
+    trust = options.source.trust_dataset_code
+    read: Callable[[], Any]
+    if reference.join is not None:
+        read = partial(read_join_files, reference, trust_dataset_code=trust)
+    elif reference.is_jsonl:
+        read = partial(JsonlFile, reference.path)
+    else:
+        read = partial(read_folder_files, reference, trust_dataset_code=trust)
+    return opening.later(read, is_local=is_local(reference))
 
 
 def open_source(
@@ -51,6 +73,8 @@ def open_source(
     number: int,
     options: DatasetOptions,
     repeat: bool,
+    files: Callable[[], Any] | None = None,
+    identities: Identities | None = None,
     factory: SampleFactory | None = None,
 ) -> SourceDataset:
     """Returns the source of one dataset or join.
@@ -60,6 +84,8 @@ def open_source(
         number: Its number among the sources of the job, so that two sources of one path have different orders.
         options: Options of the call.
         repeat: Start again after each epoch.
+        files: From `read_ahead`; None reads them here.
+        identities: Identities of the job's datasets; None if this is the only one.
         factory: Makes the samples of a folder; None does what its dataset.yaml says.
 
     Raises:
@@ -68,13 +94,18 @@ def open_source(
         UntrustedCodeError: It brings code that the user did not allow.
         StorageError: A file cannot be read.
     """
+    if files is None:
+        with opening_files() as opening:
+            read = read_ahead(reference, options, opening)
+            return open_source(reference, number, options, repeat, read, identities, factory)
+    identities = identities or Identities()
     with located(reference):
         if reference.join is not None:
-            opened = _open_join(reference, number, options)
+            opened = _open_join(reference, number, options, files)
         elif reference.is_jsonl:
-            opened = _open_jsonl(reference, number, options)
+            opened = _open_jsonl(reference, number, options, files)
         else:
-            opened = _open_folder(reference, number, options, factory)
+            opened = _open_folder(reference, number, options, files, identities, factory)
     order, config = options.order(reference), options.worker_config
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
@@ -89,17 +120,19 @@ def open_source(
         read_size=READ_SIZE,
         failure_tolerance=DEFAULT_FAILURE_TOLERANCE,
         name=reference.path,
-        source_config={
-            "uuid": opened.uuid,
-            "split_part": reference.split_part,
-            "ranges": _fingerprint(opened.ranges),
-            "training": options.training,
-            "seed": config.seed_offset,
-            "order": order,
-            "sample_type": opened.sample_type,
-            **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
-            **({"leaf": number} if number else {}),
-        },
+        source_config=SourceConfig(
+            opened.uuid,
+            {
+                "split_part": reference.split_part,
+                "ranges": _fingerprint(opened.ranges),
+                "training": options.training,
+                "seed": config.seed_offset,
+                "order": order,
+                "sample_type": opened.sample_type,
+                **({} if reference.subset is None else {"subset": [reference.subset.share, reference.subset.numbers]}),
+                **({"leaf": number} if number else {}),
+            },
+        ),
         worker_config=config,
     )
 
@@ -143,29 +176,36 @@ def located(reference: SourceReference) -> Iterator[None]:
 
 
 def _open_folder(
-    reference: SourceReference, number: int, options: DatasetOptions, factory: SampleFactory | None
+    reference: SourceReference,
+    number: int,
+    options: DatasetOptions,
+    files: Callable[[], FolderFiles],
+    identities: Identities,
+    factory: SampleFactory | None,
 ) -> _Opened:
     if reference.path.endswith(".tar"):
         raise ConfigError(f"{reference.path} is a single shard. Give the folder of the shards, with their .nv-meta.")
-    folder = WebdatasetFolder(
-        reference.path,
-        dataset_config=reference.dataset_config or DEFAULT_NAME,
-        split_config=reference.split_config,
-        trust_dataset_code=options.source.trust_dataset_code,
-    )
-    ranges = take_subset(folder.split_ranges(reference.split_part), folder.shard_counts, reference.subset)
+    found = files()
+    folder = found.folder
+    load: SampleLoader | FactoryLoader
     if factory is None:
         recipe = read_recipe(folder, options.source.sample_type, options.source.field_map)
         if recipe.factory is not None:
             factory = _make_factory(recipe, reference, folder, options)
     if factory is not None:
-        wanted = options.source.part_filter or factory.part_filter
-        made = FactoryLoader(
+        load = FactoryLoader(
             factory, dataset_path=folder.path, seed=options.worker_config.seed_offset, source_number=number
         )
-        return _Opened(ranges, ShardReader(folder, wanted), made, folder.uuid, made.sample_type.__name__)
-    load = _loader(recipe, reference.subflavors, folder, number, options)
-    return _Opened(ranges, _reader(folder, recipe, load, options), load, folder.uuid, recipe.sample_type.__name__)
+        reader = ShardReader(folder, options.source.part_filter or factory.part_filter)
+        sample_type = load.sample_type.__name__
+    else:
+        load = _loader(recipe, reference.subflavors, folder, number, options)
+        reader = _reader(folder, recipe, load, options)
+        sample_type = recipe.sample_type.__name__
+    if isinstance(found.ranges, Exception):
+        raise found.ranges
+    ranges = take_subset(found.ranges, folder.shard_counts, reference.subset)
+    return _Opened(ranges, reader, load, identities.of(folder), sample_type)
 
 
 def _make_factory(
@@ -189,14 +229,16 @@ def _make_factory(
     return factory
 
 
-def _open_jsonl(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
+def _open_jsonl(
+    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JsonlFile]
+) -> _Opened:
     chosen = options.source.sample_type
     if chosen is not None and chosen is not CrudeSample:
         raise ConfigError(
             f"{reference.path} is a JSONL file, whose samples are crude, and sample_type={chosen.__name__} was given. "
             "Leave it out, and make samples of that type in a cooker of the task encoder."
         )
-    file = JsonlFile(reference.path)
+    file = files()
     load = SampleLoader(
         decoder=options.encoder.decoder or SampleDecoder(),  # lines are parsed even if media stay bytes
         sample_type=CrudeSample,
@@ -209,7 +251,9 @@ def _open_jsonl(reference: SourceReference, number: int, options: DatasetOptions
     return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
 
 
-def _open_join(reference: SourceReference, number: int, options: DatasetOptions) -> _Opened:
+def _open_join(
+    reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JoinFiles]
+) -> _Opened:
     join = reference.join
     assert join is not None, "open_source calls it for joins"
     for name in ("sample_type", "field_map"):
@@ -224,7 +268,8 @@ def _open_join(reference: SourceReference, number: int, options: DatasetOptions)
             f"{join.joiner.name} takes joined samples by position, and the join names them {', '.join(names)}. Write "
             "the join as a list, give the class a from_joined with these arguments, or join by a function."
         )
-    columns = open_columns(join.columns, reference.location, trust_dataset_code=options.source.trust_dataset_code)
+    found = files()
+    columns = found.columns
     recipes = [read_recipe(column.folder) for column in columns]
     for column, recipe in zip(columns, recipes, strict=True):
         if recipe.factory is not None:
@@ -245,7 +290,9 @@ def _open_join(reference: SourceReference, number: int, options: DatasetOptions)
         _reader(column.folder, recipe, load, options)
         for column, recipe, load in zip(columns, recipes, loaders, strict=True)
     ]
-    reader = JoinedReader(find_join_index(reference, columns), readers, [column.shards for column in columns])
+    if isinstance(found.index, Exception):
+        raise found.index
+    reader = JoinedReader(found.index, readers, [column.shards for column in columns])
     load = JoinedSampleLoader(
         loaders,
         joiner,

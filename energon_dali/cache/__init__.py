@@ -17,6 +17,7 @@ from energon_dali.cache.pool import (
     active_pool,
     pool_context,
 )
+from energon_dali.cache.shard_cache import ShardCache
 from energon_dali.cache.system_file_store import SystemFileStore
 from energon_dali.cache.webdataset_file_store import WebdatasetFileStore
 
@@ -34,6 +35,7 @@ __all__ = [
     "NoCachePool",
     "PrimaryFileStore",
     "SettledLazy",
+    "ShardCache",
     "SystemFileStore",
     "WebdatasetFileStore",
     "active_pool",

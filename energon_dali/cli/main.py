@@ -18,6 +18,7 @@ _HOMES = {
     "doctor": "doctor:doctor",
     "info": "info:info",
     "lint": "lint.command:lint",
+    "pack": "pack:pack",
     "prepare": "prepare:prepare",
     "prepare-media": "prepare_media:prepare_media",
     "train": "train:train",

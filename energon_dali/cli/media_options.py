@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -25,6 +27,28 @@ def media_options(command: Command) -> Command:
             metavar="GLOBS",
             help="Describe media whose names match one of these patterns, such as '*.jpg,*.mp4'.",
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def scan_options(command: Command) -> Command:
+    """Adds the options about where shards are scanned to a command."""
+    for option in (
+        click.option(
+            "--ray",
+            "ray_address",
+            metavar="ADDRESS",
+            help="Scan on a Ray cluster instead: auto, ray://HOST:10001, HOST:6379, or local for this machine.",
+        ),
+        click.option(
+            "--shards-in-flight",
+            type=click.IntRange(1),
+            default=32,
+            show_default=True,
+            help="Remote shards that are read at the same time, by all processes together.",
+        ),
+        click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core."),
     ):
         command = option(command)
     return command
@@ -55,11 +79,19 @@ def usable_workers(asked: int) -> int:
 
 
 def progress_bar(scans: Iterable[ShardScan], total: int) -> Iterable[ShardScan]:
-    """Yields the shards and shows a progress bar on stderr."""
-    samples = 0
+    """Yields the shards and shows a progress bar on stderr, with the rate and the time left."""
+    samples = size = 0
+    began = time.monotonic()
     with tqdm(total=total, desc="Indexing shards", unit="shard") as bar:
         for scan in scans:
             samples += scan.num_samples
-            bar.set_postfix_str(f"{samples:,} samples", refresh=False)
+            if scan.is_known:  # found by an earlier run: it says nothing about the time left
+                bar.initial += 1
+            else:
+                size += scan.shard_bytes
+            rate = size / 1e6 / max(1e-3, time.monotonic() - began)
+            bar.set_postfix_str(f"{samples:,} samples, {rate:,.0f} MB/s", refresh=False)
             bar.update()
             yield scan
+        if bar.initial:
+            bar.write(f"Took over {bar.initial:,} shards from an interrupted run.", file=sys.stderr)

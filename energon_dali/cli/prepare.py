@@ -10,7 +10,7 @@ import click
 
 from energon_dali.cli.dataset_wizard import choose_sample_type, make_config, parse_field_map
 from energon_dali.cli.failure import told_to_user
-from energon_dali.cli.media_options import check_image, media_options, progress_bar, usable_workers
+from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options, usable_workers
 from energon_dali.cli.single_file import index_joins, index_jsonl, is_jsonl, is_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
 from energon_dali.shards.meta.dataset_config import CRUDE, write_dataset_config
@@ -32,6 +32,8 @@ class PrepareOptions:
     split_parts: tuple[str, ...]
     exclude: str | None
     num_workers: int
+    shards_in_flight: int
+    ray_address: str | None
     tar_index_only: bool
     shuffle_tars: bool
     media_metadata_by_glob: str | None
@@ -60,7 +62,7 @@ class PrepareOptions:
     help="Shards of a part, such as 'train:train/{000..999}.tar'; braces expand, the rest is a regular expression.",
 )
 @click.option("--exclude", metavar="REGEX", help="Leave out shards whose path matches this.")
-@click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core.")
+@scan_options
 @click.option("--tar-index-only", is_flag=True, help="Only rebuild the indices; keep the split.")
 @click.option("--shuffle-tars", is_flag=True, help="Shuffle the shards before they are split by ratio.")
 @media_options
@@ -162,6 +164,8 @@ def _run(
             split_patterns=[(text.partition(":")[0], text.partition(":")[2]) for text in options.split_parts] or None,
             shuffle_seed=SHUFFLE_SEED if options.shuffle_tars else None,
             num_workers=workers,
+            shards_in_flight=options.shards_in_flight,
+            ray_address=options.ray_address,
             check_part=check_image if options.check_media else None,
             exclude_unreadable=options.exclude_unreadable,
             media_filter=media,

@@ -7,20 +7,22 @@ from pathlib import Path
 import click
 
 from energon_dali.cli.failure import told_to_user
-from energon_dali.cli.media_options import media_options, progress_bar, usable_workers
+from energon_dali.cli.media_options import media_options, progress_bar, scan_options, usable_workers
 from energon_dali.shards.prepare.media_tables import add_media_metadata
 
 
 @click.command("prepare-media")
 @click.argument("path")
 @click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
-@click.option("--num-workers", default=16, show_default=True, help="Processes, at most one per CPU core.")
+@scan_options
 @media_options
 @click.option("--tmp-path", type=click.Path(path_type=Path), help="Folder for the table while it is built.")
 def prepare_media(
     path: str,
     progress: bool,
     num_workers: int,
+    shards_in_flight: int,
+    ray_address: str | None,
     media_metadata_by_glob: str | None,
     media_metadata_by_header: bool,
     media_metadata_by_extension: bool,
@@ -37,6 +39,8 @@ def prepare_media(
             path,
             media,
             num_workers=usable_workers(num_workers),
+            shards_in_flight=shards_in_flight,
+            ray_address=ray_address,
             tmp_path=tmp_path,
             progress=progress_bar if progress else None,
         )

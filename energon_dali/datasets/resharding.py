@@ -1,9 +1,10 @@
-"""Refuses wrappers that divide the batches of one rank among all ranks: each rank already has its own data."""
+"""Refuses wrappers that lose or repeat batches, or the position, of a loader that has data of its own on each rank."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.errors import ConfigError
 
@@ -15,16 +16,29 @@ _SHARDERS = {"accelerate.data_loader": "Accelerate", "transformers.trainer_pt_ut
 _CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
 
 
+_SINGLE_WRITERS = {
+    "accelerate.checkpointing": "Accelerate's register_for_checkpointing",
+    "lightning.fabric.strategies": "Lightning Fabric's save",
+    "lightning_fabric.strategies": "Lightning Fabric's save",
+    "torch.distributed.checkpoint": "torch.distributed.checkpoint",
+}
+"""Modules that write the state of one rank for all, by the beginning of their names."""
+
+
 def refuse_resharding(config: WorkerConfig) -> None:
-    """Checks that the caller does not divide the samples of a rank again.
+    """Checks that the caller neither divides the samples of a rank again nor repeats them.
 
     Args:
         config: Of the dataset that is iterated.
 
     Raises:
         ConfigError: The dataset yields the samples of one of several ranks, and a wrapper around it would divide them
-            among all ranks, so that the samples of the other ranks, or most of this one's, were never used.
+            among all ranks, so that the samples of the other ranks, or most of this one's, were never used. Or it is
+            iterated in a worker process of a torch DataLoader, of which each would yield the same samples. Or its rank
+            was taken from the environment before the processes of the job were started.
     """
+    _refuse_worker_process()
+    config.check_derived_rank()
     if config.world_size == 1 or not _SHARDERS.keys() & sys.modules.keys():
         return
     frame = sys._getframe(1)
@@ -37,9 +51,48 @@ def refuse_resharding(config: WorkerConfig) -> None:
                     f"{library}'s {kind} iterates a dataset that yields the samples of rank {config.rank} of "
                     f"{config.world_size}, and would divide these among all ranks again: the samples of the other "
                     "ranks would be lost. Give the loader itself to accelerator.prepare(), which leaves it alone, and "
-                    "not a torch DataLoader around it (docs/accelerate.md)."
+                    "not a torch DataLoader around it (docs/trainers.md)."
                 )
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _refuse_worker_process() -> None:
+    """Raises ConfigError in a worker process of a torch DataLoader."""
+    data: Any = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is not None:
+        raise ConfigError(
+            f"A loader is iterated in worker process {worker.id} of {worker.num_workers} of a torch DataLoader. Each "
+            "of them would yield all batches of this rank, and the loader in the trainer would not know its position. "
+            "Use DataLoader(..., num_workers=0): the loader has worker processes of its own, "
+            f"WorkerConfig(num_workers={worker.num_workers})."
+        )
+
+
+def refuse_single_writer(config: WorkerConfig) -> None:
+    """Checks that the caller does not save the state of one rank for all ranks.
+
+    Args:
+        config: Of the loader.
+
+    Raises:
+        ConfigError: There are several ranks, and the caller would write the position of one of them alone.
+    """
+    if config.world_size == 1:
+        return
+    frame = sys._getframe(1)
+    for _ in range(12):
+        name = frame.f_globals.get("__name__", "")
+        for module, library in _SINGLE_WRITERS.items():
+            if name == module or name.startswith(f"{module}."):
+                raise ConfigError(
+                    f"{library} writes the state of one rank alone, and this loader is that of rank {config.rank} of "
+                    f"{config.world_size}: the positions of the others would be lost. Give it "
+                    "GlobalLoaderState(loader), which has the positions of all ranks (docs/trainers.md)."
+                )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def refuse_indexing(owner: object) -> ConfigError:
@@ -48,8 +101,24 @@ def refuse_indexing(owner: object) -> ConfigError:
     Args:
         owner: The dataset or loader.
     """
+    if _within("transformers.trainer"):
+        return ConfigError(
+            f"transformers.Trainer was given a {type(owner).__name__}, whose elements have no index. Derive your "
+            "trainer from energon_dali.integrations.transformers.LoaderTrainerMixin and Trainer, and give it the "
+            "dataset that get_train_dataset returns (docs/trainers.md)."
+        )
     return ConfigError(
         f"A {type(owner).__name__} yields its elements in the order of its plan; they have no index. Do not put it "
         "into a torch DataLoader: iterate get_loader(dataset) or get_savable_loader(dataset), which has its own worker "
         "processes (WorkerConfig(num_workers=...)), batches (get_train_dataset(batch_size=...)) and prefetching."
     )
+
+
+def _within(module: str) -> bool:
+    """Returns whether a function of a module is among the callers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False

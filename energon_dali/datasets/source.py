@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -24,6 +24,8 @@ from energon_dali.plan.order import StreamOrder
 from energon_dali.plan.repeated import RepeatedStream
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
+from energon_dali.shards.reader import ShardReader
+from energon_dali.shards.storage.store import StreamFollower, current_scope
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
@@ -80,7 +82,7 @@ class SourceDataset(SavableDataset[Any]):
         read_size: int,
         failure_tolerance: int,
         name: str,
-        source_config: dict[str, Any],
+        source_config: Mapping[str, Any],
         worker_config: WorkerConfig,
     ) -> None:
         super().__init__(worker_config=worker_config)
@@ -186,6 +188,9 @@ class _SourceIterator(StreamIterator[Any]):
         self._length_of = -1
         self._length = 0
         self._plan = RowPlan(self._order, dataset.reader, dataset.load, several_epochs=dataset.repeat)
+        self._stream = context.stream
+        self._follower: StreamFollower | None = None
+        self._is_followed = False
 
     def __next__(self) -> Any:
         while True:
@@ -248,6 +253,7 @@ class _SourceIterator(StreamIterator[Any]):
         """Reads at least one and at most `count` samples of the current epoch from `position` on."""
         start = time.perf_counter()
         shards, indices, epochs, numbers, seeds = self._plan.rows(self._epoch, position, count)
+        self._tell_shard_cache(position + len(shards))
         raws = self._reader.read(shards, indices)
         size = 0
         for raw, epoch, number, seed in zip(raws, epochs, numbers, seeds, strict=True):
@@ -260,6 +266,21 @@ class _SourceIterator(StreamIterator[Any]):
         self._metrics.count("samples.read", len(raws))
         self._metrics.count("bytes.read", size)
 
+    def _tell_shard_cache(self, position: int) -> None:
+        """Tells the cache of shards, if the loader has one, where the plan is that it may know.
+
+        Args:
+            position: In this epoch, of the first sample that has not been asked for.
+        """
+        if not self._is_followed:
+            self._is_followed = True
+            cache = current_scope().shard_cache
+            if cache is not None and isinstance(self._reader, ShardReader):
+                order = self._dataset.order
+                self._follower = cache.follow(order, self._stream, self._reader, self._epoch, self._position)
+        if self._follower is not None:
+            self._follower.advance(self._epoch, position)
+
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "position": self._position}
 
@@ -268,6 +289,9 @@ class _SourceIterator(StreamIterator[Any]):
 
     def close(self) -> None:
         self._ahead.clear()
+        if self._follower is not None:
+            self._follower.close()
+        self._follower, self._is_followed = None, False
         self._reader.close()
 
 

@@ -173,11 +173,12 @@ class Snapshot:
         data: The same, pickled, instead of the rows if another process sent them.
     """
 
-    __slots__ = ("_data", "_rows")
+    __slots__ = ("_data", "_plain", "_rows")
 
     def __init__(self, rows: Sequence[Any] | None = None, data: bytes = b"") -> None:
         self._rows = rows
         self._data = data
+        self._plain: list[Any] | None = None
 
     @property
     def rows(self) -> Sequence[Any]:
@@ -185,6 +186,13 @@ class Snapshot:
         if self._rows is None:
             self._rows = pickle.loads(self._data)
         return self._rows
+
+    @property
+    def plain_rows(self) -> list[Any]:
+        """The rows as nested lists, converted on first access; the caller must not change them."""
+        if self._plain is None:
+            self._plain = key_to_json(self.rows)
+        return self._plain
 
     @property
     def data(self) -> bytes:
@@ -195,7 +203,8 @@ class Snapshot:
 class Rest:
     """The rows of a snapshot from `start` on. A state holds it in place of the list of these rows.
 
-    Making a state with a Rest takes the same time however many rows there are. `plain` replaces it by the list.
+    Making a state with a Rest takes the same time however many rows there are. `plain` replaces it by the list. The
+    rows become plain lists once per snapshot: the lists of several states share them.
 
     Args:
         snapshot: The rows.
@@ -213,9 +222,13 @@ class Rest:
 
 
 def plain(state: Any) -> Any:
-    """Returns a state in plain values, with lists in place of the parts that it shares with other states."""
+    """Returns a state in plain values, with lists in place of the parts that it shares with other states.
+
+    The dicts and lists of the state are new. The rows inside these lists belong to all states of a round, so that
+    saving after every pack of a buffer of thousands does not copy the keys of the whole buffer each time.
+    """
     if isinstance(state, Rest):
-        return key_to_json(state.snapshot.rows[state.start :])
+        return state.snapshot.plain_rows[state.start :]
     if isinstance(state, dict):
         return {name: plain(value) for name, value in state.items()}
     if isinstance(state, list):

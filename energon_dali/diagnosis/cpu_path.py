@@ -15,7 +15,8 @@ PACKAGES = {
     "pillow": ("PIL", "images on the CPU"),
     "av": ("av", "videos and audio on the CPU"),
     "webdataset": ("webdataset", "tar shards"),
-    "multi-storage-client": ("multistorageclient", "shards by URL"),
+    "obstore": ("obstore", "shards by URL"),
+    "multi-storage-client": ("multistorageclient", "shards at msc:// and ais://"),
     "pydantic": ("pydantic", "metadatasets"),
 }
 """Package: (module, what it is for)."""
@@ -23,7 +24,7 @@ PACKAGES = {
 _WANTED = {"av": "'av>=17.1,<19'"}
 """Argument for pip in place of the package's name: no other version of PyAV is known to work."""
 
-_FOR_URLS = "multi-storage-client"
+_FOR_URLS = ("obstore", "multi-storage-client")
 """Imported only for shards that are named by URL."""
 
 FEW_FILES = 4096
@@ -75,7 +76,7 @@ def _packages(host: Host) -> Iterator[Check]:
         error = errors.error or str(errors.facts.get(module, ""))
         wanted = _WANTED.get(package, package)
         remedy = f"pip install {wanted}"
-        need: Need = "optional" if package == _FOR_URLS else "always"
+        need: Need = "optional" if package in _FOR_URLS else "always"
         if version is None and error:  # without an error it is a module on PYTHONPATH, which has no version
             yield Check(
                 name=package, state="missing", found="not installed", needed_for=needed_for, need=need, remedy=remedy

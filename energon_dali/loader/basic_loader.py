@@ -54,6 +54,9 @@ class BasicDataLoader(Generic[T]):
             Each costs the memory of a block or batch.
         cache_pool: Fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for all
             processes together. Close it yourself, after the loader. None fetches nothing ahead.
+        shard_cache: Keeps shards of remote datasets on local disk, for all processes of the node, such as
+            ShardCache("/scratch", max_bytes="500GB") (docs/shard-cache.md). "auto" is the one that the environment
+            variable ENERGON_DALI_SHARD_CACHE=PATH:MAX_BYTES describes, if it is set. None keeps none.
         watchdog_timeout_seconds: Longest normal wait for a batch; None never complains.
         watchdog_initial_timeout_seconds: The same for the first batch; None uses watchdog_timeout_seconds.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
@@ -183,6 +186,7 @@ class BasicDataLoader(Generic[T]):
 
     def _open(self) -> Prefetcher:
         """Starts workers and threads, at the beginning or after the last delivered batch."""
+        refuse_resharding(self.worker_config)  # an iterator may have been made elsewhere than it is used
         self._begun = True
         self._pid = os.getpid()
         cache_pool = self._options.cache_pool
@@ -247,7 +251,12 @@ class BasicDataLoader(Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        retries = RetryScope(self._options.retry_policy, self._metrics.count, outlasts_stores=False)
+        retries = RetryScope(
+            self._options.retry_policy,
+            self._metrics.count,
+            outlasts_stores=False,
+            shard_cache=self._options.found_shard_cache,
+        )
         with pool_context(self._options.cache_pool), retry_scope(retries):
             return self._tree.restore_sample(restore_key)
 

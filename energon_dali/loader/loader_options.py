@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from energon_dali.cache.file_cache_pool import check_cache_pool
+from energon_dali.cache.shard_cache.shard_cache import ShardCache, check_shard_cache
 from energon_dali.errors import ConfigError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
@@ -32,6 +33,9 @@ class LoaderOptions:
     cache_pool: CachePool | None = None
     """Fetches files ahead for cookers and hooks, such as FileStoreCachePool(); its limits hold for all processes
     together. The user closes it, after the loader. None fetches nothing ahead."""
+    shard_cache: ShardCache | Literal["auto"] | None = "auto"
+    """Keeps shards of remote datasets on local disk, such as ShardCache("/scratch", max_bytes="500GB"); "auto" is the
+    one that the environment variable ENERGON_DALI_SHARD_CACHE describes, if it is set. None keeps none."""
     watchdog_timeout_seconds: float | None = 60
     """Longest normal wait for a batch; None never complains."""
     watchdog_initial_timeout_seconds: float | None = None
@@ -54,6 +58,7 @@ class LoaderOptions:
                 f"prefetch_factor={self.prefetch_factor!r} is invalid: give a whole number of at least 1."
             )
         check_cache_pool(self.cache_pool)
+        object.__setattr__(self, "shard_cache", check_shard_cache(self.shard_cache))
         for name in ("watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"):
             check_timeout(name, getattr(self, name))
         check_start_method(self.start_method)
@@ -66,6 +71,11 @@ class LoaderOptions:
                 f"retry_policy={self.retry_policy!r} is not a RetryPolicy. Give RetryPolicy(attempts=..., "
                 "request_seconds=..., store_seconds=...), or None for its defaults."
             )
+
+    @property
+    def found_shard_cache(self) -> ShardCache | None:
+        """The cache of shards, after "auto" was resolved."""
+        return self.shard_cache if isinstance(self.shard_cache, ShardCache) else None
 
     @classmethod
     def from_arguments(cls, arguments: LoaderArguments) -> LoaderOptions:
@@ -120,6 +130,7 @@ class LoaderArguments(TypedDict, total=False):
 
     prefetch_factor: int
     cache_pool: CachePool | None
+    shard_cache: ShardCache | Literal["auto"] | None
     watchdog_timeout_seconds: float | None
     watchdog_initial_timeout_seconds: float | None
     fail_on_timeout: bool

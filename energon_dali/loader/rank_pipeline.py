@@ -48,7 +48,7 @@ class RankPipeline:
             if on_pool is not None:
                 on_pool(self.pool)
         try:
-            retries = RetryScope(options.retry_policy, metrics.count)
+            retries = RetryScope(options.retry_policy, metrics.count, shard_cache=options.found_shard_cache)
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, options.cache_pool, retries)
             if self.pool is not None:
                 self.pool.launch()

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.datasets.resharding import refuse_resharding
+from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.errors import StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
@@ -89,7 +89,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._snapshot, self._tree = rank_state(state, self._tree)
 
     def state_dict(self) -> State:
-        """Same as save_state_rank, under the name that torch's tools use."""
+        """Same as save_state_rank, under the name that torch's tools use.
+
+        Raises:
+            ConfigError: A tool asks that writes the state of one rank for all; give it GlobalLoaderState(loader).
+        """
+        refuse_single_writer(self.worker_config)
         return self.save_state_rank()
 
     def load_state_dict(self, state: State) -> None:

@@ -237,14 +237,14 @@ class _MetadatasetLoader(DatasetLoaderInterface):
             subset=subset,
             chain=(self.document.file,),
         )
-        return Resolver().document(self.document, context).blend()
+        return Resolver().blend(self.document, context)
 
     def prepare(self, split_part: str | None = None) -> list[str]:
         def joins_of(part: str) -> list[SourceReference]:
             # The shares of a concatenation depend on counts, which a join has only after it is prepared.
             context = Context.of_call(part, chain=(self.document.file,))
-            sources = Resolver(lambda source: 1).document(self.document, context).sources
-            return [source for source, _ in sources if source.join is not None]
+            sources = Resolver(lambda source: 1).blend(self.document, context).sources
+            return [source for source in sources if source.join is not None]
 
         parts = self.split_parts if split_part is None else (split_part,)
         return prepare_joins([join for part in parts for join in joins_of(part)], self.document, split_part is None)

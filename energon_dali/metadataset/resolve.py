@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
@@ -18,6 +19,7 @@ from energon_dali.metadataset.document import (
     document_from_dict,
     read_document,
 )
+from energon_dali.metadataset.files import files_of_source, is_local, read_folder_files, read_nested
 from energon_dali.metadataset.join.columns import find_join_index, open_columns
 from energon_dali.metadataset.join.declaration import read_join
 from energon_dali.metadataset.reference import AuxReference, ResolvedBlend, SourceReference
@@ -41,9 +43,9 @@ from energon_dali.metadataset.schema import (
     unknown_name,
 )
 from energon_dali.metadataset.subset import take_subset
-from energon_dali.shards import StoragePath, WebdatasetFolder
+from energon_dali.shards import StoragePath
+from energon_dali.shards.documents.opening import opening_files
 from energon_dali.shards.jsonl import JsonlFile
-from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
 
 MAX_SOURCES = 10_000
 """Datasets below one metadataset; files that each name two others would otherwise grow without bound."""
@@ -103,8 +105,12 @@ def resolve(
     )
     resolver = Resolver()
     if isinstance(path, Mapping):
-        return resolver.document(document_from_dict(path), context).blend()
-    return resolver.path(StoragePath.of(path), context).blend()
+        return resolver.blend(document_from_dict(path), context)
+    storage_path = StoragePath.of(path)
+    if not storage_path.url.endswith(YAML_SUFFIXES):
+        return resolver.path(storage_path, context).blend()
+    document = _read_nested(storage_path, None)
+    return resolver.blend(document, replace(context, chain=(*context.chain, storage_path.url)))
 
 
 def count_samples(source: SourceReference) -> int:
@@ -121,10 +127,10 @@ def count_samples(source: SourceReference) -> int:
     elif source.is_jsonl:
         total = JsonlFile(source.path).num_samples
     else:
-        folder = WebdatasetFolder(
-            source.path, dataset_config=source.dataset_config or DEFAULT_NAME, split_config=source.split_config
-        )
-        return take_subset(folder.split_ranges(source.split_part), folder.shard_counts, source.subset).num_samples
+        found = read_folder_files(source)
+        if isinstance(found.ranges, Exception):
+            raise found.ranges
+        return take_subset(found.ranges, found.folder.shard_counts, source.subset).num_samples
     start, stop = (0, total) if source.subset is None else source.subset.bounds(total)
     return stop - start
 
@@ -140,6 +146,18 @@ class Resolver:
         self._count_samples = count_samples
         self._documents: dict[str, Document] = {}
         self._num_sources = 0
+
+    def blend(self, document: Document, context: Context) -> ResolvedBlend:
+        """Returns the datasets of a metadataset's split; remote files below it are fetched together.
+
+        Raises:
+            DatasetFormatError: A metadataset is malformed.
+            ConfigError: A metadataset has no such split.
+            StorageError: A file cannot be read.
+        """
+        with opening_files() as opening:
+            self._documents.update(read_nested(document, context.split_part, opening, MAX_SOURCES))
+            return self.document(document, context).blend()
 
     def path(self, path: StoragePath, context: Context, location: Location | None = None) -> Mixture:
         """Returns the sources of a path: those of a metadataset, or the dataset itself.
@@ -293,12 +311,21 @@ class Resolver:
             _refuse(part, "repetitions", "weights", node)
             shares = [factor for _, factor in part.sources]
             if part.mode == "concat":
-                counts = [self._count_samples(source) for source, _ in part.sources]
+                counts = self._counts([source for source, _ in part.sources])
                 shares = [count / max(1, sum(counts)) for count in counts]
             sources += [
                 (source, share * weight / total) for (source, _), share in zip(part.sources, shares, strict=True)
             ]
         return Mixture("weights", tuple(sources), node.location)
+
+    def _counts(self, sources: Sequence[SourceReference]) -> list[int]:
+        """Returns the number of samples of each source."""
+        with opening_files() as opening:
+            opening.ahead(file for source in sources for file in files_of_source(source))
+            counts = [
+                opening.later(partial(self._count_samples, source), is_local=is_local(source)) for source in sources
+            ]
+            return [count() for count in counts]
 
 
 def _repeated(parts: list[tuple[Mixture, float]], node: Node, mode: Literal["concat", "repetitions"]) -> Mixture:

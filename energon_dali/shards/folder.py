@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ import numpy as np
 
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.plan import Slices
-from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.documents.content import excerpt, is_inner_path
+from energon_dali.shards.documents.opening import Wanted
 from energon_dali.shards.index.extent_index import ExtentIndex, read_uuid
 from energon_dali.shards.meta.dataset_config import DEFAULT_NAME, read_dataset_config, split_config_of
 from energon_dali.shards.meta.document import META, read_meta_document
-from energon_dali.shards.meta.info import read_shard_counts
+from energon_dali.shards.meta.info import INFO_NAMES, read_shard_counts
 from energon_dali.shards.meta.sample_loader import load_function
-from energon_dali.shards.meta.splits import SplitConfig, read_split
+from energon_dali.shards.meta.splits import SplitConfig, read_split, split_names
 from energon_dali.shards.storage import StoragePath
 
 
@@ -189,6 +191,35 @@ class WebdatasetFolder:
 
     def __repr__(self) -> str:
         return f"WebdatasetFolder({self.path}, {len(self._shard_names)} shards, {self.num_samples} samples)"
+
+
+_SPLIT_CONFIG = re.compile(rb"""^["']?split_config["']?\s*:\s*["']?([^"'\s#]+)""", re.MULTILINE)
+_CODE_FILE = re.compile(rb"([\w./-]+\.py):\w")
+
+
+def files_of_folder(
+    root: StoragePath, dataset_config: str, split_config: str | None, *, trust_dataset_code: bool = False
+) -> list[Wanted]:
+    """Returns the files that opening a folder takes; one that is left out here is read when it is needed.
+
+    Args:
+        root: The folder.
+        dataset_config: Name of dataset.yaml.
+        split_config: Name of the split file; None for the usual names.
+        trust_dataset_code: Whether the code that `dataset.yaml` names is read.
+    """
+    meta = root / META
+
+    def named(config: bytes) -> list[StoragePath]:
+        found = _SPLIT_CONFIG.findall(config) + (_CODE_FILE.findall(config) if trust_dataset_code else [])
+        names = [name.decode("utf-8", "replace") for name in dict.fromkeys(found)]
+        return [meta / name for name in names if is_inner_path(name)]
+
+    return [
+        Wanted(tuple(meta / name for name in INFO_NAMES)),
+        Wanted((meta / dataset_config,), named),
+        Wanted(tuple(meta / name for name in split_names(split_config))),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

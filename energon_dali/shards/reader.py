@@ -16,6 +16,7 @@ from energon_dali.shards.index.extents import PartLayout
 from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.ranged_reads import RangedReads, Requested
 from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.store import open_shard
 
 MAX_OPEN_SHARDS = 128
 
@@ -196,7 +197,7 @@ class ShardReader:
         extents = folder.index.shard(number)
         layout = PartLayout(name, extents, self.part_filter)
         try:
-            reader = (folder.root / name).open()
+            reader = open_shard(folder.root / name, extents.shard_bytes if extents.shard_bytes >= 0 else None)
         except FileNotFoundError as error:
             raise missing_shard(folder.root, name) from error
         if extents.shard_bytes not in (-1, reader.size):

@@ -7,10 +7,13 @@ import pytest
 from benchmarks import cpu
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe
+from benchmarks.remote import workloads as remote
 from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.run import quick
+from benchmarks.scale import workloads as scale
 from benchmarks.workload import Bar, Candidate, Limit, Workload
 
+ALL = [*cpu.WORKLOADS, *remote.WORKLOADS, *scale.WORKLOADS]
 SPEEDS = {"a": (20.0, 10.0, 22.0), "b": (10.0, 5.0, 10.0)}
 RECIPE = Recipe(name="r", samples=1)
 
@@ -28,11 +31,11 @@ def workload(**changes: object) -> Workload:
 
 
 def test_names_in_the_registry_are_unique() -> None:
-    names = [one.name for one in cpu.WORKLOADS]
+    names = [one.name for one in ALL]
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("work", cpu.WORKLOADS, ids=lambda work: work.name)
+@pytest.mark.parametrize("work", ALL, ids=lambda work: work.name)
 def test_every_program_can_be_imported_and_measures(work: Workload) -> None:
     for candidate in work.candidates:
         program = importlib.import_module(f"benchmarks.candidates.{candidate.program}")
@@ -45,6 +48,16 @@ def test_quick_is_the_same_comparison_with_less_work(work: Workload) -> None:
     assert small.candidates == work.candidates
     assert small.samples < work.samples
     assert small.recipe.name != work.recipe.name
+
+
+@pytest.mark.parametrize("work", ALL, ids=lambda work: work.name)
+def test_quick_changes_nothing_but_sizes(work: Workload) -> None:
+    small = quick(work)
+    assert [(one.name, one.options) for one in small.candidates] == [(one.name, one.options) for one in work.candidates]
+    for own, whole in ((small.recipe, work.recipe), *((one.recipe, one.recipe) for one in small.candidates)):
+        if own is not None and whole is not None:
+            assert own.own_shards <= own.shards <= 32
+            assert own.style == whole.style
 
 
 def test_two_candidates_of_one_name_are_refused() -> None:

@@ -56,10 +56,10 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
     errors: list[OSError] = []
     real = local.read_regular
 
-    def read_regular(path: str) -> bytes:
+    def read_regular(path: str, max_bytes: int | None = None) -> bytes:
         if errors:
             raise errors.pop()
-        return real(path)
+        return real(path, max_bytes)
 
     monkeypatch.setattr(local, "read_regular", read_regular)
     return errors

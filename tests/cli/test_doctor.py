@@ -26,6 +26,7 @@ class MadeUpHost(Host):
             "pillow": "13.0.0",
             "av": "18.1.0",
             "webdataset": "1.0.2",
+            "obstore": "0.12.1",
             "multi-storage-client": "1.3.1",
             "pydantic": "2.14.3",
             "triton": "3.7.0",

@@ -23,6 +23,15 @@ def test_a_rest_is_the_end_of_the_rows_as_plain_lists() -> None:
     assert plain(Rest(snapshot)) == [[["a", 1], ["b", [2, 3]]], [["c", 4]], []]
 
 
+def test_the_keys_of_a_round_become_plain_once_for_all_its_states() -> None:
+    snapshot = Snapshot([(("key", number),) for number in range(5)])
+    first, second = plain({"packs": Rest(snapshot)}), plain({"packs": Rest(snapshot, 2)})
+    assert first["packs"] == [[["key", number]] for number in range(5)]
+    assert all(one is other for one, other in zip(first["packs"][2:], second["packs"], strict=True))
+    first["packs"].clear()  # a state's own list
+    assert plain(Rest(snapshot, 4)) == [[["key", 4]]]
+
+
 def test_a_snapshot_crosses_once_while_states_refer_to_it() -> None:
     sender, receiver = StateSender(), StateReceiver()
     first, second = (Snapshot([("key", number)] * 5000) for number in (1, 2))

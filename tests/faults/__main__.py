@@ -63,6 +63,8 @@ def main() -> int:
     for campaign in CAMPAIGNS:
         if options.only and not any(word in campaign.name for word in options.only):
             continue
+        if options.share < 1 and not campaign.is_sampled:
+            continue
         print(f"{campaign.name} ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="energon-dali-faults-", dir=in_memory()) as folder:
             tally = run(campaign, Path(folder) / "work", max(1, int(campaign.cases * options.share)), options.jobs)

@@ -84,6 +84,8 @@ class Campaign:
     cases_per_child: int = 200
     warm_cases: int = 1
     """Number of first cases of a child, which open what it keeps open, such as the threads of an engine."""
+    is_sampled: bool = True
+    """False runs it only in a full run, because one case takes longer than all other samples together."""
 
 
 def refused_by_us(call: Callable[[], Any], what: str) -> EnergonDaliError | None:

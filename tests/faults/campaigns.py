@@ -8,8 +8,10 @@ from tests.faults.images import IMAGES
 from tests.faults.indices import INDICES
 from tests.faults.kills import PREPARE_KILLS, TRAINING_KILLS
 from tests.faults.media import MEDIA
+from tests.faults.packing import PACK_KILLS, PACK_ON_RAY
 from tests.faults.reads import READS
 from tests.faults.servers import HTTP, S3
+from tests.faults.shard_caches import SHARD_CACHE_KILLS
 from tests.faults.states import STATES
 from tests.faults.tars import TARS
 
@@ -24,5 +26,8 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     S3,
     PREPARE_KILLS,
     TRAINING_KILLS,
+    PACK_KILLS,
+    PACK_ON_RAY,
+    SHARD_CACHE_KILLS,
     DISKS,
 )

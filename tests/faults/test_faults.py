@@ -27,6 +27,8 @@ def test_a_sample_of_each_campaign_loses_nothing() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "Nothing was lost, nothing was left behind." in done.stdout
     for campaign in CAMPAIGNS:
+        if not campaign.is_sampled:
+            continue
         assert f"\n{campaign.name} " in done.stdout
 
 

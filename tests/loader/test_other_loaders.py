@@ -1,12 +1,7 @@
-"""Loaders of other libraries around ours: what works, and a clear error for what would lose samples."""
+"""Torch's loaders around ours: what works, and a clear error for what would not. tests/integrations has the others."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,41 +11,6 @@ from energon_dali import MapDataset, SavableDataset, get_loader, get_savable_loa
 from energon_dali.errors import ConfigError
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import tree
-
-ROOT = Path(__file__).parents[2]
-
-PROGRAM = """
-import json, sys
-import torch
-from accelerate import Accelerator
-from energon_dali import ConfigError, MapDataset, WorkerConfig, get_loader
-from tests.loader.numbers_dataset import tree
-from tests.loader.test_other_loaders import Around
-
-accelerator = Accelerator(cpu=True)
-config = WorkerConfig(rank=accelerator.process_index, world_size=2, num_workers=0, num_streams=4)
-def make():
-    return get_loader(MapDataset(tree(config, lengths=[20] * 4), to_tensor))
-def to_tensor(element):
-    return torch.tensor(element)
-
-loader = accelerator.prepare(make())
-report = {"seen": [batch.tolist() for batch in loader], "errors": []}
-for options in {"dispatched": {}, "sharded": {"dispatch_batches": False}}.values():
-    from accelerate.utils import DataLoaderConfiguration
-    accelerator.dataloader_config = DataLoaderConfiguration(**options)
-    # If it dispatches, only rank 0 asks: the other rank would wait for it.
-    inner = accelerator.prepare(torch.utils.data.DataLoader(Around(make()), batch_size=2))
-    if accelerator.is_main_process:
-        try:
-            next(iter(inner))
-        except ConfigError as error:
-            report["errors"].append(str(error))
-accelerator.wait_for_everyone()
-with open(f"{sys.argv[1]}/{accelerator.process_index}.json", "w") as file:
-    json.dump(report, file)
-accelerator.end_training()
-"""
 
 
 class Around(IterableDataset[Any]):
@@ -65,25 +25,6 @@ class Around(IterableDataset[Any]):
 
 def place(world: int = 1) -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=world, num_workers=0, num_streams=4)
-
-
-@pytest.mark.timeout(300)  # two interpreters with torch, perhaps on a busy machine
-def test_accelerate_leaves_a_loader_alone_and_may_not_share_its_batches_out(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
-    done = subprocess.run(
-        [*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    wanted = [[stream, 0, number] for stream in range(4) for number in range(20)]
-    assert sorted(first["seen"] + second["seen"]) == wanted
-    dispatched, sharded = first["errors"]
-    assert "DataLoaderDispatcher iterates a dataset that yields the samples of rank 0 of 2" in dispatched
-    assert "IterableDatasetShard iterates a dataset that yields the samples of rank 0 of 2" in sharded
 
 
 def test_a_wrapped_loader_of_a_single_rank_is_iterated() -> None:

@@ -67,6 +67,18 @@ def test_answers_that_are_cut_off_cost_no_sample(web: Web, clock: FakeClock) -> 
     assert counts == {f"retries.{web.url}": 5}
 
 
+def test_a_known_size_needs_no_request_to_open(web: Web) -> None:
+    path = StoragePath.of(f"{web.url}/shard_0.tar")
+    size = path.size()
+    web.requests.clear()
+    reader = path.open(size)
+    assert not web.requests
+    assert reader.read_at(size - 5, 10) == bytes(5)
+    assert dict(web.requests) == {("GET", "shard_0.tar"): 1}
+    with pytest.raises(StorageError, match=f"shard_0.tar changed since it was indexed: it has {size} bytes and had 9"):
+        path.open(9).read_at(0, 5)
+
+
 def test_connections_are_kept(web: Web) -> None:
     reader = ShardReader(WebdatasetFolder(web.url))
     for _ in range(10):

@@ -21,8 +21,8 @@ from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedReads, join_runs
 from energon_dali.shards.storage import local, retry
+from energon_dali.shards.storage.objects import ObjectReader
 from energon_dali.shards.storage.path import WindowReader
-from energon_dali.shards.storage.remote import RemoteReader
 from energon_dali.shards.storage.store import RetryScope, retry_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
@@ -331,22 +331,22 @@ def test_an_object_store_that_fails_for_a_moment_or_for_ever(
     with retry_scope(RetryScope()):
         reader = ShardReader(WebdatasetFolder("s3://data/set"))
         assert contents(reader.read([0], [0])[0]) == expected["s0_0"]
-        errors: list[Exception] = [RuntimeError("answered 500"), ConnectionResetError("reset")]
-        real = RemoteReader._fetch
+        errors: list[Exception] = [ConnectionError("answered 500"), ConnectionResetError("reset")]
+        real = ObjectReader._fetch
 
-        def fetch(self: RemoteReader, offset: int, size: int) -> bytes:
+        def fetch(self: ObjectReader, offset: int, size: int) -> bytes:
             if errors and (self.url.endswith("shard_1.tar") or len(errors) > 10):
                 raise errors.pop()
             return real(self, offset, size)
 
-        monkeypatch.setattr(RemoteReader, "_fetch", fetch)
+        monkeypatch.setattr(ObjectReader, "_fetch", fetch)
         assert contents(reader.read([1], [1])[0]) == expected["s1_1"]
-        errors += [RuntimeError("answered 500")] * 6
+        errors += [ConnectionError("answered 500")] * 6
         lost, good = reader.read([1, 2], [1, 0])
         assert isinstance(lost, ShardError)
         assert "s3://data/set/shard_1.tar" in str(lost)
         assert contents(good) == expected["s2_0"]
-        errors += [RuntimeError("answered 500")] * 1000
+        errors += [ConnectionError("answered 500")] * 1000
         with pytest.raises(StoreUnavailableError, match="read from s3://data for"):
             reader.read([0], [1])
         reader.close()

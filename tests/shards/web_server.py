@@ -56,10 +56,13 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         elif wanted and web.ranges:
             status = 206
             first, _, last = wanted.removeprefix("bytes=").partition("-")
+            content_range = f"bytes {wanted.removeprefix('bytes=')}/{len(data)}"
             data = data[int(first) : int(last) + 1]
         size = path.stat().st_size if self.command == "HEAD" and status == 200 else len(data)
         self.send_response(status)
         self.send_header("Content-Length", str(size))
+        if status == 206:
+            self.send_header("Content-Range", content_range)
         self.end_headers()
         if self.command == "GET" and data and web.cut(path.name):
             data = data[: len(data) // 2]
@@ -83,7 +86,7 @@ def serving(folder: Path) -> Iterator[Web]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, web, directory=str(folder))) as server:
         server.daemon_threads = True
         web.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield web

@@ -55,7 +55,10 @@ class WorkerTask(ProcessTask):
         server = WorkerServer(channel, self)
         cache_pool = self.options.cache_pool
         try:
-            with pool_context(cache_pool), retry_scope(RetryScope(self.options.retry_policy, server.metrics.count)):
+            scope = RetryScope(
+                self.options.retry_policy, server.metrics.count, shard_cache=self.options.found_shard_cache
+            )
+            with pool_context(cache_pool), retry_scope(scope):
                 server.serve()
         finally:
             if cache_pool is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,6 +20,11 @@ MAX_DOCUMENT_BYTES = 128 << 20
 MAX_INDEX_BYTES = 1 << 30
 """Largest index that is read into memory: 128 million offsets."""
 
+CONTENT_READER: ContextVar[Callable[[StoragePath, int], bytes | None] | None] = ContextVar(
+    "energon_dali_content_reader", default=None
+)
+"""Reads remote files in the place of `read_content`; see `opening_files`."""
+
 
 def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes | None:
     """Returns the content of a file of a dataset, None if there is no such file.
@@ -31,15 +37,18 @@ def read_content(path: StoragePath, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
         DatasetFormatError: The file is larger.
         StorageError: It cannot be read, or it is not a regular file (a pipe or a device never ends).
     """
+    reader = None if path.is_local else CONTENT_READER.get()
+    return read_stored(path, max_bytes) if reader is None else reader(path, max_bytes)
+
+
+def read_stored(path: StoragePath, max_bytes: int) -> bytes | None:
+    """Returns the content of a file from its storage, in one request; see `read_content`."""
     try:
-        size = path.size()
-        if size > max_bytes:
-            raise too_large(path, size, max_bytes)
-        content = path.read_bytes()
+        content = path.read_bytes(max_bytes)
+        if len(content) > max_bytes:
+            raise too_large(path, max(path.size(), len(content)), max_bytes)
     except FileNotFoundError:
         return None
-    if len(content) > max_bytes:  # it grew, or the storage reported a wrong size
-        raise too_large(path, len(content), max_bytes)
     return content
 
 
@@ -116,9 +125,14 @@ def check_inner_path(name: str) -> None:
 
     Symbolic links are allowed: they were made by the owner of the folder, not by a document in it.
     """
-    # A server may decode %2e%2e.
-    if _LEADS_OUT.search(name) or ("%" in name and _LEADS_OUT.search(unquote(name))):
+    if not is_inner_path(name):
         raise ValueError(f"{excerpt(name)} leads out of the dataset, which paths in its files must not")
+
+
+def is_inner_path(name: str) -> bool:
+    """Returns whether `name` passes `check_inner_path`."""
+    # A server may decode %2e%2e.
+    return not (_LEADS_OUT.search(name) or ("%" in name and _LEADS_OUT.search(unquote(name))))
 
 
 def check_inner_paths(names: Collection[str]) -> None:

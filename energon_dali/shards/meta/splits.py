@@ -40,7 +40,7 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
         DatasetFormatError: The file is missing or cannot be understood.
         StorageError: It cannot be read.
     """
-    names = _DEFAULT_NAMES if name is None or name == DEFAULT_NAME else (name,)
+    names = split_names(name)
     for candidate in names:
         path = root / META / candidate
         document = read_meta_document(path, root)
@@ -63,6 +63,11 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
     return SplitConfig(
         {part: _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)
     )
+
+
+def split_names(name: str | None) -> tuple[str, ...]:
+    """Returns the names under which a split file is looked for; None is split.yaml or else split.json."""
+    return _DEFAULT_NAMES if name is None or name == DEFAULT_NAME else (name,)
 
 
 def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:

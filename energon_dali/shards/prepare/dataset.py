@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +18,9 @@ from energon_dali.shards.meta.info import INFO_NAMES, pack_shard_counts, read_sh
 from energon_dali.shards.meta.splits import DEFAULT_NAME, pack_split, read_split
 from energon_dali.shards.prepare.building import building_folder, install
 from energon_dali.shards.prepare.index_writer import PrepareResult, tar_index_file, write_index
-from energon_dali.shards.prepare.known_index import KnownIndex
-from energon_dali.shards.prepare.parallel import map_in_order, useful_workers
-from energon_dali.shards.prepare.shard_job import CheckPart, DescribeMedia, ShardJob, ShardScan, index_shard
+from energon_dali.shards.prepare.known_index import IndexIdentity, KnownIndex
+from energon_dali.shards.prepare.scanning import ScanOptions, scanning
+from energon_dali.shards.prepare.shard_job import CheckPart, DescribeMedia, ShardJob, ShardScan
 from energon_dali.shards.prepare.split_plan import find_shards, plan_split
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
@@ -42,6 +41,8 @@ def prepare_dataset(
     split_config: str = DEFAULT_NAME,
     shuffle_seed: int | None = None,
     num_workers: int = 1,
+    shards_in_flight: int = 32,
+    ray_address: str | None = None,
     check_part: CheckPart | None = None,
     exclude_unreadable: bool = False,
     media_filter: DescribeMedia | None = None,
@@ -54,7 +55,8 @@ def prepare_dataset(
 
     Everything is built in a separate folder. On a local disk the new `.nv-meta` then replaces the old one in a single
     step: if this is interrupted or killed, either the old dataset or the new one is there. Other files in `.nv-meta`
-    stay.
+    stay. What was found in a remote dataset, or in 256 MiB of local shards, is kept in the user's cache until the
+    preparation is complete; after an interruption it goes on from there.
 
     Memory use is about 60 bytes per part of the shards in work; the number of shards does not matter.
 
@@ -66,6 +68,9 @@ def prepare_dataset(
         split_config: Name of the split file in `.nv-meta`.
         shuffle_seed: Shuffles the shards before they are divided by ratio.
         num_workers: Number of processes. Several are spawned, so a script needs `if __name__ == "__main__":`.
+        shards_in_flight: Remote shards that are read at the same time, by all processes together.
+        ray_address: Address of a Ray cluster on which the shards are scanned instead: "auto", "ray://HOST:10001",
+            "HOST:6379", or "local" for this machine alone. The result is the same.
         check_part: Parses the header of every image part; must be picklable if there are several processes.
         exclude_unreadable: Leave out the samples whose media cannot be parsed, in the split's `exclude`.
         media_filter: Selects the media to describe in the table `media_metadata`.
@@ -74,8 +79,8 @@ def prepare_dataset(
             `.nv-meta`, or the system's temporary folder if the dataset is remote.
         progress: Shows the progress.
         identity: UUID of the index. None keeps the UUID of an index of the same samples at the same positions in the
-            same split, or else draws one. Saved positions are valid for every index with the same UUID: give one if
-            the same shards are prepared in several folders.
+            same split, or else derives one from these, so that preparing the same shards elsewhere gives the same.
+            Saved positions are valid for every index with the same UUID.
 
     Raises:
         ConfigError: Arguments contradict each other, or a pattern matches nothing.
@@ -90,20 +95,20 @@ def prepare_dataset(
             "split_ratio and split_patterns were both given. Give one: the proportions of the parts, or patterns of "
             "shard names."
         )
-    with building_folder(root, tmp_path) as folder:
-        if tar_index_only:
-            names, parts = list(read_shard_counts(root)), None
-        else:
-            names = list(shards) if shards is not None else find_shards(root)
-            parts = plan_split(names, split_ratio, split_patterns, shuffle_seed)
-            pack_split(split_config, parts)  # rejects a wrong name before hours are spent on indexing
-        job = ShardJob(root, check_part, media_filter)
-        scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
+    options = ScanOptions(num_workers, shards_in_flight, ray_address)
+    if tar_index_only:
+        names, parts = list(read_shard_counts(root)), None
+    else:
+        names = list(shards) if shards is not None else find_shards(root)
+        parts = plan_split(names, split_ratio, split_patterns, shuffle_seed)
+        pack_split(split_config, parts)  # rejects a wrong name before hours are spent on indexing
+    job = ShardJob(root, check_part, media_filter)
+    with building_folder(root, tmp_path) as folder, scanning(job, names, options) as scans:
         shown = progress(scans, len(names)) if progress else scans
         # Energon's names of join indices identify a dataset by its UUID alone: another split needs another UUID.
         keeps_split = parts is None or _has_split(root, split_config, parts)
-        with closing(KnownIndex(root)) if keeps_split else nullcontext() as known:
-            found = write_index(root, folder, names, shown, media_filter, identity, known)
+        with closing(KnownIndex(root, folder)) if keeps_split else nullcontext() as known:
+            found = write_index(root, folder, names, shown, media_filter, IndexIdentity(identity, known, parts))
         excluded = sorted({f"{bad.shard}/{bad.key}" for bad in found.unreadable}) if exclude_unreadable else []
         if parts is not None:
             found = replace(found, split_parts=parts, split_samples=_count_samples(found, parts, excluded))

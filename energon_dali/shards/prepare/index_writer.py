@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UU
 from energon_dali.shards.index.sqlite_index import SqliteWriter
 from energon_dali.shards.index.tar_index import pack_tar_index
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError
-from energon_dali.shards.prepare.known_index import KnownIndex
+from energon_dali.shards.prepare.known_index import IndexIdentity
 from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardScan, UnreadablePart
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
@@ -48,8 +47,7 @@ def write_index(
     names: list[str],
     scans: Iterable[ShardScan],
     media_filter: DescribeMedia | None,
-    identity: str | None,
-    known: KnownIndex | None,
+    identity: IndexIdentity,
 ) -> PrepareResult:
     """Writes the files of the index into the building folder, shard by shard as the scans arrive.
 
@@ -62,8 +60,7 @@ def write_index(
         names: Shards, in the order of the index.
         scans: What was found in each, in the same order.
         media_filter: Which media are described; None for none.
-        identity: UUID of the index; None keeps the known one or draws one.
-        known: The index that is replaced.
+        identity: Gives the UUID of the index.
 
     Raises:
         DuplicateKeysError: Keys are not unique.
@@ -88,8 +85,7 @@ def write_index(
             kinds.update(scan.part_names)
             unreadable += scan.unreadable
             num_media += len(scan.media)
-            if known is not None:
-                known.compare(number, scan.shard, scan.extents)
+            identity.add(number, scan.shard, scan.extents)
             tables.add_samples(scan.sample_rows(number), scan.part_rows(number))
             if scan.media:
                 tables.add_media(scan.media)
@@ -100,9 +96,9 @@ def write_index(
         _raise_errors(root, names, errors, tables.duplicates)
         if media_filter is not None:
             tables.add_media_filter(media_filter.strategy, ",".join(media_filter.patterns))
-        identity = identity or (known.identity(counts) if known is not None else "") or str(uuid.uuid4())
-        writer.finish(identity, counts)
-        (folder / UUID_NAME).write_bytes(identity.encode())
+        uuid = identity.uuid(counts)
+        writer.finish(uuid, counts)
+        (folder / UUID_NAME).write_bytes(uuid.encode())
     return PrepareResult(counts, {}, sorted(kinds)[:_LISTED_PART_NAMES], unreadable, num_media)
 
 

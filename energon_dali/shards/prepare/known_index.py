@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from energon_dali.errors import DatasetError
 from energon_dali.shards.index.extent_file import ExtentFile, digest_of_counts
@@ -13,6 +17,7 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import read_shard_counts
 from energon_dali.shards.storage import StoragePath
 
+_COPY = "known-extents.bin"
 _LONGEST_UUID = 40
 """Bytes that an extent file reserves for it."""
 
@@ -24,12 +29,13 @@ class KnownIndex:
 
     Args:
         root: Folder of the dataset.
+        folder: Local folder, into which the index of a remote dataset is copied.
 
     Raises:
         StorageError: It cannot be read.
     """
 
-    def __init__(self, root: StoragePath) -> None:
+    def __init__(self, root: StoragePath, folder: Path) -> None:
         self.uuid = ""
         """Its identity; "" if nothing says which samples it describes."""
         self._counts: Mapping[str, int] = {}
@@ -38,7 +44,7 @@ class KnownIndex:
         uuid = read_uuid(root)
         try:
             self._counts = read_shard_counts(root)
-            self._extents = _extents(root, uuid, self._counts)
+            self._extents = _extents(root, folder, uuid, self._counts)
             if self._extents is None:
                 self._sqlite = open_sqlite(root / META / SQLITE_NAME)
         except DatasetError:
@@ -83,9 +89,13 @@ class KnownIndex:
             return False
 
 
-def _extents(root: StoragePath, uuid: str, counts: Mapping[str, int]) -> ExtentFile | None:
+def _extents(root: StoragePath, folder: Path, uuid: str, counts: Mapping[str, int]) -> ExtentFile | None:
+    path = root / META / EXTENTS_NAME
     try:
-        file = ExtentFile(root / META / EXTENTS_NAME)
+        if not root.is_local:  # every section is read, and each would be a request
+            path.copy_to(folder / _COPY)
+            path = StoragePath.of(folder / _COPY)
+        file = ExtentFile(path)
     except (FileNotFoundError, DatasetError):
         return None
     if uuid and file.uuid == uuid and file.digest == digest_of_counts(counts):
@@ -94,10 +104,52 @@ def _extents(root: StoragePath, uuid: str, counts: Mapping[str, int]) -> ExtentF
     return None
 
 
+class IndexIdentity:
+    """Gives a new index its UUID: the given one, that of the known index if the samples are the same, or a new one.
+
+    A new one is derived from the shards, the keys and positions of their samples, and the split, so that it does not
+    depend on where and how often the same shards are prepared.
+
+    Args:
+        given: A UUID that the caller chose.
+        known: The index that is replaced.
+        parts: Shards of each part; None if the split stays as it is.
+    """
+
+    def __init__(self, given: str | None, known: KnownIndex | None, parts: Mapping[str, Sequence[str]] | None) -> None:
+        self._given = given
+        self._known = known
+        self._digest = hashlib.blake2b(digest_size=16)
+        if parts is not None:
+            self._digest.update(json.dumps(list(parts.items())).encode())
+
+    def add(self, number: int, shard: str, extents: ShardExtents) -> None:
+        """Takes the next shard.
+
+        Raises:
+            StorageError: The known index cannot be read.
+        """
+        if self._known is not None:
+            self._known.compare(number, shard, extents)
+        for name in _LAYOUT:
+            column = bytes(getattr(extents, name))
+            self._digest.update(len(column).to_bytes(8, "little"))
+            self._digest.update(column)
+        self._digest.update(json.dumps([shard, extents.part_names]).encode())
+
+    def uuid(self, shard_counts: Mapping[str, int]) -> str:
+        """Returns the UUID, after all shards were added."""
+        known = self._known.identity(shard_counts) if self._known is not None else ""
+        return self._given or known or str(uuid.UUID(bytes=self._digest.digest(), version=5))
+
+
+_SAME_COLUMNS = ("first_part", "key_start", "keys", "part_block", "part_size")
+_LAYOUT = (*_SAME_COLUMNS, "part_name")
+
+
 def _are_same(one: ShardExtents, other: ShardExtents) -> bool:
     """Returns whether keys, part names, offsets and sizes are equal; media metadata does not matter."""
-    columns = ("first_part", "key_start", "keys", "part_block", "part_size")
-    if any(bytes(getattr(one, column)) != bytes(getattr(other, column)) for column in columns):
+    if any(bytes(getattr(one, column)) != bytes(getattr(other, column)) for column in _SAME_COLUMNS):
         return False
     names = [[extents.part_names[number] for number in extents.part_name] for extents in (one, other)]
     return names[0] == names[1]

@@ -18,7 +18,8 @@ from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present, read_shard_counts, refuse_meta
 from energon_dali.shards.prepare.building import building_folder
 from energon_dali.shards.prepare.parallel import map_in_order, useful_workers
-from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardJob, ShardScan, index_shard
+from energon_dali.shards.prepare.scanning import ScanOptions, scanning
+from energon_dali.shards.prepare.shard_job import DescribeMedia, ShardJob, ShardScan
 from energon_dali.shards.storage import StoragePath
 
 FILES_PER_JOB = 256
@@ -29,6 +30,8 @@ def add_media_metadata(
     media_filter: DescribeMedia,
     *,
     num_workers: int = 1,
+    shards_in_flight: int = 32,
+    ray_address: str | None = None,
     tmp_path: Path | None = None,
     progress: Callable[[Iterable[ShardScan], int], Iterable[ShardScan]] | None = None,
 ) -> int:
@@ -41,6 +44,8 @@ def add_media_metadata(
         path: Folder of the dataset, or of media files.
         media_filter: Selects the media to describe.
         num_workers: Number of processes; see `prepare_dataset`.
+        shards_in_flight: Remote shards that are read at the same time; see `prepare_dataset`.
+        ray_address: Address of a Ray cluster; see `prepare_dataset`.
         tmp_path: Folder in which the table is built before it is installed.
         progress: Shows the progress over the shards.
 
@@ -52,7 +57,7 @@ def add_media_metadata(
     root = StoragePath.of(path)
     is_prepared = info_present(root)
     if is_prepared:
-        rows_of = _rows_of_shards(root, media_filter, num_workers, progress)
+        rows_of = _rows_of_shards(root, media_filter, ScanOptions(num_workers, shards_in_flight, ray_address), progress)
     else:
         rows_of = _rows_of_files(root, media_filter, num_workers)
     described = 0
@@ -88,17 +93,17 @@ def _media_table(
 def _rows_of_shards(
     root: StoragePath,
     media_filter: DescribeMedia,
-    num_workers: int,
+    options: ScanOptions,
     progress: Callable[[Iterable[ShardScan], int], Iterable[ShardScan]] | None,
 ) -> Iterator[Sequence[MediaRow]]:
     """Yields the rows of each shard of a prepared dataset."""
     names = list(read_shard_counts(root))
     job = ShardJob(root, describe_media=media_filter)
-    scans = map_in_order(functools.partial(index_shard, job), names, useful_workers(root, names, num_workers))
-    for scan in progress(scans, len(names)) if progress else scans:
-        if scan.error:
-            raise ShardError(scan.error, scan.shard)
-        yield scan.media
+    with scanning(job, names, options) as scans:
+        for scan in progress(scans, len(names)) if progress else scans:
+            if scan.error:
+                raise ShardError(scan.error, scan.shard)
+            yield scan.media
 
 
 def _rows_of_files(root: StoragePath, media_filter: DescribeMedia, num_workers: int) -> Iterator[Sequence[MediaRow]]:

@@ -13,8 +13,8 @@ from energon_dali.shards.index.extents_builder import ExtentsBuilder
 from energon_dali.shards.index.sqlite_index import MediaRow, PartRow, SampleRow
 from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.index.tar_scan import PartMember, TarEnd, group_members, scan_tar
+from energon_dali.shards.prepare.streamed_reader import StreamedReader
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.path import WindowReader
 
 CheckPart = Callable[[str, Callable[[], bytes]], PartFacts | None]
 """Takes (part name, function that returns the content); returns what its header says, None for parts that it does not
@@ -53,6 +53,8 @@ class ShardJob:
     root: StoragePath
     check_part: CheckPart | None = None
     describe_media: DescribeMedia | None = None
+    windows_ahead: int = field(default=0, compare=False)
+    """Windows of a remote shard that are requested before they are needed."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,10 @@ class ShardScan:
     media: list[MediaRow] = field(default_factory=list)
     error: str = ""
     """Why the shard cannot be used; "" if it can."""
+    version: str = ""
+    """Size, and ETag or time of the last change, when it was scanned."""
+    is_known: bool = False
+    """Whether the shard still has the version that it was asked for; then it was not scanned."""
 
     @property
     def names(self) -> bytes:
@@ -97,24 +103,43 @@ class ShardScan:
                 yield tar, sample, name, offset, size
 
 
-def index_shard(job: ShardJob, shard: str) -> ShardScan:
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """A shard to scan."""
+
+    shard: str
+    """Its path in the dataset."""
+    known_version: str | None = None
+    """The version that is already known; if the shard has it, it is not scanned."""
+
+    def __str__(self) -> str:
+        return self.shard
+
+
+def index_shard(job: ShardJob, task: str | ShardTask) -> ShardScan:
     """Returns what a shard holds; a shard that cannot be used has an `error`."""
+    task = ShardTask(task) if isinstance(task, str) else task
     try:
-        return _index_shard(job, shard)
+        return _index_shard(job, task)
     except (DatasetError, StorageError) as error:
-        return ShardScan(shard, error=str(error))
+        return ShardScan(task.shard, error=str(error))
 
 
-def _index_shard(job: ShardJob, shard: str) -> ShardScan:
+def _index_shard(job: ShardJob, task: ShardTask) -> ShardScan:
+    shard = task.shard
     try:
-        reader = (job.root / shard).open()
+        size, version = _version_of(job.root / shard)
+        if version == task.known_version:
+            return ShardScan(shard, version=version, is_known=True)
+        reader = (job.root / shard).open(size)
     except FileNotFoundError as error:
         raise missing_shard(job.root, shard) from error
     builder = ExtentsBuilder(shard)
-    scan = ShardScan(shard, shard_bytes=reader.size)
+    scan = ShardScan(shard, shard_bytes=reader.size, version=version)
     parts_seen: set[str] = set()
+    streamed = None if job.root.is_local else StreamedReader(reader, job.windows_ahead)
     try:
-        read_at = reader.read_at if job.root.is_local else WindowReader(reader).read_at
+        read_at = reader.read_at if streamed is None else streamed.read_at
         for part in group_members(scan_tar(read_at, reader.size, shard)):
             if isinstance(part, TarEnd):
                 scan.starts.append(part.offset)
@@ -136,6 +161,8 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
                 facts = _inspect(job, scan, part, _Content(read_at, member.content_offset, member.size))
             builder.add_part(part.part, member.content_offset, member.size, facts)
     finally:
+        if streamed is not None:
+            streamed.close()
         reader.close()
     scan.section = builder.section()
     scan.part_names, scan.formats = builder.names.names, builder.formats.names
@@ -145,6 +172,22 @@ def _index_shard(job: ShardJob, shard: str) -> ShardScan:
             f"{job.root / shard} holds no sample: no file named KEY.PART. Remove it, or exclude it with --exclude."
         )
     return scan
+
+
+def _version_of(path: StoragePath) -> tuple[int | None, str]:
+    """Returns (size, version) of a file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StorageError: The store does not answer.
+    """
+    try:
+        size, tag = path.identity()
+    except StorageError:
+        if path.is_local:  # opening it says what is wrong
+            return None, ""
+        raise
+    return size, f"{size} {tag}" if tag else ""
 
 
 class _Content:

@@ -20,12 +20,12 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.local import Descriptor
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import clock, current_scope, store_of
+from energon_dali.shards.storage.store import changed_text, clock, current_scope, store_of
 
 COPIED_BYTES = 16 << 30
 """Limit of the copies that a process keeps on disk of files whose servers do not answer range requests."""
 
-_CONNECTIONS = 16
+_CONNECTIONS = 64
 """Number of connections that are kept open per server."""
 _SLOWEST_BYTES_PER_SECOND = 50_000
 """A response that is slower has failed."""
@@ -42,15 +42,16 @@ class HttpReader:
 
     Args:
         url: Its URL.
+        size: Its size in bytes; None asks the server.
 
     Raises:
         FileNotFoundError: There is no such file.
         StorageError: The server does not answer, or refuses.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, size: int | None = None) -> None:
         self.url = url
-        self.size = HttpBackend().size(url)
+        self.size = HttpBackend().size(url) if size is None else size
         self._store = store_of(url)
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -91,6 +92,10 @@ class HttpReader:
             response.close()
             return b""
         server.has_ranges = True
+        _, _, total = response.headers.get("Content-Range", "").rpartition("/")
+        if total.isdigit() and int(total) != self.size:
+            response.close()
+            raise StorageError(changed_text(self.url, int(total), self.size))
         return _read_body(response, size)
 
     def _probe(self, offset: int) -> None:
@@ -104,14 +109,17 @@ class HttpReader:
 class HttpBackend:
     """Files on web servers."""
 
-    def open(self, url: str) -> HttpReader:
-        return HttpReader(url)
+    def open(self, url: str, size: int | None = None) -> HttpReader:
+        return HttpReader(url, size)
 
-    def read_bytes(self, url: str) -> bytes:
-        return with_retries(lambda: _read_body(_request("GET", url, {})), "read", url)
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        return with_retries(lambda: _read_body(_request("GET", url, {}), max_bytes=max_bytes), "read", url)
 
     def size(self, url: str) -> int:
-        def ask() -> int:
+        return self.identity(url)[0]
+
+    def identity(self, url: str) -> tuple[int, str]:
+        def ask() -> tuple[int, str]:
             response = _request("HEAD", url, {})
             response.drain_conn()
             response.release_conn()
@@ -121,7 +129,8 @@ class HttpBackend:
                     f"Could not look at {url}: the server does not say how large it is (Content-Length). Serve it "
                     "with a server that does, or copy it to a local disk."
                 )
-            return int(length)
+            tag = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+            return int(length), tag
 
         return with_retries(ask, "look at", url)
 
@@ -261,27 +270,39 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
     raise StorageError(f"Could not read {url}: the server answered {said}. Check the address and the right to read it.")
 
 
-def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None) -> bytes:
-    """Returns the body of a response.
+def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None, *, max_bytes: int | None = None) -> bytes:
+    """Returns the body of a response; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes.
 
     Raises:
         ConnectionError: It is incomplete.
         TimeoutError: It is too slow.
     """
     chunks: list[bytes] = []
-    _read_chunks(response, size or 0, chunks.append)
+    _read_chunks(response, size or 0, chunks.append, max_bytes)
     data = b"".join(chunks)
+    if max_bytes is not None:
+        return data[: max_bytes + 1]
     if size is not None and len(data) != size and "Content-Length" not in response.headers:
         raise ConnectionError(f"the response ended after {len(data)} of {size} bytes")
     return data
 
 
-def _read_chunks(response: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object]) -> None:
-    """Passes the body of a response on, chunk by chunk; the connection can be reused afterwards."""
+def _read_chunks(
+    response: urllib3.BaseHTTPResponse, size: int, write: Callable[[bytes], object], max_bytes: int | None = None
+) -> None:
+    """Passes the body of a response on, chunk by chunk; the connection can be reused afterwards.
+
+    Ends after more than `max_bytes`.
+    """
     last = clock.now() + current_scope().policy.request_seconds + size / _SLOWEST_BYTES_PER_SECOND
+    passed = 0
     try:
         while chunk := response.read(_CHUNK_BYTES):
             write(chunk)
+            passed += len(chunk)
+            if max_bytes is not None and passed > max_bytes:
+                response.close()  # the rest of the body is still to come
+                return
             if clock.now() > last:
                 raise TimeoutError("the response is too slow")
         response.release_conn()

@@ -158,11 +158,11 @@ def _read_one_byte(path: str, offset: int) -> None:
 class LocalBackend:
     """Local files."""
 
-    def open(self, url: str) -> LocalReader:
+    def open(self, url: str, size: int | None = None) -> LocalReader:
         return with_retries(lambda: LocalReader(url), "open", url)
 
-    def read_bytes(self, url: str) -> bytes:
-        content = with_retries(lambda: read_regular(url), "read", url)
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        content = with_retries(lambda: read_regular(url, max_bytes), "read", url)
         store_of(url).succeeded(url, partial(_read_one_byte, url), 0)
         return content
 
@@ -174,7 +174,11 @@ class LocalBackend:
             shutil.move(local, temporary)
 
     def size(self, url: str) -> int:
-        return with_retries(lambda: os.stat(url).st_size, "look at", url)
+        return self.identity(url)[0]
+
+    def identity(self, url: str) -> tuple[int, str]:
+        status = with_retries(lambda: os.stat(url), "look at", url)
+        return status.st_size, f"{status.st_ino:x}-{status.st_mtime_ns:x}"
 
     def is_dir(self, url: str) -> bool:
         return os.path.isdir(url)
@@ -234,8 +238,8 @@ def open_regular(path: str) -> int:
     raise StorageError(f"{path} is a pipe, a socket or a device. Give a regular file.")
 
 
-def read_regular(path: str) -> bytes:
-    """Returns the content of a regular file.
+def read_regular(path: str, max_bytes: int | None = None) -> bytes:
+    """Returns the content of a regular file; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes.
 
     Raises:
         OSError: It cannot be read.
@@ -246,4 +250,6 @@ def read_regular(path: str) -> bytes:
     except NotADirectoryError as error:  # a component of the path is a file
         raise FileNotFoundError(*error.args) from error
     with open(descriptor, "rb", buffering=0) as file:
-        return file.readall()
+        if max_bytes is None or os.fstat(descriptor).st_size <= max_bytes:
+            return file.readall()
+        return file.read(max_bytes + 1)

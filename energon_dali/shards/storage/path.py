@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalBackend
 
-SCHEMES = ("file", "s3", "gs", "ais", "msc", "http", "https")
+SCHEMES = ("file", "s3", "gs", "az", "ais", "msc", "http", "https")
 
 COPY_BYTES = 8 << 20
 """Bytes per request while a whole file is copied."""
@@ -24,7 +24,7 @@ class RangeReader(Protocol):
     """An open file that is read at offsets, from any thread."""
 
     size: int
-    """Size of the file in bytes when it was opened."""
+    """Size of the file in bytes when it was opened; of a remote file, the size that `open` was given, if any."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Returns `size` bytes from `offset` on; fewer only at the end of the file.
@@ -38,17 +38,29 @@ class RangeReader(Protocol):
         """Closes the file."""
 
 
+@runtime_checkable
+class VersionedReader(RangeReader, Protocol):
+    """A reader that knows which version of a file each of its responses belongs to."""
+
+    expected_tag: str
+    """Raise VersionChangedError for a response of a version other than this ETag; "" accepts any."""
+
+
+class VersionChangedError(StorageError):
+    """A file was replaced by another version while it was being read."""
+
+
 class Backend(Protocol):
     """A kind of storage; every method takes a complete path or URL.
 
     Methods that read raise FileNotFoundError if there is no such file. Other failures are StorageErrors.
     """
 
-    def open(self, url: str) -> RangeReader:
-        """Opens the file for reading."""
+    def open(self, url: str, size: int | None = None) -> RangeReader:
+        """Opens the file for reading; a remote file of known size is not asked for before the first read."""
 
-    def read_bytes(self, url: str) -> bytes:
-        """Returns the content of a file."""
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        """Returns the content of a file; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes."""
 
     def write_bytes(self, url: str, content: bytes) -> None:
         """Writes a file; readers see the old content or the new, never a part."""
@@ -58,6 +70,9 @@ class Backend(Protocol):
 
     def size(self, url: str) -> int:
         """Returns the size of a file in bytes."""
+
+    def identity(self, url: str) -> tuple[int, str]:
+        """Returns the size of a file in bytes, and what its storage calls this version of it."""
 
     def is_dir(self, url: str) -> bool:
         """Returns whether there is such a folder, or any object with that prefix."""
@@ -84,7 +99,7 @@ class StoragePath:
         """Parses a path or URL; `~` and relative paths are resolved here.
 
         Args:
-            path: A local path, or a URL: file://, s3://, gs://, ais://, msc://, http:// or https://; or
+            path: A local path, or a URL: file://, s3://, gs://, az://, ais://, msc://, http:// or https://; or
                 dss://NAME@VERSION/..., a dataset in the folder that `NVDATASET_CACHE_DIR` names.
 
         Raises:
@@ -136,23 +151,31 @@ class StoragePath:
     def __str__(self) -> str:
         return self.url
 
-    def open(self) -> RangeReader:
+    def open(self, size: int | None = None) -> RangeReader:
         """Opens the file for reading at offsets; close it after use.
+
+        Args:
+            size: Its size in bytes where it is known, from an index for example. A remote file is then opened without
+                a request: if it is not there or has changed, the first read finds out. Local files ignore it.
 
         Raises:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be opened.
         """
-        return self._backend().open(self.url)
+        return self._backend().open(self.url, size)
 
-    def read_bytes(self) -> bytes:
+    def read_bytes(self, max_bytes: int | None = None) -> bytes:
         """Returns the content of the file.
+
+        Args:
+            max_bytes: Of a larger file, only the first `max_bytes` + 1 bytes are returned, so that the caller can
+                refuse it; None sets no limit.
 
         Raises:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be read, retries included.
         """
-        return self._backend().read_bytes(self.url)
+        return self._backend().read_bytes(self.url, max_bytes)
 
     def read_if_there(self) -> bytes | None:
         """Returns the content of the file, None if there is no such file.
@@ -208,6 +231,18 @@ class StoragePath:
         """
         return self._backend().size(self.url)
 
+    def identity(self) -> tuple[int, str]:
+        """Returns what tells this version of the file from others.
+
+        Returns:
+            (size in bytes, what the storage calls this version: an ETag, or "" if it has no name for it).
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: The storage does not answer.
+        """
+        return self._backend().identity(self.url)
+
     def is_file(self) -> bool:
         """Returns whether there is such a file.
 
@@ -254,9 +289,13 @@ class StoragePath:
             from energon_dali.shards.storage.http import HttpBackend
 
             return HttpBackend()
-        from energon_dali.shards.storage.remote import RemoteBackend
+        from energon_dali.shards.storage.msc import MscBackend, is_mapped
 
-        return RemoteBackend()
+        if self.url.startswith(("s3://", "gs://", "az://")) and not is_mapped(self.url):
+            from energon_dali.shards.storage.objects import ObjectBackend
+
+            return ObjectBackend()
+        return MscBackend()
 
 
 def dss_location(url: str) -> str:

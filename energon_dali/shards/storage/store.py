@@ -12,10 +12,16 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from energon_dali.plan import OrderSpec, RepeatedOrder
+    from energon_dali.shards.reader import ShardReader
+    from energon_dali.shards.storage.path import RangeReader, StoragePath
 
 Probe = Callable[[int], object]
 """Reads one byte at an offset of a file that was read before; raises if it cannot."""
@@ -168,6 +174,33 @@ class RetryPolicy:
                 raise ConfigError(f"RetryPolicy({name}={seconds!r}) is invalid: give a number of seconds, at least 0.")
 
 
+class ShardOpener(Protocol):
+    """Opens shards in another way than from their storage directly, such as through a cache."""
+
+    def open(self, path: StoragePath, size: int | None = None) -> RangeReader:
+        """Opens a shard.
+
+        Args:
+            path: The shard.
+            size: Its size in bytes, if it is known.
+        """
+
+    def follow(
+        self, order: OrderSpec | RepeatedOrder, stream: int, reader: ShardReader, epoch: int, position: int
+    ) -> StreamFollower | None:
+        """Starts to follow what a stream reads, from a position in an epoch on; None if that is of no use."""
+
+
+class StreamFollower(Protocol):
+    """Is told where a stream is."""
+
+    def advance(self, epoch: int, position: int) -> None:
+        """Sets the position of the sample that is read next."""
+
+    def close(self) -> None:
+        """Stops following the stream."""
+
+
 class RetryScope:
     """The retries of one loader in one process: its policy, its counters, and a way to cancel its pauses.
 
@@ -175,6 +208,7 @@ class RetryScope:
         policy: How often requests are repeated.
         count: Adds to a counter, given its name and an amount; None counts nothing.
         outlasts_stores: Wait for a store that is down. False raises StorageError after one budget.
+        shard_cache: Keeps shards on local disk; None keeps none.
     """
 
     def __init__(
@@ -183,12 +217,19 @@ class RetryScope:
         count: Callable[[str, int], None] | None = None,
         *,
         outlasts_stores: bool = True,
+        shard_cache: ShardOpener | None = None,
     ) -> None:
         self.policy = policy or RetryPolicy()
+        self.shard_cache = shard_cache
         self.outlasts_stores = outlasts_stores
         self._count = count
         self._cancelled = threading.Event()
         self._down_since: dict[Store, float] = {}
+
+    def count(self, name: str, amount: int) -> None:
+        """Adds to a counter of the loader."""
+        if self._count is not None:
+            self._count(name, amount)
 
     def cancel(self) -> None:
         """Cancels all pauses: failed requests raise StorageError at once."""
@@ -228,6 +269,21 @@ def current_scope() -> RetryScope:
     return _SCOPE.get()
 
 
+def open_shard(path: StoragePath, size: int | None = None) -> RangeReader:
+    """Opens a shard, through the shard cache of the current scope if it has one.
+
+    Args:
+        path: The shard.
+        size: Its size in bytes, if it is known; a remote shard is then not asked for before the first read.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StorageError: It cannot be opened.
+    """
+    cache = current_scope().shard_cache
+    return path.open(size) if cache is None else cache.open(path, size)
+
+
 class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
     """Context manager that makes requests of this thread use a scope; None keeps the current one.
 
@@ -265,3 +321,8 @@ def forget_scope(scope: RetryScope) -> None:
 def error_text(error: Exception) -> str:
     """Returns the type and the message of an error."""
     return f"{type(error).__name__}: {error}"
+
+
+def changed_text(url: str, size: int, expected: int) -> str:
+    """Returns the message about a remote file that has another size than it had when it was indexed or opened."""
+    return f"{url} changed since it was indexed: it has {size} bytes and had {expected}. Prepare the dataset again."

@@ -1,33 +1,40 @@
-"""Object stores, through multi-storage-client: s3://, gs://, ais:// and profiles of its own configuration, msc://."""
+"""Object stores through multi-storage-client: profiles of its configuration (msc://), and ais://.
+
+Its configuration may also map other URLs to profiles (`path_mapping`); these are read through it too.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from energon_dali.errors import StorageError
+from energon_dali.shards.storage.forks import mark_in_use
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import store_of
 
 T = TypeVar("T")
 
 
-class RemoteReader:
+class MscReader:
     """An object in a bucket, read by ranges.
 
     Args:
         url: Its URL.
+        size: Its size in bytes; None asks the store.
 
     Raises:
         FileNotFoundError: There is no such object.
         StorageError: The store does not answer.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, size: int | None = None) -> None:
         self.url = url
         self._client, self._path = resolve(url)
         self._store = store_of(url)
-        self.size = int(_ask(lambda: self._client.info(self._path), "look at", url).content_length)
+        self.size = MscBackend().size(url) if size is None else size
 
     def read_at(self, offset: int, size: int) -> bytes:
         size = min(size, self.size - offset)  # a server refuses a range that begins at the end
@@ -49,14 +56,16 @@ class RemoteReader:
         """Does nothing: the connections belong to the shared client."""
 
 
-class RemoteBackend:
+class MscBackend:
     """Objects in a bucket."""
 
-    def open(self, url: str) -> RemoteReader:
-        return RemoteReader(url)
+    def open(self, url: str, size: int | None = None) -> MscReader:
+        return MscReader(url, size)
 
-    def read_bytes(self, url: str) -> bytes:
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
         client, path = resolve(url)
+        if max_bytes is not None and self.size(url) > max_bytes:
+            return MscReader(url, max_bytes + 1).read_at(0, max_bytes + 1)
         return bytes(_ask(lambda: client.read(path), "read", url))
 
     def write_bytes(self, url: str, content: bytes) -> None:
@@ -70,6 +79,11 @@ class RemoteBackend:
     def size(self, url: str) -> int:
         client, path = resolve(url)
         return int(_ask(lambda: client.info(path), "look at", url).content_length)
+
+    def identity(self, url: str) -> tuple[int, str]:
+        client, path = resolve(url)
+        found = _ask(lambda: client.info(path), "look at", url)
+        return int(found.content_length), str(found.etag or found.last_modified)
 
     def is_dir(self, url: str) -> bool:
         client, path = resolve(url)
@@ -100,8 +114,14 @@ def resolve(url: str) -> tuple[Any, str]:
     Raises:
         StorageError: No client can be created for it.
     """
-    from multistorageclient.shortcuts import resolve_storage_client
-
+    try:
+        from multistorageclient.shortcuts import resolve_storage_client
+    except ImportError as error:
+        raise StorageError(
+            f"{url} needs multi-storage-client, which cannot be imported: {error}. Run "
+            "`pip install 'energon-dali[msc]'`, or use the URL of the bucket: s3://, gs:// or az://."
+        ) from error
+    mark_in_use()
     try:
         client, path = resolve_storage_client(url)
     except Exception as error:
@@ -110,6 +130,41 @@ def resolve(url: str) -> tuple[Any, str]:
             "multi-storage-client."
         ) from error
     return client, path
+
+
+def is_mapped(url: str) -> bool:
+    """Returns whether the configuration of multi-storage-client maps the URL of an object to one of its profiles."""
+    found = _mapping(os.environ.get("MSC_CONFIG"), os.environ.get("HOME"))
+    if found is None:
+        return False
+    profiles, paths = found
+    scheme, _, rest = url.partition("://")
+    # The client looks for settings of a bucket under this name.
+    return f"_{scheme}-{rest.partition('/')[0]}" in profiles or paths.find_mapping(url) is not None
+
+
+@lru_cache(maxsize=8)
+def _mapping(variable: str | None, home: str | None) -> tuple[frozenset[str], Any] | None:
+    """Returns the profiles and the mapped paths of the configuration, None if there is none.
+
+    Without one, the client is not imported, which would take half a second.
+    """
+    users = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    systems = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    stems = [f"{home}/.msc_config", f"{home}/.config/msc/config", "/etc/msc_config"]
+    stems += [f"{folder}/msc/config" for folder in (users, *systems)]
+    files = [f"{stem}.{suffix}" for stem in stems for suffix in ("yaml", "json")]
+    if not any(map(os.path.exists, files if variable is None else [variable, *files])):
+        return None
+    try:
+        from multistorageclient import StorageClientConfig
+    except ImportError:
+        return None
+    try:
+        configuration, _ = StorageClientConfig.read_msc_config()
+    except ValueError as error:
+        raise StorageError(f"The configuration of multi-storage-client cannot be read: {error}.") from error
+    return frozenset((configuration or {}).get("profiles") or ()), StorageClientConfig.read_path_mapping()
 
 
 def _ask(call: Callable[[], T], doing: str, url: str) -> T:

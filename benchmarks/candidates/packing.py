@@ -1,0 +1,171 @@
+"""Packs per second of text samples, with energon_dali or megatron-energon, by the same task encoder.
+
+Options: library ("energon_dali" or "megatron.energon"), packer (a name of PACKERS, or "sequence" for energon_dali's
+SequencePacker), buffer, workers, save_every (batches between saved states; 0 saves none), decoder ("dali" for
+energon_dali's DaliDecoder, which packs in the rank; anything else packs in the workers), seconds.
+Timing begins with the first pack that follows a whole buffer and ends, at the end of a buffer, after about `samples`
+samples.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import time
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.candidates.process_tree import tree_cpu_seconds
+from benchmarks.candidates.task import Task
+
+PACK_LENGTH = 4096
+"""Tokens of a pack; a token is a byte of the text."""
+
+
+def greedy_knapsack(samples: list[Any]) -> list[list[Any]]:
+    """Returns packs that take the longest sample that still fits, again and again."""
+    rest = sorted(samples, key=length)
+    lengths = list(map(length, rest))
+    packs = []
+    while rest:
+        pack, room = [], PACK_LENGTH
+        while (place := bisect_right(lengths, room) - 1) >= 0:
+            room -= lengths.pop(place)
+            pack.append(rest.pop(place))
+        packs.append(pack)
+    return packs
+
+
+def first_fit_decreasing(samples: list[Any]) -> list[list[Any]]:
+    """Returns packs that take the samples, longest first, each into the first pack with room."""
+    rooms = np.zeros(len(samples), np.int64)
+    packs: list[list[Any]] = []
+    for sample in sorted(samples, key=length, reverse=True):
+        size = length(sample)
+        place = int(np.argmax(rooms[: len(packs)] >= size)) if packs else 0
+        if not packs or rooms[place] < size:
+            place = len(packs)
+            packs.append([])
+            rooms[place] = PACK_LENGTH
+        rooms[place] -= size
+        packs[place].append(sample)
+    return packs
+
+
+PACKERS: dict[str, Callable[[list[Any]], list[list[Any]]]] = {
+    "greedy_knapsack": greedy_knapsack,
+    "first_fit_decreasing": first_fit_decreasing,
+}
+
+
+def length(sample: Any) -> int:
+    """Returns the number of tokens of a sample."""
+    return len(sample.text)
+
+
+def measure(task: Task) -> dict[str, float]:
+    """Returns packs/s, CPU time per pack, fill, samples that were packed, and what states cost."""
+    # Some loaders always pin, and torch warns about that if there is no accelerator.
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    torch.set_num_threads(1)
+    options = task.options
+    save_every, buffers = int(options["save_every"]), max(1, int(options["workers"]))
+    loader = open_loader(task)
+    began = time.perf_counter()
+    batches = iter(loader)
+    first = next(batches)
+    first_seconds = time.perf_counter() - began
+    # Whole rounds of all workers' buffers: those that one choice fills, and then those of `samples` samples.
+    skipped = int(first["samples"])
+    while skipped < buffers * int(options["buffer"]):
+        skipped += int(next(batches)["samples"])
+    packs = samples = tokens = saves = 0
+    saving_seconds = 0.0
+    state: Any = None
+    cpu, start = tree_cpu_seconds(), time.perf_counter()
+    while samples < task.samples:
+        batch = next(batches)
+        packs += 1
+        samples += int(batch["samples"])
+        tokens += int(batch["length"])
+        if save_every and packs % save_every == 0:
+            before = time.perf_counter()
+            state = loader.save_state_rank()
+            saving_seconds += time.perf_counter() - before
+            saves += 1
+    seconds, cpu = time.perf_counter() - start, tree_cpu_seconds() - cpu
+    numbers = {
+        "packs_per_second": packs / seconds,
+        "samples_per_second": samples / seconds,
+        "cpu_milliseconds_per_pack": cpu / packs * 1e3,
+        "fill": tokens / packs / PACK_LENGTH,
+        "packs": float(packs),
+        "first_pack_seconds": first_seconds,
+    }
+    if saves:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        numbers |= {"saving_milliseconds": saving_seconds / saves * 1e3, "state_bytes": float(buffer.tell())}
+    return numbers
+
+
+def open_loader(task: Task) -> Any:
+    """Returns the savable loader; each batch is one pack."""
+    options = task.options
+    library = importlib.import_module(options["library"])
+    dataset = library.get_train_dataset(
+        task.dataset,
+        worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=int(options["workers"])),
+        batch_size=1,
+        packing_buffer_size=int(options["buffer"]),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=task_encoder(library, options),
+    )
+    return library.get_savable_loader(dataset)
+
+
+def task_encoder(library: Any, options: dict[str, Any]) -> Any:
+    """Returns a task encoder that packs texts into rows of PACK_LENGTH tokens."""
+    name = options["packer"]
+    pack = library.SequencePacker(PACK_LENGTH, length=length) if name == "sequence" else PACKERS[name]
+
+    class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
+        if options.get("decoder") == "dali":
+            decoder = library.DaliDecoder(image_decode_device="cpu", video_decode_device="cpu")
+
+        def select_samples_to_pack(self, samples: list[Any]) -> Any:
+            return pack(samples)
+
+        @library.stateless
+        def pack_selected_samples(self, samples: list[Any]) -> Any:
+            text = "".join(sample.text for sample in samples).encode()
+            tokens = torch.zeros(PACK_LENGTH, dtype=torch.int64)
+            tokens[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            return {
+                "__key__": ",".join(sample.__key__ for sample in samples),
+                "__restore_key__": (),
+                "tokens": tokens,
+                "samples": len(samples),
+                "length": len(text),
+            }
+
+        @library.stateless
+        def encode_sample(self, sample: Any) -> Any:
+            return sample
+
+        @library.stateless
+        def batch(self, samples: list[Any]) -> dict[str, Any]:
+            (pack,) = samples
+            return {**pack, "tokens": pack["tokens"][None]}
+
+        @library.stateless
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
+
+    return Encoder()

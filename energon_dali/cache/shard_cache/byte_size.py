@@ -1,0 +1,54 @@
+"""Sizes in bytes as people write them: 500GB, 1TiB, 64 MiB."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from energon_dali.errors import ConfigError
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", 1)},
+    **{prefix: 1000**power for power, prefix in enumerate("KMGTP", 1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+    **{f"{prefix}I": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: int | float | str, name: str) -> int:
+    """Returns a size in bytes.
+
+    Args:
+        size: A number of bytes, or text such as "500GB" (powers of 1000) or "1TiB" (powers of 1024).
+        name: Of the setting, for the message.
+
+    Raises:
+        ConfigError: It is not a size, or less than one byte.
+    """
+    number: float | int | None = None
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match is not None and unit is not None:
+            number = int(match[1]) * unit if match[1].isdigit() else float(match[1]) * unit
+    elif isinstance(size, (int, float)) and not isinstance(size, bool):
+        number = size
+    if number is None or not math.isfinite(number) or number < 1:
+        raise ConfigError(
+            f"{name}={size!r} is not a size: give a number of bytes, or text such as '500GB' (powers of 1000) or "
+            "'1TiB' (powers of 1024)."
+        )
+    return int(number)
+
+
+def show_bytes(size: int) -> str:
+    """Returns a size for people: 1.5 GiB."""
+    value, unit = float(size), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"

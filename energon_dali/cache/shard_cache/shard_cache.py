@@ -1,0 +1,218 @@
+"""The cache of shards on a node: what a loader is given."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from energon_dali.cache.shard_cache.byte_size import parse_bytes, show_bytes
+from energon_dali.cache.shard_cache.cached_reader import CachedReader
+from energon_dali.cache.shard_cache.follower import PlanFollower
+from energon_dali.cache.shard_cache.node_cache import (
+    LARGEST_BLOCK_BYTES,
+    SMALLEST_BLOCK_BYTES,
+    NodeCache,
+    folder_name,
+)
+from energon_dali.cache.shard_cache.planner import FEWEST_USES
+from energon_dali.cache.shard_cache.private_folder import PrivateFolder
+from energon_dali.cache.shard_cache.shard_layout import ShardLayout
+from energon_dali.calls import explain_call
+from energon_dali.errors import ConfigError
+from energon_dali.shards.storage import StoragePath
+
+if TYPE_CHECKING:
+    from energon_dali.plan import OrderSpec, RepeatedOrder
+    from energon_dali.shards.reader import ShardReader
+    from energon_dali.shards.storage.path import RangeReader
+
+VARIABLE = "ENERGON_DALI_SHARD_CACHE"
+"""Environment variable: PATH:MAX_BYTES."""
+
+_caches: WeakValueDictionary[tuple[int, str, int], NodeCache] = WeakValueDictionary()
+"""Those in use, by process, folder and size."""
+
+_lock = threading.Lock()
+
+
+@explain_call
+class ShardCache:
+    """Keeps shards of remote datasets on local disk, for all processes of a node.
+
+    Shards are kept in blocks of a few MiB. All loaders, workers and ranks of a user on a node that name the same folder
+    share the blocks; any of them may be killed at any moment. What stays is decided by the plan: when the cache is
+    full, the block that is needed last goes first, and a block that is needed later than all the others is not kept.
+    What is read at random goes by least recent use.
+
+    Blocks are checked when they are read; a damaged one is fetched again. The size and the ETag of an object are
+    compared with those in the store when a job first reads it, and once an hour. Where the local disk is full or fails,
+    shards are read as if there were no cache.
+
+    Args:
+        path: Folder on a local disk. The cache creates its own folder inside, which only this user can read.
+        max_bytes: Most bytes on disk, of all processes together: a number, or text such as "500GB" or "1TiB".
+        block_bytes: Size of a block, 64 KiB to 64 MiB; None is 4 MiB, less for small caches. An existing cache keeps
+            the size that it has.
+        fill_requests: Blocks that each process fetches ahead of its streams at the same time; 0 fetches none ahead.
+        cache_local: Also cache shards with local paths, such as those on NFS or Lustre.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | str,
+        block_bytes: int | str | None = None,
+        fill_requests: int = 4,
+        cache_local: bool = False,
+    ) -> None:
+        if not os.fspath(path):
+            raise ConfigError("ShardCache(path='') is invalid: give a folder on a local disk.")
+        if "://" in os.fspath(path):
+            raise ConfigError(f"ShardCache(path={os.fspath(path)!r}) is a URL: give a folder on a local disk.")
+        self.path = Path(path).expanduser().absolute()
+        self.max_bytes = parse_bytes(max_bytes, "max_bytes")
+        self.block_bytes = None if block_bytes is None else parse_bytes(block_bytes, "block_bytes")
+        if self.block_bytes is not None and not SMALLEST_BLOCK_BYTES <= self.block_bytes <= LARGEST_BLOCK_BYTES:
+            raise ConfigError(f"block_bytes={block_bytes!r} is out of range: give 64 KiB to 64 MiB.")
+        if not isinstance(fill_requests, int) or isinstance(fill_requests, bool) or fill_requests < 0:
+            raise ConfigError(f"fill_requests={fill_requests!r} is invalid: give a whole number of at least 0.")
+        self.fill_requests = fill_requests
+        self.cache_local = bool(cache_local)
+        self._created = time.time()
+        self._last: tuple[int, NodeCache] | None = None
+        """(process, its view of the folder)."""
+
+    @classmethod
+    def from_environment(cls) -> ShardCache | None:
+        """Returns the cache that ENERGON_DALI_SHARD_CACHE=PATH:MAX_BYTES describes; None if it is not set, or empty.
+
+        Raises:
+            ConfigError: The value is wrong.
+        """
+        value = os.environ.get(VARIABLE, "")
+        if not value:
+            return None
+        path, separator, size = value.rpartition(":")
+        try:
+            if not separator or not path:
+                raise ConfigError("it needs a folder, a colon and a size.")
+            return cls(path, max_bytes=size)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{VARIABLE}={value!r} is wrong: {error} Set it to PATH:MAX_BYTES, such as /scratch/shards:500GB."
+            ) from error
+
+    def open(self, path: StoragePath, size: int | None = None) -> RangeReader:
+        """Opens a shard for reading through the cache.
+
+        Args:
+            path: The shard.
+            size: Its size in bytes if it is known. It is then not asked for before the first read.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+            StorageError: The store does not answer.
+        """
+        if path.is_local and not self.cache_local:
+            return path.open(size)
+        return CachedReader(self._node(), path, size)
+
+    def follow(
+        self, order: OrderSpec | RepeatedOrder, stream: int, reader: ShardReader, epoch: int, position: int
+    ) -> PlanFollower | None:
+        """Starts to follow a stream, so that the cache knows what it needs next.
+
+        Args:
+            order: The order of its dataset.
+            stream: Its number.
+            reader: What reads the samples.
+            epoch: Where it is.
+            position: Where it is in this epoch.
+
+        Returns:
+            What has to be told where the stream is; it is followed until it is closed, or until nothing refers to it.
+            None if its shards are not cached.
+        """
+        if reader.folder.root.is_local and not self.cache_local:
+            return None
+        node = self._node()
+        if not node.is_usable:
+            return None
+        layout = ShardLayout(reader.folder, reader.part_filter, node.block_bytes)
+        follower = PlanFollower(order, stream, layout, epoch, position, FEWEST_USES, node.planner.remove)
+        node.planner.add(follower)
+        return follower
+
+    def check(self) -> None:
+        """Raises ConfigError if the folder belongs to somebody else, or is not a folder; a disk that fails does not."""
+        try:
+            PrivateFolder(self.path, folder_name()).close()
+        except OSError:
+            return  # the first process that reads warns
+
+    def _node(self) -> NodeCache:
+        """Returns this process's view of the folder, the same for all loaders."""
+        key = os.getpid(), str(self.path), self.max_bytes
+        if self._last is not None and self._last[0] == key[0]:
+            return self._last[1]
+        with _lock:
+            node = _caches.get(key)
+            if node is None:
+                node = NodeCache(self.path, self.max_bytes, self.block_bytes, self.fill_requests, self._created)
+                _caches[key] = node
+        node.compare_since(self._created)
+        self._last = key[0], node
+        return node
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShardCache) and self.__getstate__() == other.__getstate__()
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.max_bytes))
+
+    def __repr__(self) -> str:
+        return f"ShardCache({str(self.path)!r}, max_bytes={self.max_bytes}) of {show_bytes(self.max_bytes)}"
+
+
+def check_shard_cache(cache: object) -> ShardCache | None:
+    """Returns the cache that the option `shard_cache` of a loader means.
+
+    Args:
+        cache: A ShardCache, None for none, or "auto" for that of the environment variable.
+
+    Raises:
+        ConfigError: It is something else, the variable is wrong, or the folder belongs to somebody else.
+    """
+    if cache == "auto":
+        cache = ShardCache.from_environment()
+    if cache is None:
+        return None
+    if not isinstance(cache, ShardCache):
+        raise ConfigError(
+            f"shard_cache={cache!r} is not a ShardCache. Give ShardCache(path, max_bytes=...), None for no cache, or "
+            f'"auto" for the one that {VARIABLE} describes.'
+        )
+    cache.check()
+    return cache
+
+
+def _close_inherited() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for cache in list(_caches.values()):
+        cache.close_inherited()
+    _caches.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

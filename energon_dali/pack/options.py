@@ -1,0 +1,172 @@
+"""What decides the bytes of the shards. An interrupted run goes on only with the same values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from energon_dali.errors import ConfigError
+from energon_dali.nearest import describe_nearest
+from energon_dali.pack.sample_types import NEEDS
+
+Kind = Literal["auto", "folder", "table", "conversations", "hugging-face", "tars"]
+KINDS: tuple[Kind, ...] = ("auto", "folder", "table", "conversations", "hugging-face", "tars")
+ROLES = ("key", "image", "video", "audio", "caption", "question", "answers", "label")
+"""What a column can be to a sample."""
+AUTO = "auto"
+MAX_SAMPLES = 10_000
+MAX_BYTES = 256 << 20
+
+_UNITS = {"": 1, "B": 1, "K": 10, "KIB": 10, "M": 20, "MIB": 20, "G": 30, "GIB": 30, "T": 40, "TIB": 40}
+_DECIMAL = {"KB": 3, "MB": 6, "GB": 9, "TB": 12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*\Z")
+_PART = re.compile(r"[A-Za-z0-9_]+\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """What decides the bytes of the shards.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
+
+    kind: Kind = "auto"
+    """What the source is; "auto" looks at it."""
+    max_samples: int = MAX_SAMPLES
+    """Most samples in a shard."""
+    max_bytes: int = MAX_BYTES
+    """Largest shard in bytes. A larger sample gets a shard of its own. Rows of Parquet files count with the average
+    size of their row group."""
+    split: tuple[tuple[str, float | str], ...] = ()
+    """(part, weight) pairs, or (part, pattern of keys) pairs. Without any, the source's own split is kept, or all is
+    train."""
+    split_seed: int = 0
+    """Seed of a split by weights."""
+    shuffle: int | None = None
+    """Seed of the order; None keeps the order of the source."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column of each role; see `ROLES`. Roles that are not named are guessed."""
+    metadata: tuple[str, ...] | None = None
+    """Columns that go into the part `json`; None is all that have no role as media."""
+    sample_type: str = AUTO
+    """Name of the sample type; "auto" chooses."""
+    media_root: str = ""
+    """Folder that paths in a table are relative to; "" is the folder of the table."""
+    allow_outside: bool = False
+    """Also pack files outside the source that a table or a symbolic link names."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind={self.kind!r} is not known. Give one of {', '.join(KINDS)}.")
+        for name in ("max_samples", "max_bytes"):
+            if not getattr(self, name) >= 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is invalid: give a number of at least 1.")
+        for role in self.columns:
+            if role not in ROLES:
+                raise ConfigError(
+                    f"The role {role!r} of a column is not known. {describe_nearest(role, ROLES)} Write columns as "
+                    "ROLE=COLUMN, such as image=file_name."
+                )
+        if self.sample_type not in (AUTO, *NEEDS):
+            raise ConfigError(
+                f"The sample type {self.sample_type!r} cannot be packed. Give one of {', '.join((AUTO, *NEEDS))}. "
+                "For any other, pack a CrudeWebdataset and make the samples in a cooker."
+            )
+        _check_split(self.split)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Returns the options as values of JSON."""
+        return {
+            "kind": self.kind,
+            "max_samples": self.max_samples,
+            "max_bytes": self.max_bytes,
+            "split": [list(pair) for pair in self.split],
+            "split_seed": self.split_seed,
+            "shuffle": self.shuffle,
+            "columns": dict(sorted(self.columns.items())),
+            "metadata": None if self.metadata is None else list(self.metadata),
+            "sample_type": self.sample_type,
+            "media_root": self.media_root,
+            "allow_outside": self.allow_outside,
+        }
+
+
+def _check_split(split: tuple[tuple[str, float | str], ...]) -> None:
+    weights = [rule for _, rule in split if not isinstance(rule, str)]
+    if weights and len(weights) < len(split):
+        raise ConfigError("The split mixes weights and patterns. Give train=0.9,val=0.1, or NAME:PATTERN for each.")
+    if weights and not (min(weights) >= 0 and 0 < sum(weights) < math.inf):
+        raise ConfigError(f"The split {dict(split)} is invalid: give weights of at least 0 with a positive sum.")
+    if weights and len({part for part, _ in split}) < len(split):
+        raise ConfigError(f"The split {split} names a part twice. Give each part one weight.")
+    for part, rule in split:
+        if not _PART.match(part):
+            raise ConfigError(
+                f"The part {part!r} of the split is invalid: its name begins the names of its shards, so give letters, "
+                "digits and underscores."
+            )
+        if isinstance(rule, str):
+            try:
+                re.compile(rule)
+            except re.error as error:
+                raise ConfigError(
+                    f"The pattern {rule!r} of the part {part!r} is not a regular expression: {error}."
+                ) from error
+
+
+def parse_split(texts: tuple[str, ...]) -> tuple[tuple[str, float | str], ...]:
+    """Returns the rules of a split from the command line: `train=0.9,val=0.1`, or `NAME:PATTERN` once per rule.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    rules: list[tuple[str, float | str]] = []
+    for text in texts:
+        name, colon, pattern = text.partition(":")
+        if colon and "=" not in name:
+            rules.append((name.strip(), pattern))
+            continue
+        for pair in text.split(","):
+            name, _equals, weight = pair.partition("=")
+            try:
+                rules.append((name.strip(), float(weight)))
+            except ValueError:
+                raise ConfigError(
+                    f"The split {text!r} cannot be understood. Write weights as train=0.9,val=0.1, or patterns of keys "
+                    "as --split 'val:val/.*' --split 'train:.*'."
+                ) from None
+    return tuple(rules)
+
+
+def parse_bytes(text: str) -> int:
+    """Returns a number of bytes, written as 1000000, 500MB or 1.5GiB; K, M, G and T are powers of 1024.
+
+    Raises:
+        ConfigError: It is not such a number.
+    """
+    found = _SIZE.match(text)
+    unit = found[2].upper() if found else "?"
+    if found is None or (unit not in _UNITS and unit not in _DECIMAL):
+        raise ConfigError(f"The size {text!r} cannot be understood. Write a number with a unit, such as 500MB or 1GiB.")
+    if unit in _DECIMAL:
+        return int(float(found[1]) * 10 ** _DECIMAL[unit])
+    return int(float(found[1]) * (1 << (0 if unit in ("", "B") else _UNITS[unit])))
+
+
+def parse_columns(texts: tuple[str, ...]) -> dict[str, str]:
+    """Returns the columns of roles from `image=file_name,caption=title`.
+
+    Raises:
+        ConfigError: It has another form.
+    """
+    columns = {}
+    for pair in (pair for text in texts for pair in text.split(",")):
+        role, equals, column = pair.partition("=")
+        if not equals or not column.strip():
+            raise ConfigError(f"--columns {pair!r} cannot be understood. Write ROLE=COLUMN, such as image=file_name.")
+        columns[role.strip()] = column.strip()
+    return columns

@@ -1,0 +1,138 @@
+"""Reads the rows of CSV, TSV, JSON and JSONL files; rows that are damaged are left out."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.pack.media import suffix_of
+from energon_dali.pack.sources.source import OnSkipped
+from energon_dali.shards.documents.content import excerpt
+from energon_dali.shards.documents.json_text import parse_json
+
+MAX_FIELD_BYTES = 16 << 20
+"""Largest field of a CSV file, and largest line of a JSONL file is four times this."""
+TABLE_SUFFIXES = frozenset({"csv", "tsv", "jsonl", "json", "ndjson"})
+EXAMPLES = 100
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+NumberedRow = tuple[str, dict[str, Any]]
+"""(Where it is, such as "line 3"; the row.)"""
+
+
+def read_rows(path: str, skipped: OnSkipped) -> Iterator[NumberedRow]:
+    """Yields the rows of a table.
+
+    Args:
+        path: A .csv, .tsv, .jsonl, .ndjson or .json file.
+        skipped: Called with each row that cannot be read.
+
+    Raises:
+        DatasetFormatError: The file cannot be understood as a whole.
+        StorageError: It cannot be opened.
+    """
+    suffix = suffix_of(path)
+    read: Callable[[str, OnSkipped], Iterator[NumberedRow]] = _read_csv
+    if suffix == "json":
+        read = _read_json
+    elif suffix in ("jsonl", "ndjson"):
+        read = _read_jsonl
+    try:
+        yield from read(path, skipped)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+
+
+def first_rows(path: str) -> list[dict[str, Any]]:
+    """Returns the first rows of a table.
+
+    Raises:
+        DatasetFormatError: The file cannot be understood, or has no row.
+        StorageError: It cannot be opened.
+    """
+    reasons: list[str] = []
+    rows = list(itertools.islice(read_rows(path, lambda what, why: reasons.append(f"{what}: {why}")), EXAMPLES))
+    if not rows:
+        why = f" {reasons[0]}." if reasons else ""
+        raise DatasetFormatError(f"{path} has no row that can be read.{why} Write one line for each sample.")
+    return [row for _, row in rows]
+
+
+def _read_csv(path: str, skipped: OnSkipped) -> Iterator[NumberedRow]:
+    limit = csv.field_size_limit(MAX_FIELD_BYTES)
+    try:
+        # Bytes that are not UTF-8 become surrogates: they may be part of the name of a file.
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            yield from _csv_rows(path, file, skipped)
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _csv_rows(path: str, file: TextIO, skipped: OnSkipped) -> Iterator[NumberedRow]:
+    reader = csv.reader(file, delimiter=_DELIMITERS[suffix_of(path)])
+    header: list[str] | None = None
+    try:
+        for row in reader:
+            if header is None:
+                header = [name.strip() for name in row]
+                if len(set(header)) < len(header):
+                    raise DatasetFormatError(f"{path} has two columns of one name: {excerpt(header)}. Rename one.")
+            elif len(row) == len(header):
+                yield f"line {reader.line_num}", dict(zip(header, row, strict=True))
+            elif row:
+                skipped(f"line {reader.line_num}", f"it has {len(row)} fields, and the header has {len(header)}")
+    except csv.Error as error:
+        raise DatasetFormatError(
+            f"{path} cannot be read at line {reader.line_num}: {error}. Fields may have {MAX_FIELD_BYTES:,} "
+            "characters; look for a quotation mark that is not closed."
+        ) from error
+
+
+def _read_jsonl(path: str, skipped: OnSkipped) -> Iterator[NumberedRow]:
+    with open(path, "rb") as file:
+        number = 0
+        while line := file.readline(4 * MAX_FIELD_BYTES):
+            number += 1
+            if not line.endswith(b"\n") and len(line) >= 4 * MAX_FIELD_BYTES:
+                raise DatasetFormatError(
+                    f"{path} has more than {len(line):,} bytes in line {number}. JSONL has one sample per line; name a "
+                    "file that holds one list .json."
+                )
+            if not line.strip():
+                continue
+            row = _parse(line, f"line {number}", skipped)
+            if row is not None:
+                yield f"line {number}", row
+
+
+def _parse(line: bytes, what: str, skipped: OnSkipped) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        skipped(what, f"it is not JSON: {excerpt(str(error))}")
+        return None
+    if not isinstance(row, dict):
+        skipped(what, f"it holds {excerpt(row)}, and should hold an object: {{...}}")
+        return None
+    return row
+
+
+def _read_json(path: str, skipped: OnSkipped) -> Iterator[NumberedRow]:
+    with open(path, "rb") as file:
+        content = file.read()
+    try:
+        rows = parse_json(content.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise DatasetFormatError(
+            f"{path} is not JSON: {excerpt(str(error))}. If it has one object per line, name it .jsonl."
+        ) from error
+    if not isinstance(rows, list):
+        raise DatasetFormatError(f"{path} holds {excerpt(rows)}, and should hold a list of objects: [{{...}}, ...].")
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            yield f"entry {number}", row
+        else:
+            skipped(f"entry {number}", f"it is {excerpt(row)}, and should be an object: {{...}}")

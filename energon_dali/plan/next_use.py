@@ -1,0 +1,189 @@
+"""When a block of a shard is needed next: the plan's future as integers.
+
+A block is a fixed range of bytes of a shard. A stream reads samples at positions 0, 1, 2, ... of its plan, and each
+sample lies in one or more blocks, so the plan says at which positions a block is used. A cache that evicts the block
+whose next use is farthest away has the fewest misses possible (L. A. Belady, "A study of replacement algorithms for a
+virtual-storage computer", IBM Systems Journal 5, 1966).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from energon_dali.plan.rng import Int64Array, Uint64Array, mix_arrays
+from energon_dali.plan.slices import Int32Array
+
+NEVER = int(np.iinfo(np.int64).max)
+"""Position of a use that does not come, as far as the plan was computed."""
+
+BlocksOf = Callable[[int, Int64Array], tuple[Int64Array, Int64Array]]
+"""(shard, int64[k] indices of samples in it) -> (int64[m] which of the k samples, int64[m] block it uses)."""
+
+
+class Epoch(Protocol):
+    """The order of a stream in one epoch."""
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+
+    def samples(self, start: int, stop: int) -> tuple[Int32Array, Int64Array, Int64Array]:
+        """Returns (shards, indices within them, passes) of positions start ... stop - 1."""
+
+
+class Stream(Protocol):
+    """The order of a stream over all epochs."""
+
+    def epoch(self, epoch: int) -> Epoch:
+        """Returns the order of an epoch."""
+
+    def num_samples(self, epoch: int) -> int:
+        """Returns the number of samples of an epoch."""
+
+
+def block_ids(shard_keys: Uint64Array, blocks: Int64Array) -> Uint64Array:
+    """Returns uint64[n]: one number per block that is the same in every process.
+
+    Args:
+        shard_keys: uint64[n], or uint64[1] for all: keys of the shards.
+        blocks: int64[n]: numbers of the blocks in their shards.
+    """
+    return mix_arrays(shard_keys, blocks)
+
+
+class UseTable:
+    """The positions at which blocks are used.
+
+    Args:
+        ids: uint64[n], ascending, all different: the blocks.
+        starts: int64[n + 1]: where the uses of each block start in `keys`, each block having at least one.
+        keys: int64[m], ascending: row of the block in `ids` * span + position. A search in it finds the next use of
+            many blocks at once.
+        span: More than any position.
+
+    Raises:
+        ValueError: The arrays contradict each other.
+    """
+
+    def __init__(self, ids: Uint64Array, starts: Int64Array, keys: Int64Array, span: int) -> None:
+        if len(starts) != len(ids) + 1 or starts[0] != 0 or starts[-1] != len(keys) or (np.diff(starts) < 1).any():
+            raise ValueError("the uses do not belong to the blocks")
+        if span < 1 or (ids[1:] <= ids[:-1]).any() or (keys[1:] <= keys[:-1]).any():
+            raise ValueError("the blocks or their uses are not in order")
+        if len(keys) and (keys // span != np.repeat(np.arange(len(ids)), np.diff(starts))).any():
+            raise ValueError("a use belongs to another block")
+        self.ids = ids
+        self.starts = starts
+        self.keys = keys
+        self.span = span
+
+    @classmethod
+    def of(cls, ids: Uint64Array, positions: Int64Array) -> UseTable:
+        """Returns the table of pairs (block, position), in any order, where equal pairs count once."""
+        if not len(ids):
+            return cls(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.int64), 1)
+        blocks, rows = np.unique(ids, return_inverse=True)
+        span = int(positions.max()) + 1
+        keys = np.unique(rows.astype(np.int64) * span + positions)
+        starts = np.searchsorted(keys, np.arange(len(blocks) + 1, dtype=np.int64) * span)
+        return cls(blocks, starts.astype(np.int64), keys, span)
+
+    def next_uses(self, now: int) -> Int64Array:
+        """Returns int64[n]: the first position of each block that is at least `now`, or NEVER."""
+        return self._next(np.arange(len(self.ids), dtype=np.int64), now)
+
+    def next_use(self, block: int, now: int) -> int:
+        """Returns the first position of one block, given its id, that is at least `now`, or NEVER."""
+        wanted = np.uint64(block)
+        row = int(np.searchsorted(self.ids, wanted))
+        if row == len(self.ids) or self.ids[row] != wanted:
+            return NEVER
+        return int(self._next(np.array([row], np.int64), now)[0])
+
+    def _next(self, rows: Int64Array, now: int) -> Int64Array:
+        if now >= self.span:
+            return np.full(len(rows), NEVER, np.int64)
+        found = np.searchsorted(self.keys, rows * self.span + max(now, 0))
+        beyond = found >= self.starts[rows + 1]
+        positions = self.keys[np.where(beyond, self.starts[rows], found)] - rows * self.span
+        positions[beyond] = NEVER
+        return positions
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class PlannedUses:
+    """Uses of blocks by a stream, in the order of the plan: n pairs of a block and a position."""
+
+    shards: Int64Array
+    """int64[n]: number of the shard."""
+    blocks: Int64Array
+    """int64[n]: number of the block in it."""
+    positions: Int64Array
+    """int64[n], ascending: position in the stream."""
+
+    @classmethod
+    def none(cls) -> PlannedUses:
+        """Returns no uses."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    @classmethod
+    def joined(cls, pieces: list[PlannedUses]) -> PlannedUses:
+        """Returns the uses of consecutive pieces of a plan."""
+        if not pieces:
+            return cls.none()
+        return cls(
+            np.concatenate([piece.shards for piece in pieces]),
+            np.concatenate([piece.blocks for piece in pieces]),
+            np.concatenate([piece.positions for piece in pieces]),
+        )
+
+    def since(self, position: int) -> PlannedUses:
+        """Returns the uses at a position and after it; views."""
+        first = int(np.searchsorted(self.positions, position))
+        return PlannedUses(self.shards[first:], self.blocks[first:], self.positions[first:])
+
+    def merged(self, positions: int) -> PlannedUses:
+        """Returns the uses without those that follow a use of the same block within the same range of positions.
+
+        Args:
+            positions: Length of the ranges.
+        """
+        keys = np.stack([self.positions // positions, self.shards, self.blocks])
+        order = np.lexsort(keys)  # stable: the first use of each range comes first
+        ordered = keys[:, order]
+        first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
+        kept = np.sort(order[first])
+        return PlannedUses(self.shards[kept], self.blocks[kept], self.positions[kept])
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def planned_uses(epoch: Epoch, start: int, stop: int, blocks_of: BlocksOf, origin: int = 0) -> PlannedUses:
+    """Returns the uses of blocks by the samples at positions start ... stop - 1 of an epoch.
+
+    Args:
+        epoch: The order.
+        start: First position, at least 0.
+        stop: Position after the last, at most the length of the epoch.
+        blocks_of: Which blocks samples use.
+        origin: Position of the epoch's first sample in the stream; added to the positions.
+    """
+    if start >= stop:
+        return PlannedUses.none()
+    shards, indices, _ = epoch.samples(start, stop)
+    by_shard = np.argsort(shards, kind="stable")
+    touched, begins = np.unique(shards[by_shard], return_index=True)
+    pieces: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+    for shard, members in zip(touched.tolist(), np.split(by_shard, begins[1:]), strict=True):
+        which, blocks = blocks_of(shard, indices[members])
+        pieces.append((np.full(len(blocks), shard, np.int64), blocks, members[which]))
+    found = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+    order = np.argsort(found[2], kind="stable")
+    return PlannedUses(found[0][order], found[1][order], found[2][order] + (origin + start))

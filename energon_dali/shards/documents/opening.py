@@ -1,0 +1,207 @@
+"""Reads the small files of many remote datasets at once, while a path is opened.
+
+Opening a dataset takes a few small files, and a metadataset may name a thousand datasets. Within `opening_files`, files
+that will be needed are announced (`Opening.ahead`) and fetched by a bounded number of threads. The code that opens the
+datasets stays as it is, one dataset after the other: `read_content` finds each file that was fetched, waits for one
+that is on its way, and reads all others itself. So errors appear where they appear without threads: the first wrong
+dataset is the one that is reported. Local files are read where they are needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from typing import TypeVar
+
+from energon_dali.shards.documents.content import CONTENT_READER, MAX_DOCUMENT_BYTES, read_stored, too_large
+from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.store import RetryScope, current_scope, retry_scope
+
+T = TypeVar("T")
+
+REQUESTS = 64
+"""Small files that are fetched at the same time."""
+TASKS = 16
+"""Datasets whose files depend on each other (joins, JSONL files) and are read at the same time, by a thread each."""
+AHEAD_BYTES = 256 << 20
+"""Bytes that may be fetched and not yet taken; a single file may exceed it."""
+KEPT_BYTES = 64 << 20
+"""Bytes of files that are kept for a second dataset that needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A small file that will be needed."""
+
+    paths: tuple[StoragePath, ...]
+    """The file, and the names that are tried after it."""
+    follow: Callable[[bytes], Sequence[StoragePath]] | None = None
+    """Takes its content, and returns further files that it names."""
+
+
+class Opening:
+    """Fetches announced files by threads; made by `opening_files`."""
+
+    def __init__(self) -> None:
+        outer = current_scope()
+        # A loader's own scope ends with the loader; any other is ended here, so that nothing waits for retries.
+        self._scope = outer if outer.outlasts_stores else RetryScope(outer.policy, outlasts_stores=False)
+        self._lock = threading.Lock()
+        self._found: dict[StoragePath, Future[bytes | None]] = {}
+        self._planned: deque[Wanted] = deque()
+        self._running = 0
+        self._untaken: set[StoragePath] = set()
+        self._untaken_bytes = self._kept_bytes = 0
+        self._requests: ThreadPoolExecutor | None = None
+        self._tasks: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def ahead(self, wanted: Iterable[Wanted]) -> None:
+        """Announces files in the order in which they will be needed; local ones are left out."""
+        remote = [item for item in wanted if not item.paths[0].is_local]
+        if remote:
+            with self._lock:
+                self._planned += remote
+            self._start()
+
+    def later(self, function: Callable[[], T], *, is_local: bool) -> Callable[[], T]:
+        """Returns a function that returns what `function` returns, or raises what it raises.
+
+        It runs in a thread, unless it reads local files, or this opening is closed: then it runs when it is asked for.
+
+        Args:
+            function: Reads files, and runs no code of the user.
+            is_local: Whether they are all local.
+        """
+        if is_local or self._closed:
+            return function
+        if self._tasks is None:
+            self._tasks = ThreadPoolExecutor(TASKS, "energon-dali-open")
+        return self._tasks.submit(copy_context().run, self._in_scope, function).result
+
+    def read(self, path: StoragePath, max_bytes: int) -> bytes | None:
+        """Returns the content of a file, None if there is none; see `read_content`."""
+        with self._lock:
+            if self._closed:  # a thread that still runs, whose result nobody waits for
+                raise CancelledError
+            found = self._found.get(path)
+            mine = found is None
+            if found is None:
+                found = self._found[path] = Future()
+        if mine:
+            self._fetch(path, found, max_bytes)
+        content = found.result()
+        if content is not None:
+            self._take(path, len(content))
+            if len(content) > max_bytes:
+                raise too_large(path, len(content), max_bytes)
+        return content
+
+    def close(self) -> None:
+        """Ends all threads; files that nobody took are dropped."""
+        with self._lock:
+            self._closed = True
+            self._planned.clear()
+            for found in self._found.values():
+                found.cancel()  # unless it is being read
+        if self._scope is not current_scope():
+            self._scope.cancel()
+        for pool in (self._tasks, self._requests):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _in_scope(self, function: Callable[[], T]) -> T:
+        with retry_scope(self._scope):
+            return function()
+
+    def _start(self) -> None:
+        """Starts planned requests, as many as are allowed."""
+        with self._lock:
+            while self._planned and self._running < REQUESTS and self._untaken_bytes < AHEAD_BYTES:
+                wanted = self._planned.popleft()
+                if wanted.paths[0] in self._found or self._closed:  # another dataset needs it too
+                    continue
+                first = self._found[wanted.paths[0]] = Future()
+                if self._requests is None:
+                    self._requests = ThreadPoolExecutor(REQUESTS, "energon-dali-fetch")
+                self._running += 1
+                self._requests.submit(copy_context().run, self._work, wanted, first)
+
+    def _work(self, wanted: Wanted, first: Future[bytes | None]) -> None:
+        try:
+            with retry_scope(self._scope):
+                content = self._fetch(wanted.paths[0], first)
+                for path in wanted.paths[1:]:
+                    if content is None and not first.cancelled() and first.exception() is None:
+                        content = self._fetch(path, self._claim(path))
+                if content is not None and wanted.follow is not None:
+                    for path in wanted.follow(content):
+                        self._fetch(path, self._claim(path))
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._start()
+
+    def _claim(self, path: StoragePath) -> Future[bytes | None] | None:
+        """Returns the future of a file that nobody fetches yet, else None."""
+        with self._lock:
+            if path in self._found or self._closed:
+                return None
+            found = self._found[path] = Future()
+            return found
+
+    def _fetch(
+        self, path: StoragePath, found: Future[bytes | None] | None, max_bytes: int = MAX_DOCUMENT_BYTES
+    ) -> bytes | None:
+        """Reads a file and passes it on, or the error that prevented it; returns its content."""
+        if found is None or not found.set_running_or_notify_cancel():
+            return None
+        try:
+            content = read_stored(path, max_bytes)
+        except BaseException as error:
+            found.set_exception(error)
+            return None
+        with self._lock:
+            if content is not None:
+                self._untaken.add(path)
+                self._untaken_bytes += len(content)
+        found.set_result(content)
+        return content
+
+    def _take(self, path: StoragePath, size: int) -> None:
+        """Counts a file as taken; a large one is forgotten."""
+        with self._lock:
+            if path not in self._untaken:
+                return
+            self._untaken.remove(path)
+            self._untaken_bytes -= size
+            if self._kept_bytes + size <= KEPT_BYTES:
+                self._kept_bytes += size
+            else:
+                self._found.pop(path, None)
+        self._start()
+
+
+_CURRENT: ContextVar[Opening | None] = ContextVar("energon_dali_opening", default=None)
+
+
+@contextmanager
+def opening_files() -> Iterator[Opening]:
+    """Context manager in which `read_content` finds files that were announced; a nested one is the outer one."""
+    outer = _CURRENT.get()
+    if outer is not None:
+        yield outer
+        return
+    opening = Opening()
+    current, reader = _CURRENT.set(opening), CONTENT_READER.set(opening.read)
+    try:
+        yield opening
+    finally:
+        CONTENT_READER.reset(reader)
+        _CURRENT.reset(current)
+        opening.close()

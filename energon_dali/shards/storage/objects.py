@@ -1,0 +1,180 @@
+"""Objects in buckets, through obstore: s3://, gs:// and az://."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from energon_dali.errors import StorageError
+from energon_dali.shards.storage.buckets import PIECE_BYTES, open_bucket
+from energon_dali.shards.storage.path import VersionChangedError
+from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.store import changed_text, store_of
+
+_PART_BYTES = 16 << 20
+"""Larger files are uploaded in parts of this size."""
+_MAX_PARTS = 9_000
+"""Stores allow 10,000 parts."""
+_UPLOADS = 4
+"""Parts of a file that are uploaded at the same time."""
+
+
+class ObjectReader:
+    """An object in a bucket, read by ranges. Thread-safe.
+
+    Args:
+        url: Its URL.
+        size: Its size in bytes; None asks the store.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        StorageError: The store does not answer, or refuses.
+    """
+
+    def __init__(self, url: str, size: int | None = None) -> None:
+        self.url = url
+        self._bucket, self._key = open_bucket(url)
+        self._store = store_of(url)
+        self.size = ObjectBackend().size(url) if size is None else size
+        self.expected_tag = ""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        size = min(size, self.size - offset)  # a server refuses a range that begins at the end
+        if size <= 0:
+            return b""
+        if size > PIECE_BYTES:
+            return b"".join(
+                self.read_at(start, min(PIECE_BYTES, offset + size - start))
+                for start in range(offset, offset + size, PIECE_BYTES)
+            )
+        try:
+            data = self._fetch(offset, size)
+        except OSError as error:
+            doing = f"read bytes {offset} to {offset + size} of"
+            data = with_retries(partial(self._fetch, offset, size), doing, self.url, failed=error)
+        store = self._store
+        store.succeeded(self.url, self._probe, offset)
+        if store.failed_files:
+            store.failed_files.pop(self.url, None)
+        return data
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        """Makes one attempt."""
+        return self._bucket.call(_get_range, self.url, self, offset, size)
+
+    def _probe(self, offset: int) -> None:
+        """Reads one byte; raises if that fails."""
+        self._fetch(offset, 1)
+
+    def close(self) -> None:
+        """Does nothing: the connections belong to the bucket."""
+
+
+class ObjectBackend:
+    """Objects in buckets."""
+
+    def open(self, url: str, size: int | None = None) -> ObjectReader:
+        return ObjectReader(url, size)
+
+    def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
+        largest = PIECE_BYTES if max_bytes is None else min(PIECE_BYTES, max_bytes)
+        found = _ask(_get, "read", url, largest)
+        if isinstance(found, bytes):
+            return found
+        return ObjectReader(url, found).read_at(0, found if max_bytes is None else min(found, max_bytes + 1))
+
+    def write_bytes(self, url: str, content: bytes) -> None:
+        _ask(_put, "write", url, content)
+
+    def write_file(self, url: str, local: str) -> None:
+        _ask(_put, "upload", url, Path(local))
+
+    def size(self, url: str) -> int:
+        return self.identity(url)[0]
+
+    def identity(self, url: str) -> tuple[int, str]:
+        found: tuple[int, str] = _ask(_head, "look at", url)
+        return found
+
+    def is_dir(self, url: str) -> bool:
+        return bool(_ask(_has_objects, "list", url))
+
+    def list_files(self, url: str) -> list[str]:
+        found: list[str] = _ask(_list, "list", url)
+        return sorted(found)
+
+    def remove(self, url: str) -> None:
+        _ask(_delete, "remove", url)
+
+
+def _ask(request: Any, doing: str, url: str, *arguments: Any) -> Any:
+    """Sends a request with retries, and returns its result."""
+    bucket, key = open_bucket(url)
+    return with_retries(lambda: bucket.call(request, url, key, *arguments), doing, url)
+
+
+def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size: int) -> bytes:
+    """Returns a range of an object.
+
+    Raises:
+        StorageError: The object has another size than it had.
+        VersionChangedError: It is another version than the reader expects.
+        ConnectionError: The response is incomplete.
+    """
+    try:
+        response = obstore.get(store, reader._key, options={"range": (offset, offset + size)})
+        total = response.meta["size"]
+    except Exception as error:
+        if "416 Range Not Satisfiable" not in str(error):
+            raise
+        total = obstore.head(store, reader._key)["size"]
+        if total == reader.size:
+            raise ConnectionError(f"the server refuses bytes {offset} to {offset + size} of {total}") from error
+    if total != reader.size:
+        raise StorageError(changed_text(reader.url, total, reader.size))
+    found = response.meta["e_tag"]
+    if reader.expected_tag and found and found != reader.expected_tag:
+        raise VersionChangedError(f"{reader.url} was replaced while it was being read.")
+    return _complete(bytes(response.bytes()), size)
+
+
+def _get(obstore: Any, store: Any, key: str, largest: int) -> bytes | int:
+    """Returns the content of an object; of one that is larger than `largest`, its size."""
+    response = obstore.get(store, key)
+    size = int(response.meta["size"])
+    return size if size > largest else _complete(bytes(response.bytes()), size)
+
+
+def _complete(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise ConnectionError(f"the response ended after {len(data)} of {size} bytes")
+    return data
+
+
+def _put(obstore: Any, store: Any, key: str, content: bytes | Path) -> None:
+    size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
+    part = max(_PART_BYTES, -(-size // _MAX_PARTS))
+    obstore.put(store, key, content, use_multipart=size > _PART_BYTES, chunk_size=part, max_concurrency=_UPLOADS)
+
+
+def _head(obstore: Any, store: Any, key: str) -> tuple[int, str]:
+    found = obstore.head(store, key)
+    return int(found["size"]), str(found["e_tag"] or found["last_modified"])
+
+
+def _has_objects(obstore: Any, store: Any, key: str) -> bool:
+    return any(page for page in obstore.list(store, prefix=key or None))
+
+
+def _list(obstore: Any, store: Any, key: str) -> list[str]:
+    start = len(key) + 1 if key else 0
+    return [item["path"][start:] for page in obstore.list(store, prefix=key or None) for item in page]
+
+
+def _delete(obstore: Any, store: Any, key: str) -> None:
+    try:
+        obstore.delete(store, key)
+    except FileNotFoundError:
+        return
