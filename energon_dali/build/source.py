@@ -16,7 +16,8 @@ from energon_dali.build.options import DatasetOptions
 from energon_dali.build.sample_recipe import SampleRecipe, read_recipe
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.datasets.source import Reader, SourceDataset
+from energon_dali.datasets.row_plan import Reader
+from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetFormatError, StorageError, UntrustedCodeError
 from energon_dali.metadataset.files import FolderFiles, JoinFiles, is_local, read_folder_files, read_join_files

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,10 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, try_restore
+from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
-from energon_dali.plan.order import StreamOrder
-from energon_dali.plan.repeated import RepeatedStream
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
 from energon_dali.shards.reader import ShardReader
@@ -29,33 +27,6 @@ from energon_dali.shards.storage.store import StreamFollower, current_scope
 from energon_dali.worker_config import WorkerConfig
 
 NAME = "Webdataset"
-
-PLANNED_ROWS = 128
-"""Samples that are planned together."""
-
-_EPOCHS_AHEAD = 16
-
-Rows = list[list[int]]
-"""Five lists of equal length: shards, indices within them, passes, numbers in the dataset, seeds."""
-
-
-class Reader(Protocol):
-    """Reads raw samples by shard and index."""
-
-    def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
-        """Returns one raw sample, or the error that prevented it, per pair of indices."""
-
-    def index_of(self, shard_index: int, sample_index: int) -> int:
-        """Returns the number of a sample in the whole dataset."""
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """Returns (shard index, sample index) of a sample's number in the whole dataset."""
-
-    def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
-        """Returns (name of the shard, key of the sample); "" for what is not known."""
-
-    def close(self) -> None:
-        """Closes all open files."""
 
 
 class SourceDataset(SavableDataset[Any]):
@@ -191,6 +162,8 @@ class _SourceIterator(StreamIterator[Any]):
         self._stream = context.stream
         self._follower: StreamFollower | None = None
         self._is_followed = False
+        self._planned: PlannedRows | None = None
+        self._is_told = False
 
     def __next__(self) -> Any:
         while True:
@@ -233,7 +206,10 @@ class _SourceIterator(StreamIterator[Any]):
                     f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or "
                     "look at split.yaml in its .nv-meta folder."
                 )
-        self._read_rows(self._position, self._read_size)
+        if self._reads_ahead():
+            self._take()
+        else:
+            self._read_rows(self._position, self._read_size)
 
     def _epoch_length(self) -> int:
         """Returns the number of samples of the current epoch, without building the order of an empty one."""
@@ -243,11 +219,44 @@ class _SourceIterator(StreamIterator[Any]):
 
     def read_ahead(self, count: int) -> None:
         self._read_size = 1  # the caller says how far to read: what follows is not wanted yet
+        self._is_told = True
         missing = count - len(self._ahead)
-        if missing > 0:
-            position = self._position + len(self._ahead)
-            if position < self._epoch_length():
-                self._read_rows(position, missing)
+        if missing <= 0:
+            return
+        position = self._position + len(self._ahead)
+        if self._reads_ahead():
+            assert self._planned is not None
+            self._planned.read_ahead(self._epoch, position, missing)
+        elif position < self._epoch_length():
+            self._read_rows(position, missing)
+
+    def _reads_ahead(self) -> bool:
+        """Returns whether samples are requested before they are wanted; begins to where reading has become slow."""
+        if self._planned is None:
+            dataset = self._dataset
+            spec = dataset.order.spec if isinstance(dataset.order, RepeatedOrder) else dataset.order
+            reads = self._reader.planned_reads(spec.window, spec.lanes)
+            if reads is None:
+                return False
+            num_streams = dataset.worker_config.layout.num_streams
+            self._planned = PlannedRows(
+                reads, self._plan, self._order, num_streams=num_streams, across_epochs=dataset.repeat
+            )
+        return True
+
+    def _take(self) -> None:
+        """Takes the next sample of those that were planned."""
+        start = time.perf_counter()
+        planned = self._planned
+        assert planned is not None
+        self._tell_shard_cache(min(self._position + planned.num_issued, self._epoch_length()))
+        try:
+            raw, epoch, number, seed = planned.take(self._epoch, self._position, extend=not self._is_told)
+        except BaseException:
+            planned.clear()  # Ctrl-C may come between two steps of it
+            raise
+        self._ahead.append((raw, epoch, number if isinstance(raw, DatasetError) else seed))
+        self._note_read(start, [raw])
 
     def _read_rows(self, position: int, count: int) -> None:
         """Reads at least one and at most `count` samples of the current epoch from `position` on."""
@@ -255,16 +264,21 @@ class _SourceIterator(StreamIterator[Any]):
         shards, indices, epochs, numbers, seeds = self._plan.rows(self._epoch, position, count)
         self._tell_shard_cache(position + len(shards))
         raws = self._reader.read(shards, indices)
-        size = 0
         for raw, epoch, number, seed in zip(raws, epochs, numbers, seeds, strict=True):
-            if isinstance(raw, DatasetError):
-                self._ahead.append((raw, epoch, number))
-            else:
-                self._ahead.append((raw, epoch, seed))
+            self._ahead.append((raw, epoch, number if isinstance(raw, DatasetError) else seed))
+        size = self._note_read(start, raws)
+        self._reader.note_speed(time.perf_counter() - start, len(raws), size)
+
+    def _note_read(self, start: float, raws: Sequence[RawSample | DatasetError]) -> int:
+        """Counts samples that were read, and returns their size in bytes."""
+        size = 0
+        for raw in raws:
+            if not isinstance(raw, DatasetError):
                 size += sum(map(len, raw.parts.values()))
         self._metrics.add_time("read", time.perf_counter() - start)
         self._metrics.count("samples.read", len(raws))
         self._metrics.count("bytes.read", size)
+        return size
 
     def _tell_shard_cache(self, position: int) -> None:
         """Tells the cache of shards, if the loader has one, where the plan is that it may know.
@@ -292,65 +306,10 @@ class _SourceIterator(StreamIterator[Any]):
         if self._follower is not None:
             self._follower.close()
         self._follower, self._is_followed = None, False
+        if self._planned is not None:
+            self._planned.close()
+            self._planned = None
         self._reader.close()
-
-
-class RowPlan:
-    """The plan of a source in one stream.
-
-    In a blend, a stream may have ten samples of a dataset per epoch. Decoding samples evicts the planner from the
-    processor's caches, so planning one such epoch alone takes as long as planning ten of them.
-
-    Args:
-        order: The order of the stream.
-        reader: Returns the numbers of samples.
-        load: Returns their seeds.
-        several_epochs: Plan several short epochs at a time.
-    """
-
-    def __init__(
-        self, order: StreamOrder | RepeatedStream, reader: Reader, load: SampleLoader, *, several_epochs: bool
-    ) -> None:
-        self._order = order
-        self._reader = reader
-        self._load = load
-        self._epochs_ahead = _EPOCHS_AHEAD if several_epochs else 0
-        self._epoch = -1
-        self._start = 0
-        self._rows: Rows = []
-        self._coming: dict[int, Rows] = {}
-
-    def rows(self, epoch: int, position: int, count: int) -> Rows:
-        """Returns at least one and at most `count` samples of an epoch, from a position within it on."""
-        first = position - self._start
-        if self._epoch != epoch or not 0 <= first < len(self._rows[0]):
-            planned = self._coming.pop(epoch, None) if position == 0 else None
-            self._rows = self._make(epoch, position) if planned is None else planned
-            self._epoch, self._start, first = epoch, position, 0
-        return [column[first : first + count] for column in self._rows]
-
-    def _make(self, epoch: int, position: int) -> Rows:
-        """Returns the plan of an epoch from a position on, and keeps the plans of the next epochs if they are short."""
-        order = self._order.epoch(epoch)
-        pieces = [order.samples(position, min(len(order), position + PLANNED_ROWS))]
-        rows = len(order)
-        for ahead in range(epoch + 1, epoch + 1 + self._epochs_ahead):
-            if rows >= PLANNED_ROWS // 2:
-                break
-            order = self._order.epoch(ahead)
-            pieces.append(order.samples(0, len(order)))
-            rows += len(order)
-        shards, indices, passes = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        columns = [shards.tolist(), indices.tolist(), passes.tolist()]
-        numbers = list(map(self._reader.index_of, columns[0], columns[1]))
-        columns += [numbers, self._load.seeds(passes, np.array(numbers, np.int64))]
-        lengths = [len(piece[0]) for piece in pieces]
-        plans = [
-            [column[end - length : end] for column in columns]
-            for length, end in zip(lengths, accumulate(lengths), strict=True)
-        ]
-        self._coming = dict(enumerate(plans[1:], epoch + 1))
-        return plans[0]
 
 
 class ReadFailure:

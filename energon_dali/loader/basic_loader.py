@@ -30,7 +30,7 @@ from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.loader.watchdog import Watchdog
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import retry_scope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import State
@@ -63,6 +63,9 @@ class BasicDataLoader(Generic[T]):
         start_method: How processes start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
             cloudpickle), "fork" or "forkserver".
         pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available.
+        read_ahead_bytes: Bytes that each process may request before they are wanted; None is 256 MiB for remote
+            storage and slow disks, 0 reads nothing ahead.
+        requests_in_flight: Requests that each process makes at the same time; None adapts it to the latency.
         retry_policy: How reading is repeated after transient errors, and when a store counts as down; None is
             RetryPolicy(). Saved states do not depend on it.
         decode_process: Whether decoding and the hooks after it run in a process of their own, which sends finished
@@ -251,12 +254,7 @@ class BasicDataLoader(Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        retries = RetryScope(
-            self._options.retry_policy,
-            self._metrics.count,
-            outlasts_stores=False,
-            shard_cache=self._options.found_shard_cache,
-        )
+        retries = self._options.retry_scope(self._metrics.count, outlasts_stores=False)
         with pool_context(self._options.cache_pool), retry_scope(retries):
             return self._tree.restore_sample(restore_key)
 

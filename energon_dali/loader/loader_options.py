@@ -12,6 +12,8 @@ from energon_dali.cache.shard_cache.shard_cache import ShardCache, check_shard_c
 from energon_dali.errors import ConfigError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
+from energon_dali.shards.storage.request_pool import MOST_THREADS
+from energon_dali.shards.storage.store import RetryScope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -48,6 +50,12 @@ class LoaderOptions:
     """Whether CPU batches are put into page-locked memory; "auto" if CUDA is available."""
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     """How reading is repeated after transient errors, and when a store counts as down."""
+    read_ahead_bytes: int | None = None
+    """Bytes that each process may request before they are wanted, at least 1 MiB; 0 reads nothing ahead. None is
+    256 MiB for remote storage and slow disks, and 0 for fast ones. Not part of the state."""
+    requests_in_flight: int | None = None
+    """Requests for data that each process makes at the same time, at least 1; None adapts it to the latency, from 8
+    below 2.5 ms to 64 from 20 ms on. Not part of the state."""
     decode_process: bool | str = False
     """Whether the rank's pipeline runs in a process of its own; "auto" if the rank decodes or runs hooks, and there are
     workers."""
@@ -62,6 +70,17 @@ class LoaderOptions:
         for name in ("watchdog_timeout_seconds", "watchdog_initial_timeout_seconds"):
             check_timeout(name, getattr(self, name))
         check_start_method(self.start_method)
+        ahead, requests = self.read_ahead_bytes, self.requests_in_flight
+        if ahead is not None and not (type(ahead) is int and (ahead == 0 or ahead >= 1 << 20)):
+            raise ConfigError(
+                f"read_ahead_bytes={ahead!r} is invalid: give a number of bytes of at least {1 << 20} (1 MiB), 0 to "
+                "read nothing ahead, or None for the default."
+            )
+        if requests is not None and not (type(requests) is int and 1 <= requests <= MOST_THREADS):
+            raise ConfigError(
+                f"requests_in_flight={requests!r} is invalid: give a whole number from 1 to {MOST_THREADS}, or None to "
+                "adapt it to the latency of the storage."
+            )
         for name in ("pin_memory", "decode_process"):
             value = getattr(self, name)
             if not isinstance(value, bool) and value != "auto":
@@ -88,6 +107,22 @@ class LoaderOptions:
         if given.get("retry_policy", True) is None:
             del given["retry_policy"]
         return cls(**given)
+
+    def retry_scope(self, count: Callable[[str, int], None], *, outlasts_stores: bool = True) -> RetryScope:
+        """Returns how one process of the loader reads.
+
+        Args:
+            count: Adds to a counter of the process.
+            outlasts_stores: Wait for a store that is down.
+        """
+        return RetryScope(
+            self.retry_policy,
+            count,
+            outlasts_stores=outlasts_stores,
+            shard_cache=self.found_shard_cache,
+            read_ahead_bytes=self.read_ahead_bytes,
+            requests_in_flight=self.requests_in_flight,
+        )
 
     def resolved(self, *, rank_has_work: bool, num_workers: int) -> LoaderOptions:
         """Returns a copy in which `decode_process` and `pin_memory` are True or False.
@@ -137,6 +172,8 @@ class LoaderArguments(TypedDict, total=False):
     start_method: str
     pin_memory: bool | str
     retry_policy: RetryPolicy | None
+    read_ahead_bytes: int | None
+    requests_in_flight: int | None
     decode_process: bool | str
 
 

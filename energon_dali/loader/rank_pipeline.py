@@ -10,7 +10,6 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
 from energon_dali.loader.workers.pool import WorkerPool
-from energon_dali.shards.storage.store import RetryScope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
@@ -48,7 +47,7 @@ class RankPipeline:
             if on_pool is not None:
                 on_pool(self.pool)
         try:
-            retries = RetryScope(options.retry_policy, metrics.count, shard_cache=options.found_shard_cache)
+            retries = options.retry_scope(metrics.count)
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, options.cache_pool, retries)
             if self.pool is not None:
                 self.pool.launch()

@@ -81,6 +81,16 @@ class OrderSpec:
         """The slices that are shuffled."""
         return cut_slices(self.base, self.max_samples_per_sequence if self.shuffle else None)
 
+    @property
+    def window(self) -> int:
+        """Window of the sample shuffle; 0 or 1 without one."""
+        return self.shuffle_buffer_size if self.shuffle else 1
+
+    @property
+    def lanes(self) -> int:
+        """Number of interleave lanes."""
+        return self.parallel_shard_iters if self.shuffle else 1
+
     def for_source(self, source: int) -> OrderSpec:
         """Returns the same order for another number of the source."""
         return replace(self, source=source)

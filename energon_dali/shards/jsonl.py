@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError, ShardError, StoreUnavailableError
 from energon_dali.plan import Slices
+from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_jsonl_offsets
-from energon_dali.shards.ranged_reads import RangedReads
-from energon_dali.shards.reader import RawSample
+from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import RangeReader
+from energon_dali.shards.storage.store import current_scope
 
 PART = "json"
 
@@ -124,7 +126,6 @@ class JsonlReader:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._reader: RangeReader | None = None
-        self._remote = None if self.file.storage_path.is_local else RangedReads()
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         """Returns one entry per requested sample, in order: the sample, or the error that prevented reading it.
@@ -136,6 +137,25 @@ class JsonlReader:
         Raises:
             StoreUnavailableError: The store returned only errors for too long.
         """
+        if not self.file.storage_path.is_local:
+            return read_planned(self, shard_indices, sample_indices)
+        try:
+            reader = self._opened()
+        except StoreUnavailableError:
+            raise
+        except DatasetError as error:
+            return [error for _ in sample_indices]
+        return [
+            line if isinstance(line, DatasetError) else self._sample(index, line)
+            for index, line in zip(sample_indices, self._local_lines(reader, sample_indices), strict=True)
+        ]
+
+    def _opened(self) -> RangeReader:
+        """Returns the open file.
+
+        Raises:
+            DatasetError: It cannot be opened.
+        """
         if self._pid != os.getpid():
             self._forget()
         try:
@@ -143,12 +163,48 @@ class JsonlReader:
         except StoreUnavailableError:
             raise
         except (EnergonDaliError, OSError) as error:
-            return [self._unreadable(error) for _ in sample_indices]
-        lines = self._local_lines if self._remote is None else self._remote_lines
-        return [
-            line if isinstance(line, DatasetError) else self._sample(index, line)
-            for index, line in zip(sample_indices, lines(reader, sample_indices), strict=True)
-        ]
+            raise self.unreadable(0, error) from error
+        return reader
+
+    def planned_reads(self, window: int, lanes: int) -> PlannedReads | None:
+        """Returns an object that reads ahead in a planned order; None for a local file.
+
+        Args:
+            window: Window of the order's shuffle, in samples.
+            lanes: Number of its interleave lanes.
+        """
+        requests = current_scope().requests
+        wanted = requests.is_wanted or (requests.is_allowed and not self.file.storage_path.is_local)
+        return PlannedReads(self, window, lanes) if wanted else None
+
+    def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
+        """Does nothing: neighbouring lines are read together."""
+
+    def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
+        """Does nothing: there is one file."""
+
+    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
+        """Returns the file, and where a sample is in it; see PlannedSource.
+
+        Raises:
+            DatasetError: The file cannot be opened, or has no such sample.
+        """
+        reader, extent = self._opened(), self._extent(sample)
+        if isinstance(extent, DatasetError):
+            raise extent
+        return reader, [(0, 1, *extent)]
+
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes, int]]) -> RawSample:
+        """Returns a sample of the bytes that were read for it; see PlannedSource.
+
+        Raises:
+            DatasetError: They are no longer one line.
+        """
+        ((_, _, offset, size), data, base) = pieces[0]
+        found = self._sample(sample, data[offset - base : offset - base + size])
+        if isinstance(found, DatasetError):
+            raise found
+        return found
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the index of a sample in the file."""
@@ -173,11 +229,8 @@ class JsonlReader:
 
     def close(self) -> None:
         """Closes the file; it is opened again when needed."""
-        if self._pid == os.getpid():
-            if self._reader is not None:
-                self._reader.close()
-            if self._remote is not None:
-                self._remote.close()
+        if self._pid == os.getpid() and self._reader is not None:
+            self._reader.close()
         self._forget()
 
     def _extent(self, index: int) -> tuple[int, int] | DatasetError:
@@ -215,31 +268,11 @@ class JsonlReader:
             except StoreUnavailableError:
                 raise
             except (EnergonDaliError, OSError) as error:
-                yield from (self._unreadable(error) for _ in range(position, stop))
+                yield from (self.unreadable(0, error) for _ in range(position, stop))
             else:
                 for offset, size in extents[position:stop]:  # type: ignore[misc]  # no errors among them
                     yield data[offset - start : offset - start + size]
             position = stop
-
-    def _remote_lines(self, reader: RangeReader, indices: Sequence[int]) -> Iterator[bytes | DatasetError]:
-        """Yields the lines, after requesting all of them at once."""
-        assert self._remote is not None
-        found: dict[int, bytes | DatasetError] = {}
-        wanted = []
-        for position, index in enumerate(indices):
-            extent = self._extent(index)
-            if isinstance(extent, DatasetError):
-                found[position] = extent
-            else:
-                wanted.append((position, [(0, 1, *extent)]))
-        for position, [(run, (data, base))] in self._remote.request(reader, wanted):
-            try:
-                found[position] = data()[run[2] - base : run[2] - base + run[3]]
-            except StoreUnavailableError:
-                raise
-            except (EnergonDaliError, OSError) as error:
-                found[position] = self._unreadable(error)
-        return (found[position] for position in range(len(indices)))
 
     def _sample(self, index: int, line: bytes) -> RawSample | DatasetError:
         """Returns a sample, after checking that it is still exactly one line."""
@@ -254,7 +287,8 @@ class JsonlReader:
             )
         return RawSample(str(index), self.file.name, index, 0, index, {PART: content})
 
-    def _unreadable(self, error: Exception) -> ShardError:
+    def unreadable(self, shard: int, error: Exception) -> ShardError:
+        """Returns the error for a file that cannot be read."""
         found = ShardError(f"{self.file.path} cannot be read: {error}", self.file.name)
         found.__cause__ = error
         return found

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import os
+import weakref
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
 from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StoreUnavailableError
 from energon_dali.shards.folder import WebdatasetFolder
-from energon_dali.shards.index.extents import PartLayout
+from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
-from energon_dali.shards.ranged_reads import RangedReads, Requested
+from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage.path import RangeReader
-from energon_dali.shards.storage.store import open_shard
+from energon_dali.shards.storage.store import current_scope, open_shard
 
-MAX_OPEN_SHARDS = 128
+MAX_OPEN_SHARDS = 4096
+"""Shards of which all readers of a process together know the layout. One more costs tens of microseconds."""
 
+_PAGES_KEPT_FOR = 1024
+"""Samples after which the pages of the index that were touched are given back. A scattered sample touches about ten."""
 
-@dataclass(slots=True, eq=False)
-class RawSample:
-    """A sample as it was read; nothing is decoded."""
+_SLOW_SECONDS_PER_SAMPLE = 0.001
+_SLOW_BYTES_PER_SECOND = 300e6
+_SLOW_READS = 4
+"""Reads in a row that take longer than these two allow mean that a disk is slow."""
 
-    key: str
-    """The part of its file names before the first dot."""
-    shard: str
-    """Path of its shard within the dataset."""
-    index: int
-    """Index in the whole dataset, with shards in the order of the index."""
-    shard_index: int
-    """Index of its shard."""
-    sample_index: int
-    """Index within its shard."""
-    parts: dict[str, bytes | memoryview]
-    """Content by part name, in file order; only the wanted parts. Large ones are views of what was read."""
-
-    def __repr__(self) -> str:
-        parts = ", ".join(f"{name}: {len(content)} bytes" for name, content in self.parts.items())
-        return f"RawSample({self.key!r} of {self.shard}, {parts})"
+_opened: deque[tuple[weakref.ref[ShardReader], int]] = deque()
+"""The shards that were opened, oldest first."""
 
 
 class _OpenShard:
@@ -67,7 +59,7 @@ class ShardReader:
         folder: The dataset.
         part_filter: Returns whether a part is wanted, given its name; picklable if the reader has to be. None takes
             all parts.
-        max_open_shards: Number of shards that stay open; the least recently used one is closed.
+        max_open_shards: Number of shards whose layout this reader keeps; the one that was opened first is dropped.
     """
 
     def __init__(
@@ -80,15 +72,18 @@ class ShardReader:
         self.folder = folder
         self.part_filter = part_filter
         self.max_open_shards = max_open_shards
+        self.is_remote = not folder.root.is_local
+        """Whether requests wait for a network."""
         self._starts = [0, *accumulate(folder.shard_counts)]
-        self._remote = None if folder.root.is_local else RangedReads()
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._pid = os.getpid()
+        self._slow_reads = 0
+        self._forget()
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether requests wait for a network, so that several readers are best used at the same time."""
-        return self._remote is not None
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._open: dict[int, _OpenShard] = {}
+        self._failed: dict[int, DatasetError] = {}
+        self._samples_read = 0
+        self._shards_opened = 0
 
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         """Returns one entry per requested sample, in order: the sample, or the error that prevented reading it.
@@ -100,25 +95,17 @@ class ShardReader:
         Raises:
             StoreUnavailableError: The store returned only errors for too long.
         """
-        if self._pid != os.getpid():  # forked: pread shares no file position, but closing would affect the parent
-            self._open = OrderedDict()
-            self._remote = None if self._remote is None else RangedReads()
-            self._pid = os.getpid()
-        if self._remote is not None:
-            return self._read_remote(self._remote, shard_indices, sample_indices)
+        if self.is_remote:
+            return read_planned(self, shard_indices, sample_indices)
+        self._begin_read(len(shard_indices))
         results: list[RawSample | DatasetError] = []
         opened = self._open
-        failed: dict[int, DatasetError] = {}
         last_number, shard = -1, None
         for number, sample in zip(shard_indices, sample_indices, strict=True):
             try:
                 if number != last_number:
-                    if number in failed:
-                        results.append(failed[number])
-                        continue
                     last_number = -1
-                    shard = opened.get(number) or self._open_shard(number, failed)
-                    opened.move_to_end(number)
+                    shard = opened.get(number) or self._open_shard(number)
                     last_number = number
                 assert shard is not None
                 results.append(_read_local(shard, sample))
@@ -127,8 +114,18 @@ class ShardReader:
             except DatasetError as error:
                 results.append(error)
             except (EnergonDaliError, OSError) as error:
-                results.append(self._unreadable(number, error))
+                results.append(self.unreadable(number, error))
         return results
+
+    def _begin_read(self, num_samples: int) -> None:
+        """Prepares for reading some samples: shards that could not be opened are tried again."""
+        if self._pid != os.getpid():  # forked: pread shares no file position, but closing would affect the parent
+            self._forget()
+        self._failed.clear()
+        self._samples_read += num_samples
+        if self._samples_read >= _PAGES_KEPT_FOR:
+            self._samples_read = 0
+            self.folder.index.release_pages()
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the index of a sample in the whole dataset, with shards in the order of the index."""
@@ -155,8 +152,10 @@ class ShardReader:
             return "", ""
         try:
             # Called for what could not be read: reading a remote index again would repeat all retries.
-            index = self.folder.index
-            extents = index.known(shard_index) if self.is_remote else index.shard(shard_index)
+            opened, index = self._open.get(shard_index), self.folder.index
+            extents = index.known(shard_index) if opened is None else opened.layout.extents
+            if extents is None and not self.is_remote:
+                extents = index.shard(shard_index)
             if extents is None:
                 return names[shard_index], ""
             key = extents.key(sample_index) if 0 <= sample_index < extents.num_samples else ""
@@ -169,23 +168,23 @@ class ShardReader:
         if self._pid == os.getpid():
             for shard in self._open.values():
                 shard.reader.close()
-        self._open = OrderedDict()
+        self._forget()
         self.folder.index.close()
-        if self._remote is not None:
-            self._remote.close()
 
-    def _open_shard(self, number: int, failed: dict[int, DatasetError]) -> _OpenShard:
-        """Opens a shard; an error is kept in `failed`, so that one read tries only once."""
+    def _open_shard(self, number: int) -> _OpenShard:
+        """Opens a shard; an error is kept, so that the samples of one read do not each try again."""
+        if number in self._failed:
+            raise self._failed[number]
         try:
             return self._try_open(number)
         except StoreUnavailableError:
             raise
         except DatasetError as error:
-            failed[number] = error
+            self._failed[number] = error
             raise
         except (EnergonDaliError, OSError) as error:
-            failed[number] = self._unreadable(number, error)
-            raise failed[number] from error
+            self._failed[number] = self.unreadable(number, error)
+            raise self._failed[number] from error
 
     def _try_open(self, number: int) -> _OpenShard:
         if not 0 <= number < len(self.folder.shard_names):
@@ -210,58 +209,81 @@ class ShardReader:
             raise layout.changed(f"it has {size} bytes, and the index needs {extents.end_of_parts()}")
         shard = _OpenShard(number, name, self._starts[number], layout, reader)
         self._open[number] = shard
+        self._shards_opened += 1
         if len(self._open) > self.max_open_shards:
-            _, oldest = self._open.popitem(last=False)
-            oldest.reader.close()
+            del self._open[next(iter(self._open))]
+        _opened.append((weakref.ref(self), number))
+        while len(_opened) > MAX_OPEN_SHARDS:
+            oldest_reader, oldest = _opened.popleft()
+            owner = oldest_reader()
+            if owner is not None and (owner is not self or oldest != number):
+                owner._open.pop(oldest, None)
         return shard
 
-    def _read_remote(
-        self, remote: RangedReads, shard_indices: Sequence[int], sample_indices: Sequence[int]
-    ) -> list[RawSample | DatasetError]:
-        """Requests the runs of all samples at once, shard by shard, and assembles the samples."""
-        results: dict[int, RawSample | DatasetError] = {}
-        failed: dict[int, DatasetError] = {}
-        by_shard: dict[int, list[int]] = {}
-        for position, number in enumerate(shard_indices):
-            by_shard.setdefault(number, []).append(position)
-        requested: list[tuple[_OpenShard, Requested]] = []
-        for number, positions in by_shard.items():
-            try:
-                shard = self._open.get(number) or self._open_shard(number, failed)
-                self._open.move_to_end(number)
-            except DatasetError as error:
-                results.update(dict.fromkeys(positions, error))
-                continue
-            valid = []
-            for position in positions:
-                try:
-                    _check_sample(shard, sample_indices[position])
-                    valid.append(position)
-                except DatasetError as error:
-                    results[position] = error
-            runs_of = [(position, shard.layout.runs(sample_indices[position])) for position in valid]
-            requested.append((shard, remote.request(shard.reader, runs_of)))
-        for shard, responses in requested:
-            for position, runs in responses:
-                sample = sample_indices[position]
-                try:
-                    key = shard.layout.extents.key(sample)
-                    parts: dict[str, bytes | memoryview] = {}
-                    for run, (data, base) in runs:
-                        shard.layout.extract(key, run, data(), base, parts)
-                    results[position] = RawSample(
-                        key, shard.name, shard.first_index + sample, shard.number, sample, parts
-                    )
-                except StoreUnavailableError:
-                    raise
-                except DatasetError as error:
-                    results[position] = error
-                except (EnergonDaliError, OSError) as error:
-                    results[position] = self._unreadable(shard.number, error)
-        return [results[position] for position in range(len(shard_indices))]
+    def planned_reads(self, window: int, lanes: int) -> PlannedReads | None:
+        """Returns an object that reads ahead in a planned order; None where reading waits for nothing.
 
-    def _unreadable(self, number: int, error: Exception) -> ShardError:
+        Args:
+            window: Window of the order's shuffle, in samples.
+            lanes: Number of its interleave lanes.
+        """
+        requests = current_scope().requests
+        is_slow = self.is_remote or self._slow_reads >= _SLOW_READS or requests.is_wanted
+        return PlannedReads(self, window, lanes) if requests.is_allowed and is_slow else None
+
+    def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
+        """Tells how long a read took, so that a slow disk is read ahead.
+
+        Args:
+            seconds: Its duration.
+            num_samples: Samples that were read.
+            size: Their size in bytes.
+        """
+        if self._shards_opened:  # the time for checking their index says nothing about the disk
+            self._shards_opened = 0
+            return
+        expected = num_samples * _SLOW_SECONDS_PER_SAMPLE + size / _SLOW_BYTES_PER_SECOND
+        self._slow_reads = self._slow_reads + 1 if seconds > expected else 0
+
+    def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
+        """Prepares for planning some samples of shards; see PlannedSource."""
+        self._begin_read(num_samples)
+        if self.is_remote:
+            new = [number for number in numbers if number not in self._open and 0 <= number < len(self._starts) - 1]
+            if new:
+                with suppress(EnergonDaliError, OSError):  # raised again for the shards that are concerned
+                    self.folder.index.fetch(new)
+
+    def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
+        """Returns the file of a sample, and what has to be read of it; see PlannedSource.
+
+        Raises:
+            DatasetError: The shard cannot be opened, or has no such sample.
+        """
+        opened = self._open.get(shard) or self._open_shard(shard)
+        layout = opened.layout
+        if not 0 <= sample < layout.extents.num_samples:
+            _check_sample(opened, sample)
+        return opened.reader, layout.runs(sample)
+
+    def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes, int]]) -> RawSample:
+        """Returns a sample of the bytes that were read for it; see PlannedSource.
+
+        Raises:
+            DatasetError: The shard differs from its index.
+        """
+        opened = self._open.get(shard) or self._open_shard(shard)
+        key = opened.layout.extents.key(sample)
+        parts: dict[str, bytes | memoryview] = {}
+        for run, data, base in pieces:
+            opened.layout.extract(key, run, data, base, parts)
+        return RawSample(key, opened.name, opened.first_index + sample, shard, sample, parts)
+
+    def unreadable(self, number: int, error: Exception) -> ShardError:
+        """Returns the error for a shard that cannot be read."""
         name = self.folder.shard_names[number]
+        if isinstance(error, FileNotFoundError):
+            return missing_shard(self.folder.root, name)
         found = ShardError(f"{self.folder.root / name} cannot be read: {error}", name)
         found.__cause__ = error
         return found

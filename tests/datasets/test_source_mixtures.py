@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +18,7 @@ from energon_dali.datasets.mixing.blend import BlendSourceDataset
 from energon_dali.datasets.mixing.concat import ConcatSourceDataset
 from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset, count_tokens
-from energon_dali.datasets.mixing.source_mixture import short_names
+from energon_dali.datasets.mixing.source_mixture import READ_AHEAD, REMOTE_READ_AHEAD, short_names
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.restore_key import key_from_json
 from energon_dali.datasets.source import SourceDataset
@@ -61,8 +61,49 @@ class Numbers:
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
         return "shard", f"{self.number}/{sample_index}"
 
+    def planned_reads(self, window: int, lanes: int) -> PlannedNumbers | None:
+        return PlannedNumbers(self) if self.is_remote else None
+
+    def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
+
+
+class PlannedNumbers:
+    """Reads the rows of a Numbers when they are requested."""
+
+    def __init__(self, reader: Numbers) -> None:
+        self.reader = reader
+        self.planned: deque[tuple[int, int]] = deque()
+        self.issued: deque[RawSample | DatasetError] = deque()
+
+    def __len__(self) -> int:
+        return len(self.planned) + len(self.issued)
+
+    def rows_wanted(self) -> int:
+        return max(0, 8 - len(self))
+
+    def plan(self, shards: Sequence[int], samples: Sequence[int]) -> None:
+        self.planned.extend(zip(shards, samples, strict=True))
+
+    def issue(self, count: int | None = None) -> None:
+        rows = [self.planned.popleft() for _ in range(min(len(self.planned), (count or 4) - len(self.issued)))]
+        if rows:
+            self.issued.extend(self.reader.read(*zip(*rows, strict=True)))
+
+    def take(self) -> RawSample | DatasetError:
+        if not self.issued:
+            self.issue(1)
+        return self.issued.popleft()
+
+    def clear(self) -> None:
+        self.planned.clear()
+        self.issued.clear()
+
+    def close(self) -> None:
+        self.clear()
 
 
 def make_source(
@@ -269,7 +310,9 @@ def test_reading_ahead_asks_each_source_once_for_a_window_and_reads_nothing_twic
     blend = BlendSourceDataset(parts, [1, 1, 1])
     assert len(of_stream(blend, 0, 320)) == 320
     readers = [part.reader for part in parts if isinstance(part, SourceDataset)]
-    assert sum(reader.rows_read for reader in readers) <= 320 + 32 + 320 / 7  # type: ignore[attr-defined]
+    for reader in readers:
+        ahead = REMOTE_READ_AHEAD if reader.is_remote else READ_AHEAD  # type: ignore[attr-defined]
+        assert reader.rows_read <= 320 / 3 + 30 + ahead + 320 / 7  # type: ignore[attr-defined]
     assert max(reader.calls for reader in (readers[0], readers[2])) <= 11  # type: ignore[attr-defined]
 
 

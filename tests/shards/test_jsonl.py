@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from energon_dali.errors import DatasetError, DatasetFormatError, ShardError
 from energon_dali.shards import JsonlFile, JsonlReader, RawSample, StoragePath, prepare_jsonl
 from energon_dali.shards.index import jsonl_index
+from energon_dali.shards.read_ahead import read_planned
 
 DATA = Path(__file__).parent.parent / "data"
 ENDS = st.sampled_from([b"\n", b"\r\n", b" \t\n"])
@@ -123,11 +124,8 @@ def test_lines_come_from_a_url_too(tmp_path: Path) -> None:
     prepare_jsonl(str(path))
     file = JsonlFile(path)
     reader = JsonlReader(file)
-    from energon_dali.shards.ranged_reads import RangedReads
-
-    reader._remote = RangedReads(2)  # the way of a URL, on a local file
     wanted = [7, 8, 30, 49, 50, 0]
-    found = reader.read([0] * len(wanted), wanted)
+    found = read_planned(reader, [0] * len(wanted), wanted)  # as of a URL
     assert [raw.parts["json"] for raw in found if isinstance(raw, RawSample)] == [
         b'{"n": 7}',
         b'{"n": 8}',

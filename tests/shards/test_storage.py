@@ -19,7 +19,7 @@ import pytest
 
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
-from energon_dali.shards.ranged_reads import GAP_BYTES, REQUEST_BYTES, RangedReads, join_runs
+from energon_dali.shards.read_ahead import GAP_BYTES, GAP_SHARE, REQUEST_BYTES, PlannedReads, join_runs, read_planned
 from energon_dali.shards.storage import local, retry
 from energon_dali.shards.storage.objects import ObjectReader
 from energon_dali.shards.storage.path import WindowReader
@@ -254,8 +254,11 @@ def test_near_pieces_are_joined_and_far_ones_are_not() -> None:
     def piece(start: int, size: int) -> tuple[int, int, int, int]:
         return (0, 1, start, size)
 
-    assert join_runs([piece(5000, 10), piece(0, 100), piece(0, 100)]) == [(0, 5010)]
-    assert join_runs([piece(0, 100), piece(101 + GAP_BYTES, 5)]) == [(0, 100), (101 + GAP_BYTES, 5)]
+    assert join_runs([piece(1500, 10), piece(0, 100), piece(0, 100)]) == [(0, 1510)]
+    assert join_runs([piece(5000, 10), piece(0, 100)]) == [(0, 100), (5000, 10)]
+    gap = GAP_BYTES + 100 // GAP_SHARE
+    assert join_runs([piece(0, 100), piece(100 + gap, 5)]) == [(0, 105 + gap)]
+    assert join_runs([piece(0, 100), piece(101 + gap, 5)]) == [(0, 100), (101 + gap, 5)]
     assert join_runs([piece(0, REQUEST_BYTES), piece(REQUEST_BYTES, 1)]) == [(0, REQUEST_BYTES), (REQUEST_BYTES, 1)]
     assert join_runs([piece(0, 9 * REQUEST_BYTES), piece(10, 5)]) == [(0, 9 * REQUEST_BYTES)]
 
@@ -305,18 +308,17 @@ def test_an_interrupted_read_leaves_nothing_for_the_next(tmp_path: Path, monkeyp
     expected = captions(tmp_path)
     prepare_dataset(tmp_path)
     reader = ShardReader(WebdatasetFolder(str(tmp_path)))
-    reader._remote = RangedReads(2)  # the way of a URL, on local files
-    real = RangedReads.request
+    real = PlannedReads.issue
 
-    def interrupted(self: RangedReads, *args: Any) -> Any:
+    def interrupted(self: PlannedReads, *args: Any) -> Any:
         real(self, *args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RangedReads, "request", interrupted)
+        patch.setattr(PlannedReads, "issue", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            reader.read([0, 0, 1], [0, 1, 2])
-    (sample,) = reader.read([2], [3])
+            read_planned(reader, [0, 0, 1], [0, 1, 2])
+    (sample,) = read_planned(reader, [2], [3])
     assert contents(sample) == expected["s2_3"]
     reader.close()
 

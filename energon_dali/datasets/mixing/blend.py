@@ -223,7 +223,7 @@ class _BlendSourceIterator(SourceMixtureIterator):
             self._read_until = index
         if index >= self._read_until:
             self._read_until = min(index + READ_AHEAD, self._size)
-            self._read_ahead(self._draws[index : self._read_until])
+            self._read_ahead(self._draws[index : index + self._draws_ahead])
         number = self._draws[index]
         self._draw += 1
         if self._feedback is not None:

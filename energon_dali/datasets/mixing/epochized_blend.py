@@ -153,7 +153,7 @@ class _EpochIterator(SourceMixtureIterator):
             while self._index < len(self._draws):
                 if self._index >= self._read_until:
                     self._read_until = min(self._index + READ_AHEAD, len(self._draws))
-                    coming = self._draws[self._index : self._read_until]
+                    coming = self._draws[self._index : self._index + self._draws_ahead]
                     self._read_ahead([number for number in coming if number not in self._ended])
                 number = self._draws[self._index]
                 self._index += 1

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
@@ -19,8 +20,12 @@ from energon_dali.worker_config import WorkerConfig
 READ_AHEAD = 32
 """Samples over all sources that are asked of their readers at once."""
 
+REMOTE_READ_AHEAD = 512
+"""Samples over all sources that are requested from remote storage before they are wanted, within the loader's limit of
+bytes."""
+
 _REMOTE_SOURCES_AT_ONCE = 16
-"""Sources in remote storage that are asked at the same time: each costs the latency of a request."""
+"""Sources in remote storage whose index is asked at the same time: each costs the latency of a request."""
 
 
 class SourceMixture(MixtureDataset):
@@ -72,6 +77,8 @@ class SourceMixtureIterator(MixtureIterator):
         super().__init__(dataset, context)
         self._names = dataset.names
         self._remote = [is_remote(member) for member in dataset.datasets]
+        self._any_remote = any(self._remote)
+        self._draws_ahead = REMOTE_READ_AHEAD if self._any_remote else READ_AHEAD
         self._pool: ThreadPoolExecutor | None = None
 
     def _iterator(self, number: int) -> StreamIterator[Any]:
@@ -82,20 +89,28 @@ class SourceMixtureIterator(MixtureIterator):
         return iterator
 
     def _read_ahead(self, draws: Sequence[int]) -> None:
-        """Lets the sources read what the next draws take, those in remote storage all at the same time."""
-        remote = []
-        for number, count in Counter(draws).items():
-            if self._remote[number]:
-                remote.append((self._iterator(number), count))
-            elif count > 1:  # a single sample is read from a disk when it is drawn
+        """Lets the sources read what the next draws take.
+
+        Args:
+            draws: Numbers of the sources. Those in remote storage request all of them, the others read READ_AHEAD.
+        """
+        remote: list[tuple[StreamIterator[Any], int]] = []
+        for number, count in Counter(draws[:READ_AHEAD]).items():
+            if not self._remote[number] and count > 1:  # a single sample is read from a disk when it is drawn
                 self._iterator(number).read_ahead(count)
+        if self._any_remote:
+            remote = [
+                (self._iterator(number), count) for number, count in Counter(draws).items() if self._remote[number]
+            ]
         if len(remote) == 1:
             remote[0][0].read_ahead(remote[0][1])
         elif remote:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_REMOTE_SOURCES_AT_ONCE, thread_name_prefix="energon-dali-blend")
-            for _ in self._pool.map(lambda wanted: wanted[0].read_ahead(wanted[1]), remote):
-                pass
+            # Each in a copy of the context, because requests belong to the loader that reads.
+            jobs = [self._pool.submit(copy_context().run, iterator.read_ahead, count) for iterator, count in remote]
+            for job in jobs:
+                job.result()
 
     def close(self) -> None:
         if self._pool is not None:

@@ -11,6 +11,7 @@ from energon_dali.loader.processes.messages import Credits, Message, StartStream
 from energon_dali.loader.processes.serialization import serialize
 from energon_dali.loader.processes.server import BlockServer, ProcessTask, seed_generators
 from energon_dali.loader.processes.state_transfer import StateSender
+from energon_dali.shards.storage.local import allow_many_files
 
 if TYPE_CHECKING:
     from energon_dali.datasets.worker_border import BlockIterator, WorkerBorder
@@ -36,8 +37,11 @@ class WorkerTask(ProcessTask):
     """The loader's."""
 
     def prepare(self) -> None:
-        """Seeds the global generators, and leaves the cores to the other workers if torch is loaded already."""
+        """Seeds the global generators, allows as many open files as the system does, and leaves the cores to the other
+        workers if torch is loaded already.
+        """
         seed_generators(self.seed_offset, self.rank, self.worker)
+        allow_many_files()
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)
@@ -50,15 +54,12 @@ class WorkerTask(ProcessTask):
             ConnectionError: The rank hung up while a block was being sent.
         """
         from energon_dali.cache import pool_context
-        from energon_dali.shards.storage.store import RetryScope, retry_scope
+        from energon_dali.shards.storage.store import retry_scope
 
         server = WorkerServer(channel, self)
         cache_pool = self.options.cache_pool
         try:
-            scope = RetryScope(
-                self.options.retry_policy, server.metrics.count, shard_cache=self.options.found_shard_cache
-            )
-            with pool_context(cache_pool), retry_scope(scope):
+            with pool_context(cache_pool), retry_scope(self.options.retry_scope(server.metrics.count)):
                 server.serve()
         finally:
             if cache_pool is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from energon_dali.plan import Slices
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.index.tar_index import read_tar_index
+from energon_dali.shards.read_ahead import PlannedReads
 
 CACHED_SHARDS = 128
 """Shards per dataset whose offsets are kept."""
@@ -33,6 +34,10 @@ class JoinedRaw(RawSample):
 
     columns: tuple[RawSample | None, ...] = ()
     """One per dataset, the primary one first; None if there is no match."""
+
+
+Location = tuple[int, int] | DatasetError | None
+"""(index of the shard, index of the sample in it) in one dataset; None if there is no match."""
 
 
 class JoinedReader:
@@ -91,31 +96,50 @@ class JoinedReader:
         if outside:
             error = DatasetError(f"{self.index.path} has {len(table)} rows, and {outside[0]} was asked for.")
             return [error] * len(sample_indices)
-        rows: Int64Array = np.array(table[np.asarray(sample_indices, np.int64)])  # [n, columns, 3]
-        columns = [self._read_column(column, rows[:, column]) for column in range(len(self.readers))]
+        columns = [self._read_column(column, found) for column, found in enumerate(self.find(sample_indices))]
         return [
-            self._join(shard, row, found)
+            self.join(shard, row, found)
             for shard, row, found in zip(shard_indices, sample_indices, zip(*columns, strict=True), strict=True)
         ]
 
-    def _read_column(self, column: int, rows: Int64Array) -> list[RawSample | DatasetError | None]:
-        """Returns the samples of one dataset; rows is int64[n, 3]."""
-        results: list[RawSample | DatasetError | None] = [None] * len(rows)
-        positions, shards, samples = [], [], []
-        for position, (split_index, offset, _) in enumerate(rows.tolist()):
-            if split_index < 0:
-                continue
-            try:
-                shard, sample = self._find(column, split_index, offset)
-            except DatasetError as error:
-                results[position] = error
-                continue
-            positions.append(position)
-            shards.append(shard)
-            samples.append(sample)
-        for position, raw in zip(positions, self.readers[column].read(shards, samples), strict=True):
-            results[position] = raw
-        return results
+    def find(self, rows: Sequence[int]) -> list[list[Location]]:
+        """Returns for each dataset where its samples of some rows are; [columns][n].
+
+        Args:
+            rows: Rows of the join index, all of which exist.
+        """
+        table: Int64Array = np.array(self.index.table[np.asarray(rows, np.int64)])  # [n, columns, 3]
+        return [
+            [self._locate(column, split_index, offset) for split_index, offset, _ in table[:, column].tolist()]
+            for column in range(len(self.readers))
+        ]
+
+    def _locate(self, column: int, split_index: int, offset: int) -> Location:
+        try:
+            return None if split_index < 0 else self._find(column, split_index, offset)
+        except DatasetError as error:
+            return error
+
+    def _read_column(self, column: int, locations: list[Location]) -> list[RawSample | DatasetError | None]:
+        """Returns the samples of one dataset."""
+        there = [location for location in locations if isinstance(location, tuple)]
+        raws = iter(self.readers[column].read([shard for shard, _ in there], [sample for _, sample in there]))
+        return [next(raws) if isinstance(location, tuple) else location for location in locations]
+
+    def planned_reads(self, window: int, lanes: int) -> JoinedReads | None:
+        """Returns an object that reads ahead in a planned order; None where reading waits for nothing.
+
+        Args:
+            window: Window of the order's shuffle, in samples.
+            lanes: Number of its interleave lanes.
+        """
+        columns = [reader.planned_reads(window, lanes) for reader in self.readers]
+        return JoinedReads(self, columns) if any(column is not None for column in columns) else None
+
+    def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
+        """Tells how long a read of some samples, of a size in bytes, took."""
+        for reader in self.readers:
+            reader.note_speed(seconds, num_samples, size)
 
     def _find(self, column: int, split_index: int, offset: int) -> tuple[int, int]:
         """Returns (index of the shard in the dataset, index of the sample in the shard)."""
@@ -138,9 +162,16 @@ class JoinedReader:
             raise self._changed(column, f"a sample at byte {offset} of {folder.shard_names[shard]}")
         return shard, sample
 
-    def _join(
+    def join(
         self, shard: int, row: int, found: tuple[RawSample | DatasetError | None, ...]
     ) -> JoinedRaw | DatasetError:
+        """Returns the joined sample of a row, or the error that prevented reading it.
+
+        Args:
+            shard: Shard of the primary sample, as an index in its split part.
+            row: The row.
+            found: What each dataset returned for it.
+        """
         for raw in found:
             if isinstance(raw, DatasetError):
                 return raw
@@ -213,3 +244,78 @@ class JoinedReader:
 
     def __repr__(self) -> str:
         return f"JoinedReader({self.index.path}, {self.readers!r})"
+
+
+class JoinedReads:
+    """Reads joined samples in a planned order, ahead in the datasets where that helps; see PlannedReads.
+
+    Args:
+        reader: The datasets.
+        columns: What reads ahead in each of them; None where samples are read when they are taken.
+    """
+
+    def __init__(self, reader: JoinedReader, columns: Sequence[PlannedReads | None]) -> None:
+        self._reader = reader
+        self._columns = columns
+        self._ahead = [column for column in columns if column is not None]
+        self._rows: deque[tuple[int, int, tuple[Location, ...]]] = deque()  # (shard, row, one per dataset)
+
+    def __len__(self) -> int:
+        """Returns the number of rows that are planned and not taken."""
+        return len(self._rows)
+
+    @property
+    def num_issued(self) -> int:
+        """Number of rows, from the next one on, that were requested."""
+        return min(column.num_issued for column in self._ahead)
+
+    def rows_wanted(self) -> int:
+        """Returns how many more rows to plan now."""
+        planned = len(self._rows)
+        return max(column.rows_wanted() - (planned - len(column)) for column in self._ahead)
+
+    def plan(self, shards: Sequence[int], samples: Sequence[int]) -> None:
+        """Adds the next rows.
+
+        Args:
+            shards: Shards of the primary samples, as indices in its split part.
+            samples: Rows.
+        """
+        for column, locations in zip(self._columns, found := self._reader.find(samples), strict=True):
+            if column is not None:
+                there = [location for location in locations if isinstance(location, tuple)]
+                column.plan([shard for shard, _ in there], [sample for _, sample in there])
+        self._rows.extend(zip(shards, samples, zip(*found, strict=True), strict=True))
+
+    def issue(self, count: int | None = None) -> None:
+        """Requests the next rows; None requests as many as the limits allow."""
+        for column in self._ahead:
+            column.issue(count)
+
+    def take(self) -> RawSample | DatasetError:
+        """Returns the next sample, or the error that prevented reading it."""
+        shard, row, locations = self._rows[0]
+        found = tuple(self._take(column, location) for column, location in enumerate(locations))
+        self._rows.popleft()
+        return self._reader.join(shard, row, found)
+
+    def _take(self, column: int, location: Location) -> RawSample | DatasetError | None:
+        if not isinstance(location, tuple):
+            return location
+        reads = self._columns[column]
+        if reads is not None:
+            return reads.take()
+        (raw,) = self._reader.readers[column].read([location[0]], [location[1]])
+        return raw
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._rows.clear()
+        for column in self._ahead:
+            column.clear()
+
+    def close(self) -> None:
+        """Forgets all rows, and stops reading."""
+        self._rows.clear()
+        for column in self._ahead:
+            column.close()

@@ -18,9 +18,14 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import struct
+import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -38,6 +43,11 @@ from energon_dali.shards.storage.retry import with_retries
 MAGIC = b"EDEXT001"
 _HEADER = struct.Struct("<8s40sQQQ32s24x")
 _ROW = struct.Struct("<8Q")
+
+FETCHED_BYTES = 1 << 20
+"""Small sections of a remote file are fetched together up to this size."""
+FETCH_THREADS = 16
+_KEPT_NAMES = 4096
 
 
 def digest_of_counts(shard_counts: Mapping[str, int]) -> bytes:
@@ -110,7 +120,10 @@ def pack_names(part_names: list[str], formats: list[str]) -> bytes:
 
 
 class ExtentFile:
-    """Reads the file: a local one is mapped into memory, a remote one is read by ranges.
+    """Reads the file through a memory map; a remote file is copied, section by section, into a temporary file.
+
+    Each section is checked once, when it is first asked for. After that, asking again costs microseconds, so the
+    extents of a shard need not be kept. The pages of the map are given back by `release_pages`.
 
     Args:
         path: The file.
@@ -118,7 +131,7 @@ class ExtentFile:
     Raises:
         FileNotFoundError: There is no such file.
         DatasetFormatError: It is cut off, or has another version.
-        StorageError: It cannot be read.
+        StorageError: It cannot be read, or its copy cannot be written.
     """
 
     def __init__(self, path: StoragePath) -> None:
@@ -134,12 +147,20 @@ class ExtentFile:
             self._reader.close()
             raise self._damaged(f"has {self._reader.size} bytes and should have {size}")
         self._table = self._reader.read_at(table, self.num_shards * _ROW.size)
-        self._map: mmap.mmap | None = None
+        self._checked = bytearray(self.num_shards)
+        self._names: dict[bytes, tuple[list[str], list[str]]] = {}
+        self._copy: _LocalCopy | None = None
         if isinstance(self._reader, LocalReader):
             self._map = with_retries(self._reader.map, "map", path.url)
+        else:
+            self._copy = _LocalCopy(self._reader, self._table)
+            self._map = self._copy.map
+        if self._map.size() >= mmap.PAGESIZE:
+            # Without it, a page fault maps the pages around it too, which a scattered order does not need.
+            self._map.madvise(mmap.MADV_RANDOM)
 
     def shard(self, index: int) -> ShardExtents:
-        """Returns the extents of a shard; views of the mapped file where it is local.
+        """Returns the extents of a shard, as views of the map.
 
         Raises:
             DatasetFormatError: The section is damaged.
@@ -147,31 +168,133 @@ class ExtentFile:
         """
         offset, size, names_size, samples, parts, shard_bytes, crc, _ = _ROW.unpack_from(self._table, index * _ROW.size)
         whole = size + names_size
-        if offset + whole > self._reader.size or columns_bytes(samples, parts) > size:
-            raise self._damaged(f"is damaged in the section of shard {index}")
-        # Read even if it is mapped: a disk error while reading the map would kill the process, and can be retried here.
-        section: bytes | memoryview = self._reader.read_at(offset, whole)
-        if len(section) != whole or zlib.crc32(section) != crc:
-            raise self._damaged(f"is damaged in the section of shard {index}")
-        if self._map is not None:
-            if self._map.size() < self._reader.size:
-                raise self._damaged(f"has {self._map.size()} bytes and had {self._reader.size} when it was opened")
-            section = memoryview(self._map)[offset : offset + whole]
+        checked = self._checked[index]
+        if not checked:
+            if offset + whole > self._reader.size or columns_bytes(samples, parts) > size:
+                raise self._damaged(f"is damaged in the section of shard {index}")
+            if self._copy is not None:
+                self._copy.fetch([index])
+                content = self._copy.read_at(offset, whole)
+            else:  # a disk error while reading the map would kill the process, and can be retried here
+                content = self._reader.read_at(offset, whole)
+            if len(content) != whole or zlib.crc32(content) != crc:
+                if self._copy is not None:
+                    self._copy.forget(index)
+                raise self._damaged(f"is damaged in the section of shard {index}")
+        if self._map.size() < self._reader.size:
+            raise self._damaged(f"has {self._map.size()} bytes and had {self._reader.size} when it was opened")
         try:
-            names = parse_json(bytes(section[size:]), any_number=True)
+            if not checked:  # on the copy: it would touch all pages of the map
+                self._extents(content, size, samples, parts, shard_bytes).check()
+                self._checked[index] = 1
+            section = memoryview(self._map)[offset : offset + whole]
+            return self._extents(section, size, samples, parts, shard_bytes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"is damaged in the section of shard {index} ({excerpt(str(error))})") from error
+
+    def _extents(
+        self, section: bytes | memoryview, size: int, samples: int, parts: int, shard_bytes: int
+    ) -> ShardExtents:
+        part_names, formats = self._names_of(bytes(section[size:]))
+        return ShardExtents(section[:size], samples, parts, shard_bytes, part_names, formats)
+
+    def _names_of(self, packed: bytes) -> tuple[list[str], list[str]]:
+        """Returns the names of parts and formats of a section; sections that have the same ones share the lists."""
+        found = self._names.get(packed)
+        if found is None:
+            names = parse_json(packed, any_number=True)
             part_names, formats = names["part_names"], names["formats"]
             if not isinstance(part_names, list) or not isinstance(formats, list):
                 raise ValueError("its names are not lists")
-            extents = ShardExtents(section[:size], samples, parts, shard_bytes, part_names, formats)
-            extents.check()
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(f"is damaged in the section of shard {index} ({excerpt(str(error))})") from error
-        return extents
+            if len(self._names) >= _KEPT_NAMES:
+                self._names.clear()
+            found = self._names[packed] = (part_names, formats)
+        return found
+
+    def fetch(self, indices: Iterable[int]) -> None:
+        """Copies the sections of shards from remote storage, several at a time; does nothing for a local file.
+
+        Raises:
+            StorageError: One cannot be read, or its copy cannot be written.
+        """
+        if self._copy is not None:
+            self._copy.fetch(indices)
+
+    def release_pages(self) -> None:
+        """Gives back the pages of the map that were touched; the page cache of the system keeps them."""
+        if self._map.size() >= mmap.PAGESIZE:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Closes the file; mapped extents that are still in use stay valid."""
+        """Closes the file; extents that are still in use stay valid."""
         self._reader.close()
-        self._map = None
+        self._copy = None
 
     def _damaged(self, what: str) -> DatasetFormatError:
         return DatasetFormatError(f"{self.path} {what}. Delete it, or write it again with `energon-dali prepare PATH`.")
+
+
+class _LocalCopy:
+    """A temporary file, deleted already, that receives the sections of a remote file at the offsets they have there.
+
+    Args:
+        reader: The remote file.
+        table: Its table.
+
+    Raises:
+        StorageError: The file cannot be made.
+    """
+
+    def __init__(self, reader: RangeReader, table: bytes) -> None:
+        self._reader = reader
+        self._table = table
+        self._copied = bytearray(len(table) // _ROW.size)
+        with writing(tempfile.gettempdir()):
+            self._file = tempfile.TemporaryFile(prefix="energon-dali-")  # noqa: SIM115 - lives as long as the index
+            os.ftruncate(self._file.fileno(), max(1, reader.size))
+        self.map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def fetch(self, indices: Iterable[int]) -> None:
+        """Copies the sections of shards, and their neighbours where these are small."""
+        requests: list[tuple[int, int, list[int]]] = []
+        asked: set[int] = set()
+        for index in sorted(indices):
+            if self._copied[index] or index in asked:
+                continue
+            start, end = self._bounds(index)
+            numbers = [index]
+            for neighbour in range(index + 1, len(self._copied)):
+                first, last = self._bounds(neighbour)
+                if first < end or last - start > FETCHED_BYTES or self._copied[neighbour]:
+                    break
+                numbers.append(neighbour)
+                end = last
+            asked.update(numbers)
+            requests.append((start, end - start, numbers))
+        if len(requests) == 1:
+            self._fetch(*requests[0])
+        elif requests:
+            with ThreadPoolExecutor(min(FETCH_THREADS, len(requests)), "energon-dali-index") as pool:
+                jobs = [pool.submit(copy_context().run, partial(self._fetch, *request)) for request in requests]
+                for job in jobs:
+                    job.result()
+
+    def _fetch(self, start: int, size: int, numbers: list[int]) -> None:
+        data = self._reader.read_at(start, size)
+        with writing(tempfile.gettempdir()):
+            os.pwrite(self._file.fileno(), data, start)
+        for number in numbers:
+            self._copied[number] = 1
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Returns what was copied."""
+        return os.pread(self._file.fileno(), size, offset)
+
+    def forget(self, index: int) -> None:
+        """Makes the next request copy a section again."""
+        self._copied[index] = 0
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        """Returns the offsets of the first byte of a section and of the one after its last."""
+        offset, size, names_size = _ROW.unpack_from(self._table, index * _ROW.size)[:3]
+        return offset, offset + size + names_size

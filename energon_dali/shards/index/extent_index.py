@@ -7,6 +7,7 @@ import os
 import shlex
 import tempfile
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +104,24 @@ class ExtentIndex:
         if len(self._cache) > CACHED_SHARDS:
             self._cache.popitem(last=False)
         return found
+
+    def fetch(self, indices: Iterable[int]) -> None:
+        """Fetches what the index knows of shards, several at a time where it is remote; `shard` is fast afterwards.
+
+        Raises:
+            DatasetFormatError: The index is damaged.
+            StorageError: A file cannot be read.
+        """
+        if self.source == "extents":
+            assert self._file is not None
+            self._file.fetch(indices)
+
+    def release_pages(self) -> None:
+        """Gives back the pages of a memory-mapped index that were touched, so that they do not count as memory of this
+        process.
+        """
+        if self._file is not None:
+            self._file.release_pages()
 
     def known(self, index: int) -> ShardExtents | None:
         """Returns the extents of a shard if they are cached; reads nothing."""

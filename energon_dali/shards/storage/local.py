@@ -20,14 +20,28 @@ from energon_dali.shards.storage.atomic_file import atomic_file, write_atomicall
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import store_of
 
+_MOST_FILES = 4096
+
 
 def _file_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 512 if soft == resource.RLIM_INFINITY else max(16, min(512, soft // 4))
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else max(16, min(_MOST_FILES, soft // 4))
 
 
 MAX_OPEN_FILES = _file_limit()
 """Number of files that all readers of a process keep open: a quarter of what the system allows."""
+
+
+def allow_many_files() -> None:
+    """Raises the number of files that this process may open, for a process of our own."""
+    global MAX_OPEN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * _MOST_FILES if hard == resource.RLIM_INFINITY else min(4 * _MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    MAX_OPEN_FILES = _file_limit()
+
 
 MAX_LISTED_ENTRIES = 5_000_000
 """Limit of files and folders below one folder, which links to folders may multiply without end."""

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError, StorageError
+from energon_dali.shards.storage.request_pool import RequestPool
 
 if TYPE_CHECKING:
     from energon_dali.plan import OrderSpec, RepeatedOrder
@@ -202,13 +203,16 @@ class StreamFollower(Protocol):
 
 
 class RetryScope:
-    """The retries of one loader in one process: its policy, its counters, and a way to cancel its pauses.
+    """How one loader reads in one process: its retry policy, its counters, its requests in flight, and a way to cancel
+    its pauses.
 
     Args:
         policy: How often requests are repeated.
         count: Adds to a counter, given its name and an amount; None counts nothing.
         outlasts_stores: Wait for a store that is down. False raises StorageError after one budget.
         shard_cache: Keeps shards on local disk; None keeps none.
+        read_ahead_bytes: Bytes that may be requested ahead; see LoaderOptions.
+        requests_in_flight: Requests at the same time; see LoaderOptions.
     """
 
     def __init__(
@@ -218,9 +222,13 @@ class RetryScope:
         *,
         outlasts_stores: bool = True,
         shard_cache: ShardOpener | None = None,
+        read_ahead_bytes: int | None = None,
+        requests_in_flight: int | None = None,
     ) -> None:
         self.policy = policy or RetryPolicy()
         self.shard_cache = shard_cache
+        self.requests = RequestPool(count, requests_in_flight=requests_in_flight, read_ahead_bytes=read_ahead_bytes)
+        """The requests in flight."""
         self.outlasts_stores = outlasts_stores
         self._count = count
         self._cancelled = threading.Event()
