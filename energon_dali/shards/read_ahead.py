@@ -31,6 +31,9 @@ from energon_dali.shards.storage.store import current_scope
 REQUEST_BYTES = 4 << 20
 """Runs are joined up to this size of a request."""
 
+FEWEST_REQUEST_BYTES = 256 << 10
+"""The same where memory is short."""
+
 GAP_BYTES = 1536
 GAP_SHARE = 10
 """Two runs are joined if there are at most GAP_BYTES and a tenth of the larger one between them. So at most a fifth
@@ -82,21 +85,14 @@ class PlannedSource(Protocol):
         """Returns the error for a shard that cannot be read."""
 
 
-class _Request:
-    """Bytes of one file that were requested."""
-
-    __slots__ = ("future", "is_shared", "offset")
-
-    def __init__(self, offset: int, future: Future[bytes], is_shared: bool) -> None:
-        self.offset = offset
-        self.future = future
-        self.is_shared = is_shared
+_Piece = tuple[Future[list[bytes]], int]
+"""The bytes of a run: which of those that a request brings."""
 
 
 class _Row:
     """A sample that is planned."""
 
-    __slots__ = ("error", "reader", "requests", "runs", "sample", "shard", "size")
+    __slots__ = ("error", "pieces", "reader", "runs", "sample", "shard", "size")
 
     def __init__(self, shard: int, sample: int) -> None:
         self.shard = shard
@@ -104,7 +100,7 @@ class _Row:
         self.reader: RangeReader | None = None
         self.runs: list[PartRun] = []
         self.size = 0
-        self.requests: list[_Request] | None = None
+        self.pieces: list[_Piece] | None = None  # one per run, as soon as they are requested
         self.error: DatasetError | None = None
 
 
@@ -124,7 +120,8 @@ class PlannedReads:
         self._planned: deque[_Row] = deque()
         self._issued: deque[_Row] = deque()
         self._unissued: dict[int, dict[int, _Row]] = {}
-        self._issued_bytes = 0
+        self._held_bytes = 0
+        self._request_bytes = REQUEST_BYTES
         self._rows_seen = 0
         self._bytes_seen = 0
         self._pool: RequestPool = current_scope().requests
@@ -147,12 +144,14 @@ class PlannedReads:
         row_bytes = max(512, self._bytes_seen // self._rows_seen if self._rows_seen else 64 << 10)
         limit = self._pool.bytes_per_user
         issued = min(ISSUED_BYTES, limit // 2) // row_bytes
-        # The neighbours of a sample in its shard come within four windows. So if these are planned, and what the lanes
-        # need for requests of some size, runs are streamed whole.
-        spare = limit // 2 - 4 * self._window * row_bytes
-        if spare > 0 and 4 * self._window <= MOST_ROWS:
-            ahead = 4 * self._window + min(spare, 2 * self._lanes * REQUEST_BYTES) // row_bytes
+        # The neighbours of a sample in its shard come within four windows of it. If these are planned, and what each
+        # lane needs for a large request, shards are streamed. A window and a half are held then.
+        spare = limit - (issued + 3 * self._window // 2) * row_bytes
+        if spare >= 0 and 4 * self._window <= MOST_ROWS:
+            self._request_bytes = min(REQUEST_BYTES, max(FEWEST_REQUEST_BYTES, spare // self._lanes))
+            ahead = 4 * self._window + 2 * self._lanes * self._request_bytes // row_bytes
             return max(FEWEST_ROWS, min(issued, MOST_ROWS // 16)), FEWEST_ROWS + min(issued + ahead, MOST_ROWS)
+        self._request_bytes = REQUEST_BYTES
         issued = max(FEWEST_ROWS, min(issued, 4 * self._pool.limit))
         return issued, 2 * issued
 
@@ -179,7 +178,7 @@ class PlannedReads:
             else:
                 for run in row.runs:
                     row.size += run[3]
-                unissued.setdefault(shard, {})[sample] = row
+                unissued.setdefault(shard, {}).setdefault(sample, row)
             self._rows_seen += 1
             self._bytes_seen += row.size
             self._planned.append(row)
@@ -193,66 +192,86 @@ class PlannedReads:
         Args:
             count: Number of rows, from the next one on; None issues as many as the limits allow.
         """
+        is_told = count is not None
         if count is None:
             count = self._targets()[0]
-            limit, held = self._pool.bytes_per_user, self._issued_bytes
-        else:
-            limit, held = self._pool.read_ahead_bytes, self._pool.bytes_held
         while self._planned and len(self._issued) < count:
-            held += self._planned[0].size
-            if self._issued and held > limit:
+            row = self._planned[0]
+            if self._issued and row.pieces is None and not self._fits(row.size, is_told):
                 return
             self._issue_next()
 
+    def _fits(self, size: int, is_told: bool = False) -> bool:
+        """Returns whether more bytes may be held.
+
+        Args:
+            size: Number of bytes.
+            is_told: Whether the caller says how far to read, for all datasets of a mixture together.
+        """
+        if is_told:
+            return self._pool.bytes_held + size <= self._pool.read_ahead_bytes
+        return self._held_bytes + size <= self._pool.bytes_per_user
+
     def _issue_next(self) -> None:
         row = self._planned.popleft()
-        self._hold(row.size)
         self._issued.append(row)
-        if row.requests is None and row.error is None:
+        if row.pieces is None and row.error is None:
             self._request(self._take_group(row))
 
     def _take_group(self, row: _Row) -> list[_Row]:
         """Returns a row with the planned ones near it in its shard, which one request may cover."""
-        unissued = self._unissued[row.shard]
-        if unissued.get(row.sample) is row:
+        unissued = self._unissued.get(row.shard, {})
+        if unissued.get(row.sample) is row:  # a sample that comes twice is there once
             del unissued[row.sample]
         group = [row]
-        if row.runs and unissued:
-            total = row.size
-            for step in (1, -1):
-                last = row
-                while total < REQUEST_BYTES:
-                    for distance in range(step, step * (_NEIGHBOURS + 1), step):
-                        found = unissued.get(last.sample + distance)
-                        if found is not None:
-                            break
-                    else:
+        self._hold(row.size)
+        total = row.size
+        for step in (1, -1) if row.runs and unissued else ():
+            last = row
+            while total < self._request_bytes:
+                for distance in range(step, step * (_NEIGHBOURS + 1), step):
+                    found = unissued.get(last.sample + distance)
+                    if found is not None:
                         break
-                    if not found.runs or _gap(last, found, step) > _gap_limit(last.size, found.size):
-                        break
-                    del unissued[found.sample]
-                    group.append(found)
-                    total += found.size
-                    last = found
+                else:
+                    break
+                far = not found.runs or _gap(last, found, step) > _gap_limit(last.size, found.size)
+                if far or not self._fits(found.size):
+                    break
+                del unissued[found.sample]
+                group.append(found)
+                self._hold(found.size)
+                total += found.size
+                last = found
         if not unissued:
-            del self._unissued[row.shard]
+            self._unissued.pop(row.shard, None)
         return group
 
     def _request(self, group: list[_Row]) -> None:
         """Requests the runs of rows of one shard."""
         reader = group[0].reader
         assert reader is not None
+        self._pool.count_wanted(sum(row.size for row in group))
         if len(group) == 1 and len(group[0].runs) == 1:
             _, _, offset, size = group[0].runs[0]
-            spans = [(offset, size)]
-        else:
-            spans = join_runs([run for row in group for run in row.runs])
-        submit, is_shared = self._pool.submit, len(group) > 1
-        requests = [_Request(offset, submit(reader.read_at, offset, size), is_shared) for offset, size in spans]
-        self._pool.count_wanted(sum(row.size for row in group))
-        offsets = [request.offset for request in requests]
+            group[0].pieces = [(self._pool.submit(size, _read, reader, offset, size, [(0, size)]), 0)]
+            return
+        spans = join_runs([run for row in group for run in row.runs])
+        offsets = [offset for offset, _ in spans]
+        cuts: list[list[tuple[int, int]]] = [[] for _ in spans]
+        where: list[list[tuple[int, int]]] = []  # for each run of each row: number of the request, index in it
         for row in group:
-            row.requests = [requests[bisect_right(offsets, run[2]) - 1] for run in row.runs]
+            where.append([])
+            for _, _, start, size in row.runs:
+                number = bisect_right(offsets, start) - 1
+                where[-1].append((number, len(cuts[number])))
+                cuts[number].append((start - offsets[number], size))
+        futures = [
+            self._pool.submit(size, _read, reader, offset, size, pieces)
+            for (offset, size), pieces in zip(spans, cuts, strict=True)
+        ]
+        for row, found in zip(group, where, strict=True):
+            row.pieces = [(futures[number], index) for number, index in found]
 
     def take(self) -> RawSample | DatasetError:
         """Returns the next sample, or the error that prevented reading it; waits for its bytes.
@@ -266,43 +285,39 @@ class PlannedReads:
         row = self._issued[0]
         found = row.error or self._assemble(row)
         self._issued.popleft()
+        for future, index in row.pieces or ():
+            if future.exception() is None:
+                future.result()[index] = b""  # what a request brought for other samples stays
         self._hold(-row.size)
         return found
 
     def _hold(self, size: int) -> None:
-        self._issued_bytes += size
+        self._held_bytes += size
         self._pool.hold(size)
 
     def _assemble(self, row: _Row) -> RawSample | DatasetError:
-        requests = row.requests or []
         try:
             pieces = [
-                (run, request.future.result(), request.offset) for run, request in zip(row.runs, requests, strict=True)
+                (run, future.result()[index], run[2])
+                for run, (future, index) in zip(row.runs, row.pieces or (), strict=True)
             ]
-            sample = self._source.assemble(row.shard, row.sample, pieces)
+            return self._source.assemble(row.shard, row.sample, pieces)
         except StoreUnavailableError:
             raise
         except DatasetError as error:
             return error
         except (EnergonDaliError, OSError) as error:
             return self._source.unreadable(row.shard, error)
-        if requests and requests[0].is_shared:
-            # Views would keep the bytes of all samples of the request.
-            parts = sample.parts
-            for name, part in parts.items():
-                if type(part) is memoryview:
-                    parts[name] = bytes(part)
-        return sample
 
     def clear(self) -> None:
         """Forgets all rows, and cancels the requests that have not begun."""
         for row in (*self._issued, *self._planned):
-            for request in row.requests or ():
-                request.future.cancel()
+            for future, _ in row.pieces or ():
+                future.cancel()
         self._issued.clear()
         self._planned.clear()
         self._unissued.clear()
-        self._hold(-self._issued_bytes)
+        self._hold(-self._held_bytes)
 
     def close(self) -> None:
         """Forgets all rows, and leaves the threads to others."""
@@ -332,6 +347,19 @@ def read_planned(
         return [reads.take() for _ in shards]
     finally:
         reads.close()
+
+
+def _read(reader: RangeReader, offset: int, size: int, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Reads a range, and returns pieces of it, so that none keeps the memory of the others.
+
+    Args:
+        reader: The file.
+        offset: First byte.
+        size: Number of bytes.
+        pieces: (offset in the range, size).
+    """
+    data = reader.read_at(offset, size)
+    return [data[start : start + length] for start, length in pieces]
 
 
 def join_runs(runs: Iterable[PartRun]) -> list[tuple[int, int]]:

@@ -11,7 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MOST_REQUESTS = 64
 """Requests in flight that are kept at a high latency."""
@@ -30,9 +32,10 @@ _MEASURED = 64
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    call: Callable[[], bytes]
+    size: int
+    call: Callable[[], Any]
     context: Context
-    future: Future[bytes] = field(default_factory=Future)
+    future: Future[Any] = field(default_factory=Future)
 
 
 class RequestPool:
@@ -115,14 +118,15 @@ class RequestPool:
         with self._lock:
             self.bytes_held += size
 
-    def submit(self, call: Callable[..., bytes], *args: Any) -> Future[bytes]:
+    def submit(self, size: int, call: Callable[..., T], *args: Any) -> Future[T]:
         """Runs a call in a thread, as soon as fewer requests than the limit are in flight.
 
         Args:
+            size: Bytes that it requests.
             call: Makes the request, retries included.
             *args: Its arguments.
         """
-        request = _Request(partial(call, *args), copy_context())  # retries belong to the loader that reads
+        request = _Request(size, partial(call, *args), copy_context())  # retries belong to the loader that reads
         with self._lock:
             self._waiting.append(request)
             if self._active < self.limit:
@@ -145,13 +149,13 @@ class RequestPool:
             if future.set_running_or_notify_cancel():
                 start = time.perf_counter()
                 try:
-                    data = request.context.run(request.call)
+                    result = request.context.run(request.call)
                 except BaseException as error:
                     future.set_exception(error)
                 else:
-                    self._note(time.perf_counter() - start, len(data))
-                    future.set_result(data)
-                    del data
+                    self._note(time.perf_counter() - start, request.size)
+                    future.set_result(result)
+                    del result
             del request, future
 
     def _note(self, seconds: float, size: int) -> None:
