@@ -111,7 +111,7 @@ class RequestPool:
             waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             request.future.cancel()
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(wait=False)  # its threads end as soon as they find nothing to run
 
     def hold(self, size: int) -> None:
         """Adds to the bytes that are held, or takes from them."""

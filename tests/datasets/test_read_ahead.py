@@ -1,0 +1,208 @@
+"""Reading ahead changes neither the order nor what is read, whatever the limits, and keeps to its memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.mixing.blend import BlendSourceDataset
+from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
+from energon_dali.datasets.stream import StreamContext
+from energon_dali.errors import DatasetError, ShardError
+from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.read_ahead import PlannedReads
+from energon_dali.shards.storage import store
+from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.request_pool import RequestPool
+from energon_dali.shards.storage.store import RetryScope, retry_scope
+from tests.datasets.oracle import check_resume, config
+from tests.datasets.test_source_mixtures import make_source
+from tests.shards.tars import captions
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WebdatasetFolder:
+    captions(tmp_path)
+    prepare_dataset(tmp_path)
+    return WebdatasetFolder(str(tmp_path))
+
+
+@pytest.fixture
+def always_ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Reads local files ahead as remote ones are."""
+
+    def pool(count: Any = None, **options: Any) -> RequestPool:
+        return RequestPool(count, **{**options, "read_ahead_bytes": 1 << 20})
+
+    monkeypatch.setattr(store, "RequestPool", pool)
+    return
+
+
+def source(folder: WebdatasetFolder, streams: int, number: int = 1, *, repeat: bool = True, window: int = 5) -> Any:
+    made = make_source(number, 1, config(streams), repeat=repeat, shuffle_buffer_size=window)
+    made.reader = ShardReader(folder)
+    made.load.field_map = {"text": "txt"}
+    base = type(made.order.base).whole_shards(folder.shard_counts)
+    made.order = type(made.order)(**{**made.order.__getstate__(), "base": base})
+    return made
+
+
+def texts(dataset: SavableDataset[Any], stream: int, count: int) -> list[str]:
+    iterator = dataset.open(StreamContext(stream))
+    found: list[str] = []
+    try:
+        while len(found) < count:
+            try:
+                found.append(next(iterator).text)
+            except StopIteration:
+                found.append("end")
+    finally:
+        iterator.close()
+    return found
+
+
+def compositions(folder: WebdatasetFolder, streams: int) -> dict[str, SavableDataset[Any]]:
+    return {
+        "source": source(folder, streams),
+        "validation": source(folder, streams, repeat=False, window=1),
+        "wide": source(folder, streams, window=1000),
+        "blend": BlendSourceDataset([source(folder, streams, n) for n in (1, 2, 3)], [3, 1, 2]),
+        "epochized": EpochizedBlendDataset([source(folder, streams, n) for n in (1, 2)], [1, 2], repeat=True),
+    }
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_the_order_is_that_of_direct_reads(
+    folder: WebdatasetFolder, streams: int, monkeypatch: pytest.MonkeyPatch, always_ahead: None
+) -> None:
+    with monkeypatch.context() as direct:
+        direct.setattr(store, "RequestPool", RequestPool)
+        with retry_scope(RetryScope(read_ahead_bytes=0)):
+            expected = {
+                (name, stream): texts(dataset, stream, 100)
+                for name, dataset in compositions(folder, streams).items()
+                for stream in range(streams)
+            }
+    counts: dict[str, int] = {}
+    with retry_scope(RetryScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))):
+        for (name, stream), wanted in expected.items():
+            assert texts(compositions(folder, streams)[name], stream, 100) == wanted, name
+    assert counts["read_ahead.requests"] > 100
+
+
+@pytest.mark.parametrize("name", ["source", "validation", "wide", "blend", "epochized"])
+def test_a_restore_continues_exactly(folder: WebdatasetFolder, name: str, always_ahead: None) -> None:
+    check_resume(lambda: compositions(folder, 2)[name], count=40, epochs=2, view=lambda sample: sample.text)
+
+
+def test_any_plan_gives_the_samples_and_keeps_to_its_limits(folder: WebdatasetFolder) -> None:
+    truth = {
+        (shard, sample): ShardReader(folder).read([shard], [sample])[0]
+        for shard, count in enumerate(folder.shard_counts)
+        for sample in range(count + 1)
+    }
+    for seed in range(30):
+        draw = random.Random(seed)
+        rows = [draw.choice(list(truth)) for _ in range(draw.randrange(1, 80))]
+        reader = ShardReader(folder)
+        with retry_scope(
+            RetryScope(read_ahead_bytes=draw.choice([1, 3000, 1 << 20]), requests_in_flight=draw.choice([1, 2, 8]))
+        ):
+            reads = PlannedReads(reader, draw.choice([0, 3, 100]), draw.choice([1, 4]))
+            coming, got = list(rows), []
+            while len(got) < len(rows):
+                if coming and (draw.random() < 0.5 or not len(reads)):
+                    count = draw.randrange(1, 9)
+                    reads.plan(*zip(*coming[:count], strict=True))
+                    del coming[:count]
+                if draw.random() < 0.5:
+                    reads.issue(draw.choice([None, 1, 5]))
+                if len(reads):
+                    got.append(reads.take())
+                largest = max((row.size for row in (*reads._issued, *reads._planned)), default=0)
+                assert reads._held_bytes <= reads._pool.read_ahead_bytes + largest
+            assert reads._held_bytes == reads._pool.bytes_held == 0
+            reads.close()
+        for row, found in zip(rows, got, strict=True):
+            wanted = truth[row]
+            if isinstance(wanted, RawSample):
+                assert isinstance(found, RawSample)
+                assert found.key == wanted.key
+                assert {n: bytes(p) for n, p in found.parts.items()} == {n: bytes(p) for n, p in wanted.parts.items()}
+            else:
+                assert isinstance(found, ShardError)
+                assert str(found) == str(wanted)
+
+
+def test_runs_are_streamed_and_requests_are_in_flight_together(
+    folder: WebdatasetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, running, most, calls = LocalReader.read_at, 0, 0, 0
+    lock = threading.Lock()
+
+    def slow(self: LocalReader, offset: int, size: int) -> bytes:
+        nonlocal running, most, calls
+        with lock:
+            running, calls = running + 1, calls + 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return real(self, offset, size)
+
+    shards = [shard for shard, count in enumerate(folder.shard_counts) for _ in range(count)]
+    samples = [sample for count in folder.shard_counts for sample in range(count)]
+    with retry_scope(RetryScope(read_ahead_bytes=1 << 20, requests_in_flight=8)):
+        reads = PlannedReads(ShardReader(folder), 1, 1)
+        reads.plan(shards, samples)
+        monkeypatch.setattr(LocalReader, "read_at", slow)
+        reads.issue(len(shards))
+        assert all(isinstance(reads.take(), RawSample) for _ in shards)
+        assert calls == len(folder.shard_counts), "one request per shard"
+        assert 1 < most <= 8
+        reads.close()
+
+
+def test_closing_cancels_what_has_not_begun(folder: WebdatasetFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, release, calls = threading.Event(), threading.Event(), []
+
+    def stuck(self: LocalReader, offset: int, size: int) -> bytes:
+        calls.append(offset)
+        began.set()
+        release.wait(60)
+        return b""
+
+    with retry_scope(RetryScope(read_ahead_bytes=1 << 20, requests_in_flight=1)):
+        reads = PlannedReads(ShardReader(folder), 1, 1)
+        reads.plan(range(len(folder.shard_counts)), [0] * len(folder.shard_counts))
+        monkeypatch.setattr(LocalReader, "read_at", stuck)
+        reads.issue(len(reads))
+        assert began.wait(60)
+        reads.close()
+        assert reads._pool.bytes_held == 0
+    release.set()
+    assert len(calls) == 1
+
+
+def test_a_shard_that_fails_costs_its_samples_alone(tmp_path: Path) -> None:
+    captions(tmp_path)
+    prepare_dataset(tmp_path)
+    (tmp_path / "shard_1.tar").unlink()
+    folder = WebdatasetFolder(str(tmp_path))
+    with retry_scope(RetryScope(read_ahead_bytes=1 << 20)):
+        reads = PlannedReads(ShardReader(folder), 1, 1)
+        reads.plan([0, 1, 2, 1], [0, 0, 0, 1])
+        first, second, third, fourth = (reads.take() for _ in range(4))
+        reads.close()
+    assert isinstance(first, RawSample)
+    assert isinstance(third, RawSample)
+    for lost in (second, fourth):
+        assert isinstance(lost, DatasetError)
+        assert "shard_1.tar" in str(lost)
