@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, growth, trainer, video
+from benchmarks import cpu, gpu_images, gpu_video, growth, packing, trainer, video
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
@@ -29,6 +29,7 @@ from benchmarks.workload_run import WorkloadRun
 
 SUITES: dict[str, tuple[Workload, ...]] = {
     "cpu": cpu.WORKLOADS,
+    "packing": packing.WORKLOADS,
     "remote": remote.WORKLOADS,
     "scale": scale.WORKLOADS,
     "trainer": trainer.WORKLOADS,

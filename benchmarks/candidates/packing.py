@@ -2,9 +2,8 @@
 
 Options: library ("energon_dali" or "megatron.energon"), packer (a name of PACKERS, or "sequence" for energon_dali's
 SequencePacker), buffer, workers, save_every (batches between saved states; 0 saves none), decoder ("dali" for
-energon_dali's DaliDecoder, which packs in the rank; anything else packs in the workers), seconds.
-Timing begins with the first pack that follows a whole buffer and ends, at the end of a buffer, after about `samples`
-samples.
+energon_dali's DaliDecoder, with which the rank packs; otherwise the workers do).
+Timing begins after the first buffer of each worker and ends after `samples` samples for each, or after `seconds`.
 """
 
 from __future__ import annotations
@@ -69,35 +68,36 @@ def length(sample: Any) -> int:
 
 
 def measure(task: Task) -> dict[str, float]:
-    """Returns packs/s, CPU time per pack, fill, samples that were packed, and what states cost."""
+    """Returns packs/s, CPU time per pack, fill, and what saving and restoring states costs.
+
+    Raises:
+        AssertionError: A restored loader does not go on with the same pack.
+    """
     # Some loaders always pin, and torch warns about that if there is no accelerator.
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     torch.set_num_threads(1)
-    options = task.options
-    save_every, buffers = int(options["save_every"]), max(1, int(options["workers"]))
+    save_every, buffers = int(task.options["save_every"]), max(1, int(task.options["workers"]))
     loader = open_loader(task)
     began = time.perf_counter()
     batches = iter(loader)
-    first = next(batches)
+    skipped = int(next(batches)["samples"])
     first_seconds = time.perf_counter() - began
-    # Whole rounds of all workers' buffers: those that one choice fills, and then those of `samples` samples.
-    skipped = int(first["samples"])
-    while skipped < buffers * int(options["buffer"]):
+    while skipped < buffers * int(task.options["buffer"]):  # the first buffer of each worker
         skipped += int(next(batches)["samples"])
-    packs = samples = tokens = saves = 0
-    saving_seconds = 0.0
-    state: Any = None
+    packs = samples = tokens = 0
+    saving: list[float] = []
+    saving_cpu = 0.0
     cpu, start = tree_cpu_seconds(), time.perf_counter()
-    while samples < task.samples:
+    while samples < buffers * task.samples and not 0 < task.seconds < time.perf_counter() - start:
         batch = next(batches)
         packs += 1
         samples += int(batch["samples"])
         tokens += int(batch["length"])
         if save_every and packs % save_every == 0:
-            before = time.perf_counter()
-            state = loader.save_state_rank()
-            saving_seconds += time.perf_counter() - before
-            saves += 1
+            before, before_cpu = time.perf_counter(), time.process_time()
+            loader.save_state_rank()
+            saving.append(time.perf_counter() - before)
+            saving_cpu += time.process_time() - before_cpu
     seconds, cpu = time.perf_counter() - start, tree_cpu_seconds() - cpu
     numbers = {
         "packs_per_second": packs / seconds,
@@ -107,11 +107,30 @@ def measure(task: Task) -> dict[str, float]:
         "packs": float(packs),
         "first_pack_seconds": first_seconds,
     }
-    if saves:
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        numbers |= {"saving_milliseconds": saving_seconds / saves * 1e3, "state_bytes": float(buffer.tell())}
+    if saving:
+        numbers |= {
+            "saving_milliseconds": sum(saving) / len(saving) * 1e3,
+            "saving_cpu_milliseconds": saving_cpu / len(saving) * 1e3,
+            "slowest_saving_milliseconds": max(saving) * 1e3,
+            **_restore(task, loader, batches),
+        }
     return numbers
+
+
+def _restore(task: Task, loader: Any, batches: Any) -> dict[str, float]:
+    """Returns the size of the state, and the seconds until a new loader gives the next pack."""
+    state = loader.save_state_rank()
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    expected = next(batches)["__key__"]
+    began = time.perf_counter()
+    restored = open_loader(task)
+    restored.restore_state_rank(state)
+    found = next(iter(restored))["__key__"]
+    seconds = time.perf_counter() - began
+    if found != expected:
+        raise AssertionError(f"The restored loader goes on with {found[:80]}, not with {expected[:80]}.")
+    return {"state_bytes": float(buffer.tell()), "restored_pack_seconds": seconds}
 
 
 def open_loader(task: Task) -> Any:

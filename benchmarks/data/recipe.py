@@ -18,6 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from benchmarks.data.styles import picture
+from benchmarks.data.texts import write_texts
 
 FACTS = "facts.json"
 """File next to the shards: {key: [height, width, sum of all RGB values]}; of a video [height, width, frames]."""
@@ -48,7 +49,8 @@ class Recipe:
     """"mixed": JPEG, PNG and WebP of 20 to 300 KB. "jpeg": JPEGs of about `target_bytes` and `width` x `height`, each
     side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
     "photo": JPEGs with sensor noise. "page": PNGs of text around an image. "video": 30 frames per second. "text": 200
-    bytes of text each, and nothing else. "index": likewise, with shards that are links to one (`scale.synthetic`)."""
+    bytes of text each, and nothing else. "index": likewise, with shards that are links to one (`scale.synthetic`).
+    "texts": texts of random lengths alone, see data/texts.py."""
     target_bytes: int = 104_000
     """Size of a JPEG of style "jpeg", in bytes."""
     seconds: int = 10
@@ -111,10 +113,13 @@ def make_dataset(recipe: Recipe, folder: Path, *, progress: bool = True, process
         return root
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
-    if recipe.style == "index":
-        from benchmarks.scale.synthetic import write_synthetic
+    if recipe.style in ("index", "texts"):
+        if recipe.style == "texts":
+            write_texts(root, samples=recipe.samples, shards=recipe.shards, seed=recipe.seed)
+        else:
+            from benchmarks.scale.synthetic import write_synthetic
 
-        write_synthetic(root, recipe.samples, recipe.shards)
+            write_synthetic(root, recipe.samples, recipe.shards)
         (root / RECIPE).write_text(json.dumps(asdict(recipe)))
         return root
     facts: dict[str, tuple[int, int, int]] = {}

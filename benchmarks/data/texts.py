@@ -1,19 +1,16 @@
-"""A dataset of random texts of random lengths, in shards of samples with a .txt part."""
+"""Random texts of random lengths, in shards of samples with only a .txt part, prepared."""
 
 from __future__ import annotations
 
 import io
-import json
-import shutil
 import tarfile
 from pathlib import Path
 
 import numpy as np
 
-MEAN_LENGTH = 400
-"""Bytes of a text, on average about."""
-LONGEST = 2048
-SHORTEST = 16
+MEDIAN_BYTES = 240
+"""Median length of a text; the mean is 350 bytes."""
+SHORTEST, LONGEST = 16, 2048
 
 _DATASET_YAML = """sample_type:
   __module__: megatron.energon
@@ -23,39 +20,27 @@ field_map:
 """
 
 
-def make_texts(folder: Path, *, samples: int, shards: int = 10, seed: int = 40) -> Path:
-    """Writes a prepared dataset of ASCII texts, with lengths of a log-normal distribution, unless it exists.
+def write_texts(folder: Path, *, samples: int, shards: int, seed: int) -> None:
+    """Writes a dataset of texts of small letters, whose lengths are from a clipped log-normal distribution.
 
     Args:
-        folder: Parent folder.
+        folder: Where the shards are written.
         samples: Number of samples.
         shards: Number of shards; samples are distributed over them in order.
         seed: Of texts and lengths.
-
-    Returns:
-        Its folder.
     """
     from energon_dali.shards import prepare_dataset
 
-    root, made_of = folder / f"texts-{samples}-{shards}-{seed}", {"samples": samples, "shards": shards, "seed": seed}
-    finished = root / "recipe.json"  # written last
-    if finished.exists() and json.loads(finished.read_text()) == made_of:
-        return root
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
     generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
-    drawn = generator.lognormal(np.log(MEAN_LENGTH) - 0.5, 1.0, samples)
-    lengths = np.clip(drawn, SHORTEST, LONGEST).astype(np.int64)
-    letters = generator.integers(97, 123, LONGEST * 64, dtype=np.uint8).tobytes()
+    drawn = MEDIAN_BYTES * np.exp(generator.standard_normal(samples))
+    lengths = np.clip(drawn, SHORTEST, LONGEST).astype(np.int64).tolist()
+    letters = generator.integers(ord("a"), ord("z") + 1, 1 << 18, dtype=np.uint8).tobytes()
+    starts = generator.integers(0, len(letters) - LONGEST, samples).tolist()
     for shard, numbers in enumerate(np.array_split(np.arange(samples), shards)):
-        with tarfile.open(root / f"shard-{shard:05d}.tar", "w") as tar:
-            for number in numbers:
-                size = int(lengths[number])
-                start = int(number) * 7919 % (len(letters) - LONGEST)
+        with tarfile.open(folder / f"shard-{shard:03d}.tar", "w") as tar:
+            for number in numbers.tolist():
                 entry = tarfile.TarInfo(f"{number:08d}.txt")
-                entry.size = size
-                tar.addfile(entry, io.BytesIO(letters[start : start + size]))
-    prepare_dataset(str(root), split_patterns=[("train", ".*")])
-    (root / ".nv-meta" / "dataset.yaml").write_text(_DATASET_YAML)
-    finished.write_text(json.dumps(made_of))
-    return root
+                entry.size = lengths[number]
+                tar.addfile(entry, io.BytesIO(letters[starts[number] : starts[number] + lengths[number]]))
+    prepare_dataset(str(folder), split_patterns=[("train", ".*")])
+    (folder / ".nv-meta" / "dataset.yaml").write_text(_DATASET_YAML)
