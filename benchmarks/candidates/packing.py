@@ -161,7 +161,7 @@ def task_encoder(library: Any, options: dict[str, Any]) -> Any:
         def select_samples_to_pack(self, samples: list[Any]) -> Any:
             return pack(samples)
 
-        @library.stateless
+        @library.stateless  # type: ignore[untyped-decorator]
         def pack_selected_samples(self, samples: list[Any]) -> Any:
             text = "".join(sample.text for sample in samples).encode()
             tokens = torch.zeros(PACK_LENGTH, dtype=torch.int64)
@@ -174,16 +174,16 @@ def task_encoder(library: Any, options: dict[str, Any]) -> Any:
                 "length": len(text),
             }
 
-        @library.stateless
+        @library.stateless  # type: ignore[untyped-decorator]
         def encode_sample(self, sample: Any) -> Any:
             return sample
 
-        @library.stateless
+        @library.stateless  # type: ignore[untyped-decorator]
         def batch(self, samples: list[Any]) -> dict[str, Any]:
             (pack,) = samples
             return {**pack, "tokens": pack["tokens"][None]}
 
-        @library.stateless
+        @library.stateless  # type: ignore[untyped-decorator]
         def encode_batch(self, batch: Any) -> Any:
             return batch
 

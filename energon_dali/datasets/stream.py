@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_dali.datasets.metrics import Metrics
-from energon_dali.datasets.restore_key import Key, get_restore_key, key_to_json
+from energon_dali.datasets.restore_key import Key, get_restore_key
 from energon_dali.errors import StateError
 from energon_dali.shards.documents.state_entries import DAMAGED
 
@@ -166,10 +166,10 @@ def restore_stream(iterator: StreamIterator[Any], state: State, stream: int) -> 
 
 
 class Snapshot:
-    """Rows of keys that no longer change, such as what a packing buffer holds in one round.
+    """Rows that no longer change: keys, such as those of a packing buffer in one round, or states.
 
     Args:
-        rows: Nested lists or tuples of plain values, which must not be changed.
+        rows: Nested lists or tuples of plain values and states, which must not be changed.
         data: The same, pickled, instead of the rows if another process sent them.
     """
 
@@ -191,13 +191,16 @@ class Snapshot:
     def plain_rows(self) -> list[Any]:
         """The rows as nested lists, converted on first access; the caller must not change them."""
         if self._plain is None:
-            self._plain = key_to_json(self.rows)
+            self._plain = _plain_rows(self.rows)
         return self._plain
 
     @property
     def data(self) -> bytes:
         """The rows, pickled."""
         return self._data or pickle.dumps(self._rows, protocol=5)
+
+    def __reduce__(self) -> Any:
+        return Snapshot, (None, self.data)
 
 
 class Rest:
@@ -234,3 +237,10 @@ def plain(state: Any) -> Any:
     if isinstance(state, list):
         return [plain(value) for value in state]
     return state
+
+
+def _plain_rows(rows: Any) -> Any:
+    """Returns rows as nested lists, with the states among them in plain values."""
+    if isinstance(rows, (list, tuple)):
+        return [_plain_rows(row) if isinstance(row, (list, tuple, dict)) else row for row in rows]
+    return plain(rows)

@@ -29,12 +29,13 @@ MAX_CONFIG_BYTES = 64 << 20
 """Most bytes that a state's config may unpack to: ten thousand datasets with long paths take 10 MiB."""
 
 
-def make_state(rank_state: State, dataset: SavableDataset[Any]) -> State:
+def make_state(rank_state: State, dataset: SavableDataset[Any], packed_config: str | None = None) -> State:
     """Returns the state of a rank's loader.
 
     Args:
         rank_state: The state of its RankIterator.
         dataset: The dataset that it iterates.
+        packed_config: What `pack_config` returned for the dataset, if it is known; 15 ms for a thousand datasets.
     """
     config = dataset.worker_config
     return {
@@ -42,7 +43,7 @@ def make_state(rank_state: State, dataset: SavableDataset[Any]) -> State:
         "version": VERSION,
         "num_streams": config.layout.num_streams,
         "world_size": config.world_size,
-        "config": _pack_config(dataset.config()),
+        "config": packed_config or pack_config(dataset.config()),
         "given": {str(config.rank): rank_state["given"]},
         "streams": rank_state["streams"],
     }
@@ -139,7 +140,7 @@ def rank_state(state: State, dataset: SavableDataset[Any]) -> tuple[State, Savab
     check_format(state)
     config = dataset.worker_config
     _check_streams(state, config)
-    if state["config"] != _pack_config(dataset.config()):
+    if state["config"] != pack_config(dataset.config()):
         state, dataset = adapt_state(state, unpack_config(state), dataset)
     rank = {
         "given": _given(state, config),
@@ -229,6 +230,6 @@ def _given(state: State, config: WorkerConfig) -> int:
     return sum(given.values()) // config.world_size
 
 
-def _pack_config(config: dict[str, Any]) -> str:
+def pack_config(config: dict[str, Any]) -> str:
     """Returns a config as compressed text: a hundred similar datasets take a few kilobytes."""
     return base64.b85encode(zlib.compress(json.dumps(config, sort_keys=True, default=as_plain).encode(), 9)).decode()

@@ -14,7 +14,7 @@ from energon_dali.datasets.resharding import refuse_resharding, refuse_single_wr
 from energon_dali.errors import StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
-from energon_dali.loader.loader_state import make_state, merge_states, rank_state
+from energon_dali.loader.loader_state import make_state, merge_states, pack_config, rank_state
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -57,6 +57,8 @@ class SavableDataLoader(BasicDataLoader[T]):
         **options: Unpack[LoaderArguments],
     ) -> None:
         super().__init__(dataset, worker_config=worker_config, **options)
+        self._packed_config: tuple[SavableDataset[T], str] | None = None
+        """The tree, and its config as states hold it."""
 
     def __iter__(self) -> SavableLoaderIterator[T]:
         refuse_resharding(self.worker_config)
@@ -66,7 +68,14 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def save_state_rank(self) -> State:
         """Returns the state of this rank after the last delivered batch: plain values that survive JSON."""
-        return make_state(self._state or RankIterator(self._tree).state_dict(), self._tree)
+        return self._make_state(self._state or RankIterator(self._tree).state_dict())
+
+    def _make_state(self, position: State) -> State:
+        """Returns the state of the loader at a position of its RankIterator."""
+        tree = self._tree  # a restore may replace it
+        if self._packed_config is None or self._packed_config[0] is not tree:
+            self._packed_config = tree, pack_config(tree.config())
+        return make_state(position, tree, self._packed_config[1])
 
     def restore_state_rank(self, state: State | None) -> None:
         """Continues at a state. Call it before the first batch is taken.

@@ -11,12 +11,16 @@ from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, restore_stream
+from energon_dali.datasets.stream import Rest, Snapshot, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.shards.documents.state_entries import count_of, damaged, list_of
 from energon_dali.worker_config import WorkerConfig
 
 _ROW = 16
+_LARGE = 256
+"""Members from which on rows are sent to another process once, which takes a few microseconds per row that changed.
+With fewer it takes less to pickle all rows."""
+Row = list[State | None] | Rest
 _SOURCE_STATE = {"epoch", "position"}
 """Entries of the state of a source."""
 
@@ -159,7 +163,7 @@ class MixtureIterator(StreamIterator[Any]):
     def last_key(self, element: Any) -> Key:
         return self._key
 
-    def _state_rows(self) -> list[list[State | None]]:
+    def _state_rows(self) -> list[Row]:
         """Returns the states of the members in rows of 16; None for one that is at its beginning. It never changes."""
         for number in self._moved:
             self._states[number] = self._iterators[number].state_dict()
@@ -173,7 +177,7 @@ class MixtureIterator(StreamIterator[Any]):
             for number in range(len(self._datasets)):
                 if self._states[number] is None and number not in self._moved:
                     self._states[number] = self._iterator(number).state_dict()
-        return [state for row in self._state_rows() for state in row]
+        return [state for row in self._state_rows() for state in _states_of(row)]
 
     def _load_states(self, rows: Any, name: str) -> None:
         """Continues the members at their states.
@@ -211,10 +215,10 @@ class MixtureIterator(StreamIterator[Any]):
 
 
 class StateTable:
-    """A table of states, in rows of which those that did not change are shared between snapshots.
+    """A table of states, in rows of which those that did not change are shared between the states of a mixture.
 
-    A block that crosses processes carries the state after each of its samples, and a blend of 200 datasets changes one
-    of them per sample. Shared rows are pickled once per block.
+    A block that crosses processes carries the state after each of its elements, and a blend of hundreds of datasets
+    changes one of them per sample. Shared rows are pickled once per block; in large tables, once for all blocks.
 
     Args:
         count: Number of states.
@@ -222,40 +226,51 @@ class StateTable:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self.rows: list[list[State | None]] = [
-            [None] * min(_ROW, count - start) for start in range(0, count, _ROW)
-        ]  # [ceil(n / 16)][16]
-        """The states; None for one that is at its beginning. A change makes a new list of the rows."""
+        self._large = count >= _LARGE
+        # ceil(n / 16) rows of 16.
+        self.rows = [self._shared([None] * min(_ROW, count - start)) for start in range(0, count, _ROW)]
+        """The states, None for one that is at its beginning, in lists, or in a large table in a Rest for each list. A
+        change makes a new list of the rows."""
 
     def __getitem__(self, number: int) -> State | None:
-        return self.rows[number // _ROW][number % _ROW]
+        return _states_of(self.rows[number // _ROW])[number % _ROW]
 
     def __setitem__(self, number: int, state: State) -> None:
         rows, index = self.rows.copy(), number // _ROW
-        row = rows[index] = rows[index].copy()
+        row = _states_of(rows[index]).copy()
         row[number % _ROW] = state
+        rows[index] = self._shared(row)
         self.rows = rows
+
+    def _shared(self, row: list[State | None]) -> Row:
+        """Returns a row that no longer changes, in the form in which states share it."""
+        return Rest(Snapshot(row)) if self._large else row
 
     def load(self, saved: Any, name: str) -> None:
         """Takes the rows of a snapshot.
 
         Args:
-            saved: What `rows` was.
+            saved: What `rows` was, or its plain form.
             name: Of the entry of the state that holds them, for messages.
 
         Raises:
             StateError: It holds another number of states, or something else.
         """
-        rows = [list_of({name: row}, name) for row in saved]
+        rows = [list_of({name: plain(row)}, name) for row in saved]
         number = sum(map(len, rows))
         if number != self._count:
             raise StateError(
                 f"The state is of {number} datasets, and {self._count} are mixed here. Give the same datasets in the "
                 "same order as when it was saved; to change a mixture, start a new job from the model's checkpoint."
             )
-        if list(map(len, rows)) != list(map(len, self.rows)):
+        if [len(row) for row in rows] != [len(_states_of(row)) for row in self.rows]:
             raise damaged(name, rows, f"rows of {_ROW} states")
         for state in (state for row in rows for state in row):
             if state is not None and not isinstance(state, dict):
                 raise damaged(name, state, "a list of states")
-        self.rows = rows
+        self.rows = [self._shared(row) for row in rows]
+
+
+def _states_of(row: Row) -> list[State | None]:
+    """Returns the states of a row, which must not be changed."""
+    return row.snapshot.rows if isinstance(row, Rest) else row  # type: ignore[return-value]

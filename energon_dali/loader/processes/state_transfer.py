@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from energon_dali.datasets.stream import Snapshot
+from energon_dali.datasets.stream import Rest, Snapshot
 
 SentStates = tuple[bytes, dict[int, bytes], list[int]]
 """(pickled states that contain numbers of snapshots, new pickled snapshots by number, numbers that stay known)."""
@@ -27,7 +27,7 @@ class StateSender:
         new: dict[int, bytes] = {}
 
         def number_of(snapshot: Snapshot) -> int:
-            known = self._known.get(id(snapshot))
+            known = live.get(id(snapshot)) or self._known.get(id(snapshot))
             if known is None:
                 self._count += 1
                 known = (self._count, snapshot)
@@ -61,7 +61,7 @@ class _StatePickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         # Called for instances of classes alone, so plain values cost nothing.
-        return (_known_snapshot, (self._number_of(obj),)) if type(obj) is Snapshot else NotImplemented
+        return (_known_rest, (self._number_of(obj.snapshot), obj.start)) if type(obj) is Rest else NotImplemented
 
 
 class _StateUnpickler(pickle.Unpickler):
@@ -70,9 +70,12 @@ class _StateUnpickler(pickle.Unpickler):
         self._known = known
 
     def find_class(self, module: str, name: str) -> Any:
-        return self._known.__getitem__ if name == _known_snapshot.__name__ else super().find_class(module, name)
+        return self._rest if name == _known_rest.__name__ else super().find_class(module, name)
+
+    def _rest(self, number: int, start: int) -> Rest:
+        return Rest(self._known[number], start)
 
 
-def _known_snapshot(number: int) -> Snapshot:
-    """Represents the look-up of a snapshot in pickled states."""
-    raise AssertionError(f"snapshot {number} was unpickled without its table")
+def _known_rest(number: int, start: int) -> Rest:
+    """Represents a rest of a snapshot, which the receiver knows by number, in pickled states."""
+    raise AssertionError(f"the rest of snapshot {number} from row {start} was unpickled without its table")

@@ -6,7 +6,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.datasets.rank_iterator import RankIterator
-from energon_dali.loader.loader_state import make_state
 from energon_dali.loader.savable_loader import SavableDataLoader, SavableLoaderIterator
 from energon_dali.tasks.core.position.followed_steps import FetchedBatch, FollowedSteps
 
@@ -69,7 +68,7 @@ class TrainLoader(FollowedSteps, SavableDataLoader[T]):
 
     def save_state_rank(self) -> State:
         """Returns the state of this rank: after the last batch that was trained on, if `follow` was called."""
-        return super().save_state_rank() if self._position is None else make_state(self._position, self._tree)
+        return super().save_state_rank() if self._position is None else self._make_state(self._position)
 
     def state_dict(self) -> State:
         """Returns the state of this rank; nothing once `follow` was called.
