@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,7 +14,6 @@ from energon_dali.cli.media_options import check_image, progress_bar
 from energon_dali.cli.single_file import format_size
 from energon_dali.pack.options import KINDS, PackOptions, parse_bytes, parse_columns, parse_split
 from energon_dali.pack.plan import Plan
-from energon_dali.pack.processes import Executor
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_dataset
 from energon_dali.pack.sample_types import NEEDS
@@ -134,19 +132,18 @@ def pack(
         )
         watcher = _Progress(shown=progress)
         try:
-            with _executor(ray) as executor:
-                result = pack_dataset(
-                    source,
-                    out,
-                    options,
-                    executor=executor,
-                    num_workers=workers,
-                    check_part=check_image if check_media else None,
-                    strict=strict,
-                    overwrite=overwrite,
-                    watcher=watcher,
-                    prepare_progress=progress_bar if progress else None,
-                )
+            result = pack_dataset(
+                source,
+                out,
+                options,
+                num_workers=workers,
+                ray_address=ray,
+                check_part=check_image if check_media else None,
+                strict=strict,
+                overwrite=overwrite,
+                watcher=watcher,
+                prepare_progress=progress_bar if progress else None,
+            )
         except KeyboardInterrupt:
             watcher.end()
             click.echo("Interrupted. Finished shards are kept: run the same command again to continue.", err=True)
@@ -154,18 +151,6 @@ def pack(
         finally:
             watcher.end()
     _report(result)
-
-
-@contextmanager
-def _executor(address: str | None) -> Iterator[Executor | None]:
-    """Yields who writes the shards; None is processes of this machine."""
-    if address is None:
-        yield None
-        return
-    from energon_dali.pack.ray_tasks import RayExecutor  # lazy: Ray is an extra
-
-    with closing(RayExecutor(address)) as executor:
-        yield executor
 
 
 def _report(result: PackResult) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, DatasetError
+from energon_dali.pack.executors import Executor, LocalExecutor, RayExecutor
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.plan import RECORDS_NAME, Plan, make_plan
-from energon_dali.pack.processes import Executor, LocalExecutor
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.shard_job import DONE, PREFIX, STATE, UNFINISHED, ShardJob, ShardReport, report_path
 from energon_dali.pack.sources.detect import open_source
@@ -89,6 +89,7 @@ def pack_dataset(
     check_part: CheckPart | None = None,
     strict: bool = False,
     overwrite: bool = False,
+    ray_address: str | None = None,
     watcher: Watcher | None = None,
     prepare_progress: Progress | None = None,
 ) -> PackResult:
@@ -101,12 +102,14 @@ def pack_dataset(
         source: A file or folder; see `Kind`. A URL for tars.
         out: Folder of the shards, local or a URL. It is new, empty, or holds an earlier run.
         options: What decides the bytes.
-        executor: Who writes the shards; None is processes of this machine.
+        executor: Who writes the shards; None is processes of this machine, or the cluster of `ray_address`.
         num_workers: Number of those processes, and of those that index the shards. Several are spawned, so a script
             needs `if __name__ == "__main__":`. None is one per CPU core, if there is enough to do.
         check_part: Parses the header of every image; what it refuses is left out.
         strict: Raise for the first sample that cannot be packed, instead of leaving it out.
         overwrite: Remove what an earlier run wrote.
+        ray_address: Address of a Ray cluster that writes and indexes the shards instead: "auto", "ray://HOST:10001",
+            "HOST:6379", or "local" for this machine alone.
         watcher: Is told how the run goes on.
         prepare_progress: Shows how the shards are indexed.
 
@@ -117,6 +120,8 @@ def pack_dataset(
         WorkerDiedError: A process ended unexpectedly.
     """
     options, watcher = options or PackOptions(), watcher or Watcher()
+    if executor is None:
+        executor = LocalExecutor(num_workers) if ray_address is None else RayExecutor(ray_address)
     root = StoragePath.of(out)
     opened = open_source(os.fspath(source), options, root)
     watcher.found(opened)
@@ -142,7 +147,7 @@ def pack_dataset(
         kept = sum(shard.samples for shard in plan.shards if shard.name in done)
         watcher.begin(plan, kept, len(done))
         try:
-            for report in (executor or LocalExecutor(num_workers)).run(jobs, watcher.progress):
+            for report in executor.run(jobs, watcher.progress):
                 done[report.name] = report
         finally:
             watcher.end()
@@ -155,7 +160,7 @@ def pack_dataset(
                 f"None of {len(skipped):,} samples can be packed. The first one, {first.what}: {first.reason}."
             )
         if not was_complete:
-            _prepare(root, plan, opened, written, num_workers, check_part, prepare_progress)
+            _prepare(root, plan, opened, written, num_workers, ray_address, check_part, prepare_progress)
             _finish(root, plan, options, reports, skipped)
         _tidy(root)
     parts = {shard.name: shard.part for shard in plan.shards}
@@ -331,6 +336,7 @@ def _prepare(
     source: Source,
     written: Sequence[ShardReport],
     num_workers: int | None,
+    ray_address: str | None,
     check_part: CheckPart | None,
     progress: Progress | None,
 ) -> None:
@@ -343,6 +349,7 @@ def _prepare(
         shards=names,
         split_patterns=[(part, rf"{part}-[0-9]+\.tar$") for part in used],
         num_workers=num_workers or len(os.sched_getaffinity(0)),
+        ray_address=ray_address,
         check_part=check_part,
         # The same shards have the same identity, so that saved positions are valid for each copy.
         identity=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{plan.digest} {skipped}")),

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from energon_dali.pack.processes import LocalExecutor
+from energon_dali.pack.executors import LocalExecutor
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 from tests.faults.kills import killed, strays
 from tests.faults.tars import read_all

@@ -8,7 +8,6 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from energon_dali.pack.ray_tasks import RayExecutor
 from tests.faults.packing import OPTIONS
 from tests.pack.images_folder import pack
 
@@ -17,10 +16,10 @@ def main(source: Path, out: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     try:
-        executor = RayExecutor(cluster.address)
+        ray.init(cluster.address, log_to_driver=False)
         assert len(ray.nodes()) == 2
-        pack(source, out, executor=executor, **OPTIONS)
-        executor.close()
+        pack(source, out, ray_address=cluster.address, **OPTIONS)
+        ray.shutdown()
     finally:
         cluster.shutdown()
 

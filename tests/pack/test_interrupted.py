@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_dali.pack.processes import LocalExecutor
+from energon_dali.pack.executors import LocalExecutor
 from energon_dali.pack.shard_job import STATE
 from tests.pack.images_folder import digest, load, pack, write_images
 

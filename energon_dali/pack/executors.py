@@ -1,0 +1,135 @@
+"""Who writes the shards of a plan: processes of this machine, or tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from energon_dali.errors import WorkerDiedError
+from energon_dali.pack.shard_job import OnProgress, ShardJob, ShardReport, pack_shard
+from energon_dali.shards.prepare.on_ray import RayRunner
+from energon_dali.shards.prepare.worker_pool import WorkerPool
+
+BYTES_PER_WORKER = 64 << 20
+"""Copying this much takes less time than starting a process."""
+_POLL_SECONDS = 0.2
+
+
+class Executor(Protocol):
+    """Runs the jobs of a plan somewhere."""
+
+    def run(self, jobs: Sequence[ShardJob], progress: OnProgress) -> Iterator[ShardReport]:
+        """Yields the reports, in any order.
+
+        Args:
+            jobs: What to write.
+            progress: Called with (samples, bytes) since the last call.
+
+        Raises:
+            ConfigError: There is no such cluster, or processes do not start.
+            DatasetError: The source has changed, or a job is strict and found a sample that cannot be read.
+            StorageError: A shard cannot be written.
+            WorkerDiedError: A shard ended each process that worked on it.
+        """
+
+
+class LocalExecutor:
+    """Processes of this machine.
+
+    Args:
+        num_workers: Number of processes; None is one per CPU core, if there is enough to do.
+    """
+
+    def __init__(self, num_workers: int | None = None) -> None:
+        self._num_workers = num_workers
+
+    def run(self, jobs: Sequence[ShardJob], progress: OnProgress) -> Iterator[ShardReport]:
+        count = min(len(jobs), self._useful(jobs) if self._num_workers is None else self._num_workers)
+        if count <= 1:
+            for job in jobs:
+                yield pack_shard(job, progress)
+            return
+        counts = multiprocessing.get_context("spawn").Array("q", 2)
+        with _watched(counts, progress):
+            pool = WorkerPool(functools.partial(_pack_counted, counts), jobs, count, 1, _give_up)
+            for _, report in pool.results(lambda: len(jobs)):
+                yield report
+
+    def _useful(self, jobs: Sequence[ShardJob]) -> int:
+        total = sum(job.shard.estimated_bytes for job in jobs)
+        return min(len(os.sched_getaffinity(0)), total // BYTES_PER_WORKER + 1)
+
+
+class RayExecutor:
+    """Tasks of a Ray cluster, one CPU each. All machines must see the source, and the folder of the shards.
+
+    Args:
+        address: "auto" for the cluster that this machine belongs to, "ray://HOST:10001" or "HOST:6379" for another,
+            "local" for this machine alone. A connection that the program has made is used as it is.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._run = RayRunner(address)
+
+    def run(self, jobs: Sequence[ShardJob], progress: OnProgress) -> Iterator[ShardReport]:
+        if not jobs:
+            return
+        for number, report in self._run(pack_shard, jobs, lambda: len(jobs), _give_up):
+            progress(jobs[number].shard.samples, report.size)
+            yield report
+
+
+def _give_up(job: ShardJob, end: str) -> ShardReport:
+    """Raises the error for a shard that keeps ending its process.
+
+    Raises:
+        WorkerDiedError: Always.
+    """
+    raise WorkerDiedError(
+        f"The shard {job.shard.name} ended each process that wrote it ({end}). Give the machine more memory or use "
+        "fewer --workers if memory ran out, then run again: finished shards are kept."
+    )
+
+
+@contextmanager
+def _watched(counts: Any, progress: OnProgress) -> Iterator[None]:
+    """Reports what processes have counted, from a thread, until the block ends."""
+    is_over = threading.Event()
+    seen = [0, 0]
+
+    def report() -> None:
+        now = [counts[0], counts[1]]
+        progress(now[0] - seen[0], now[1] - seen[1])
+        seen[:] = now
+
+    def watch() -> None:
+        while not is_over.wait(_POLL_SECONDS):
+            report()
+
+    thread = threading.Thread(target=watch, name="energon-dali-pack", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        report()
+
+
+def _pack_counted(counts: Any, job: ShardJob) -> ShardReport:
+    """Writes a shard, and counts its samples and bytes in shared memory."""
+
+    def count(samples: int, written_bytes: int) -> None:
+        with counts.get_lock():
+            counts[0] += samples
+            counts[1] += written_bytes
+
+    return pack_shard(job, count)
