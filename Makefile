@@ -155,12 +155,12 @@ bench-trainer: $(STAMP)
 bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
 	$(BIN)/python -m benchmarks.run remote --json $(REMOTE_JSON) $(QUICK) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot_growth $(REMOTE_JSON) $(REMOTE_PLOT)
+	$(BIN)/python -m benchmarks.remote.plot $(REMOTE_JSON) $(REMOTE_PLOT)
 
 bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
-	$(BIN)/python -m benchmarks.plot_growth $(SCALE_JSON) $(SCALE_PLOT)
+	$(BIN)/python -m benchmarks.remote.plot $(SCALE_JSON) $(SCALE_PLOT)
 
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:

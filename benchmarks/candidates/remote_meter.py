@@ -24,6 +24,9 @@ CHECKED_BATCHES = 4
 PATIENCE = 40
 """A loader whose first batch takes longer than so many times the timed part has the speed 0, which is a result too."""
 
+EPOCH_PARTS = 6
+"""Most time for the epoch of a loader that is measured by epochs, in units of the timed part of the others."""
+
 Row = tuple[str, int]
 """Key of a sample, and the sum of its bytes or pixels; -1 after the first batches."""
 Open = Callable[[Task], Iterator[list[Row]]]
@@ -49,19 +52,34 @@ def measure_rows(open_rows: Open, task: Task) -> dict[str, float]:
         return {"samples_checked": 0.0, "samples_per_second": 0.0, "first_batch_seconds": patience}
     signal.setitimer(signal.ITIMER_REAL, 0)
     first = time.perf_counter() - began
+    numbers = {"first_batch_seconds": first}
+    if task.options.get("one_epoch"):
+        numbers |= _measure_epoch(batches, rows, task)
+        numbers["samples_checked"] = float(check_rows(rows, task))
+        return numbers
     # Drains what was queued since the first batch, and all batches with sums.
     end = time.perf_counter() + task.seconds / 2
     while time.perf_counter() < end and len(rows) < task.samples // 3:
         rows += next(batches)
-    checked = check_rows(rows, task)
+    numbers["samples_checked"] = float(check_rows(rows, task))
     meter, taken = Meter(task), 0
     end = time.perf_counter() + task.seconds
     while taken < task.samples and time.perf_counter() < end:
-        batch = next(batches, None)
-        if batch is None:  # those that read one epoch
-            break
+        taken += len(next(batches))
+    return numbers | meter.numbers(taken)
+
+
+def _measure_epoch(batches: Iterator[list[Row]], rows: list[Row], task: Task) -> dict[str, float]:
+    """Returns the numbers of the rest of an epoch, for loaders that keep what they fetched on the disk.
+
+    A part of the epoch would say nothing: they fetch far ahead, and then read the disk.
+    """
+    meter, taken = Meter(task), 0
+    end = time.perf_counter() + EPOCH_PARTS * task.seconds
+    while time.perf_counter() < end and (batch := next(batches, None)) is not None:
         taken += len(batch)
-    return {"samples_checked": float(checked), "first_batch_seconds": first, **meter.numbers(taken)}
+        rows += batch
+    return meter.numbers(taken)
 
 
 def _give_up(*_: Any) -> None:

@@ -70,7 +70,7 @@ def streaming(window: int) -> Candidate:
     return Candidate(
         name=f"MosaicML Streaming, shuffle block {window:,}",
         program="remote_mds",
-        options={"window": window},
+        options={"window": window, "one_epoch": True},
         environment="peers",
         format="mds",
         series="MosaicML Streaming",
@@ -83,7 +83,7 @@ def litdata(*, shuffle: bool) -> Candidate:
     return Candidate(
         name=f"LitData, {'shuffled' if shuffle else 'in order'}",
         program="remote_litdata",
-        options={"shuffle": shuffle},
+        options={"shuffle": shuffle, "one_epoch": True},
         environment="peers",
         format="litdata",
     )
