@@ -149,16 +149,18 @@ class PlannedUses:
         return PlannedUses(self.shards[first:], self.blocks[first:], self.positions[first:])
 
     def merged(self, positions: int) -> PlannedUses:
-        """Returns the uses without those that follow a use of the same block within the same range of positions.
+        """Returns the first and the last use of each block within each range of positions.
 
         Args:
             positions: Length of the ranges.
         """
-        keys = np.stack([self.positions // positions, self.shards, self.blocks])
-        order = np.lexsort(keys)  # stable: the first use of each range comes first
+        if not len(self):
+            return self
+        keys = np.stack([self.blocks, self.shards, self.positions // positions])
+        order = np.lexsort(keys)  # stable: the uses of a block in a range keep their order
         ordered = keys[:, order]
-        first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
-        kept = np.sort(order[first])
+        border = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+        kept = np.sort(order[np.concatenate([[True], border]) | np.concatenate([border, [True]])])
         return PlannedUses(self.shards[kept], self.blocks[kept], self.positions[kept])
 
     def __len__(self) -> int:

@@ -62,11 +62,12 @@ def test_uses_are_those_of_the_plan(window: int, repetitions: float | None) -> N
     assert table.next_use(12345, 0) == NEVER
 
 
-def test_merged_uses_keep_the_first_of_each_range() -> None:
+def test_merged_uses_keep_the_first_and_the_last_of_each_range() -> None:
     positions = np.arange(100)
-    uses = PlannedUses(np.zeros(100, np.int64), positions % 3, positions)
+    uses = PlannedUses(np.zeros(100, np.int64), positions % 2, positions)
     merged = uses.merged(10)
-    assert merged.positions.tolist() == [p for p in range(100) if p % 10 < 3]
+    assert merged.positions.tolist() == [p for p in range(100) if p % 10 in (0, 1, 8, 9)]
+    assert len(PlannedUses.none().merged(10)) == 0
     assert uses.since(97).positions.tolist() == [97, 98, 99]
 
 

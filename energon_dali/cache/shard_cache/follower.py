@@ -16,8 +16,11 @@ CHUNK_POSITIONS = 1 << 16
 """Positions that are planned at a time."""
 EPOCHS = 2
 """This epoch and the next one are planned."""
-MERGED_POSITIONS = 1024
-"""Where samples are scattered over many blocks, uses of a block are told apart only if they are this far apart."""
+MERGED_POSITIONS = 256
+"""Where a plan has many uses, the first and the last use of a block within this many positions stand for all of them;
+within four times as many where that is not enough, and so on."""
+_CHUNK_SHARE = 16
+"""A chunk takes at most this part of the uses that are kept."""
 
 
 class PlanFollower:
@@ -114,8 +117,10 @@ class PlanFollower:
         if position < stop:
             order = self._order.epoch(epoch)
             found = planned_uses(order, position, stop, self.layout.blocks, self._origin(epoch))
-        if len(found) > self.most_uses // 8:
-            found = found.merged(MERGED_POSITIONS)
+        positions = MERGED_POSITIONS
+        while len(found) > self.most_uses // _CHUNK_SHARE and positions < 4 * CHUNK_POSITIONS:
+            found = found.merged(positions)
+            positions *= 4
         following = (epoch, stop) if stop < length else (epoch + 1, 0)
         self._origin(following[0])
         self._next = following

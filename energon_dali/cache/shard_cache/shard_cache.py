@@ -151,6 +151,14 @@ class ShardCache:
         node.planner.add(follower)
         return follower
 
+    def wait_until_planned(self, seconds: float) -> bool:
+        """Waits until the future of all streams of this process is planned; returns whether it is.
+
+        Args:
+            seconds: Longest time to wait.
+        """
+        return self._node().planner.wait_until_planned(seconds)
+
     def check(self) -> None:
         """Raises ConfigError if the folder belongs to somebody else, or is not a folder; a disk that fails does not."""
         try:

@@ -106,7 +106,7 @@ def test_half_the_data_has_the_hits_of_the_optimum(tmp_path: Path, window: int, 
                 if follower is not None:
                     position = position + 1 if number and row[number - 1][0] == epoch else 1
                     follower.advance(epoch, position)
-                    assert cache._node().planner.wait_until_planned(10)
+                    assert cache.wait_until_planned(10)
                 content = files[shard].read_at(block * BLOCK + 512, 100)
                 assert content == bytes([shard * 6 + block]) * 100
         if follower is not None:
