@@ -414,6 +414,16 @@ def test_reads_google_and_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [unquote(path) for path in paths] == ["/bucket/deep/x.tar", "/account/container/deep/x.tar"]
 
 
+def test_credentials_of_google_that_need_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "google.json"))
+    with pytest.raises(StorageError, match=r"gs://bucket cannot be read from .*google.json: .*No such file"):
+        StoragePath.of("gs://bucket/x").read_bytes()
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    (tmp_path / "google.json").write_text('{"type": "external_account"}')
+    with pytest.raises(StorageError, match=r"credentials of gs://bucket are of a kind that needs google-auth"):
+        StoragePath.of("gs://bucket/y").read_bytes()
+
+
 # --- multi-storage-client --------------------------------------------------------------------------------------------
 
 

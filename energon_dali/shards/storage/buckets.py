@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import urllib3
 
 from energon_dali.errors import StorageError
-from energon_dali.shards.storage import aws
+from energon_dali.shards.storage import aws, gcs
 from energon_dali.shards.storage.forks import drop_in_child, load_obstore, mark_in_use
 from energon_dali.shards.storage.store import current_scope
 
@@ -29,12 +29,7 @@ _SLOWEST_BYTES_PER_SECOND = 200_000
 
 _VARIABLES = {
     "s3": aws.VARIABLES,
-    "gs": (
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "GOOGLE_SERVICE_ACCOUNT",
-        "STORAGE_EMULATOR_HOST",
-        "GOOGLE_SKIP_SIGNATURE",
-    ),
+    "gs": gcs.VARIABLES,
     "az": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ENDPOINT", "AZURE_SKIP_SIGNATURE"),
 }
 _HOW_TO_SET = {
@@ -77,20 +72,18 @@ class Access(Protocol):
         """Opens the bucket."""
 
 
-class _EnvironmentAccess:
-    """A bucket whose settings obstore itself finds, and whose credentials it renews.
+class _AzureAccess:
+    """A container whose settings obstore itself finds, and whose credentials it renews.
 
     Args:
-        scheme: "gs" or "az".
-        bucket: Name of the bucket or container.
+        container: Its name.
     """
 
     check_seconds = float("inf")
     endpoint: str | None = None
 
-    def __init__(self, scheme: str, bucket: str) -> None:
-        self._scheme = scheme
-        self._bucket = bucket
+    def __init__(self, container: str) -> None:
+        self._container = container
 
     def renew(self, refused: bool) -> bool:
         return False
@@ -99,17 +92,12 @@ class _EnvironmentAccess:
         return False
 
     def open(self, obstore: Any, client: dict[str, Any], retry: dict[str, Any]) -> Any:
-        options: dict[str, Any] = {}
-        if self._scheme == "gs":
-            emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-            if emulator:
-                emulator = emulator if "://" in emulator else f"http://{emulator}"
-                client = {**client, "allow_http": emulator.startswith("http://")}
-                options = {"base_url": emulator.rstrip("/"), "skip_signature": True}
-            return obstore.store.GCSStore(self._bucket, client_options=client, retry_config=retry, **options)
         if os.environ.get("AZURE_STORAGE_ENDPOINT", "").startswith("http://"):
             client = {**client, "allow_http": True}
-        return obstore.store.AzureStore(self._bucket, client_options=client, retry_config=retry)
+        return obstore.store.AzureStore(self._container, client_options=client, retry_config=retry)
+
+
+_ACCESS: dict[str, Callable[[str], Access]] = {"s3": aws.S3Access, "gs": gcs.GoogleAccess, "az": _AzureAccess}
 
 
 class Bucket:
@@ -126,7 +114,7 @@ class Bucket:
     def __init__(self, scheme: str, name: str) -> None:
         self.url = f"{scheme}://{name}"
         self._scheme = scheme
-        self._access: Access = aws.S3Access(name) if scheme == "s3" else _EnvironmentAccess(scheme, name)
+        self._access: Access = _ACCESS[scheme](name)
         self._name = name
         self._stores: dict[float, Any] = {}
         """By the timeout of the policy."""
