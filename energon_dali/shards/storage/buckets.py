@@ -47,6 +47,7 @@ _EXPIRED = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired"}
 )
 """Codes of S3 for credentials that are no longer valid."""
+_LOOK_SECONDS = 1.0
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _TRANSIENT_STATUS = frozenset({408, 425, 429})
 
@@ -119,6 +120,8 @@ class Bucket:
         self._stores: dict[float, Any] = {}
         """By the timeout of the policy."""
         self._has_worked = False
+        self._looked_at = float("-inf")
+        """When newer credentials were last looked for because the server refused the current ones."""
         self.after_fork()
         drop_in_child(self)
 
@@ -202,6 +205,10 @@ class Bucket:
             with self._lock:
                 if self._stores.get(seconds) is not store:
                     return True
+                now = time.monotonic()
+                if now - self._looked_at < _LOOK_SECONDS and not _has_expired(text):
+                    return False  # a denied object is no reason to read all files again for every request
+                self._looked_at = now
                 try:
                     renewed = self._access.renew(refused=True)
                 except StorageError:
