@@ -85,7 +85,8 @@ def _provider(bucket: str) -> Any:
         from google.auth.transport.urllib3 import Request
     except ImportError as error:
         raise StorageError(
-            f"The credentials of gs://{bucket} are of a kind that needs google-auth. Run `pip install google-auth requests`."
+            f"The credentials of gs://{bucket} are of a kind that needs google-auth. Run "
+            "`pip install google-auth requests`."
         ) from error
     credentials, _ = google.auth.default(scopes=[_SCOPE])
     request = Request(urllib3.PoolManager())
