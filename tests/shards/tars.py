@@ -42,3 +42,8 @@ def captions(root: Path, shards: int = 3, samples: int = 4) -> dict[str, dict[st
             files |= {f"{key}.{part}": content for part, content in parts.items()}
         write_tar(root / f"shard_{shard}.tar", files)
     return expected
+
+
+def index_files(root: Path) -> dict[str, bytes]:
+    """Returns the content of all files below a folder, by their paths."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

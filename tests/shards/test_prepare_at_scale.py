@@ -20,7 +20,8 @@ from energon_dali.shards.prepare import journal as journal_module
 from energon_dali.shards.prepare import parallel, scanning
 from energon_dali.shards.prepare.parallel import map_in_order
 from energon_dali.shards.prepare.streamed_reader import JUMP_BYTES, LARGEST_BYTES, StreamedReader
-from tests.shards.tars import captions, write_tar
+from tests.shards.deadly_check import DeadlyCheck
+from tests.shards.tars import captions, index_files, write_tar
 
 RATIO = {"train": 3, "val": 1}
 
@@ -28,10 +29,6 @@ RATIO = {"train": 3, "val": 1}
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def index_files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def journals(tmp_path: Path) -> list[Path]:
@@ -68,20 +65,6 @@ def test_local_processes_and_an_object_store_give_the_same_files(
     assert journals(tmp_path) == []
 
 
-class Deadly:
-    """A check of parts that ends its process at the part `kill`, as often as its file says."""
-
-    def __init__(self, times: Path) -> None:
-        self.times = times
-
-    def __call__(self, name: str, content: Callable[[], bytes]) -> PartFacts | None:
-        left = int(self.times.read_text())
-        if name == "kill" and left:
-            self.times.write_text(str(left - 1))
-            os.kill(os.getpid(), signal.SIGKILL)
-        return None
-
-
 @pytest.fixture
 def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     monkeypatch.setattr(parallel, "BYTES_PER_WORKER", 1)
@@ -94,7 +77,7 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 def test_the_shard_of_a_killed_process_is_done_again(deadly: tuple[Path, Path]) -> None:
     root, times = deadly
     times.write_text("1")
-    result = prepare_dataset(root, num_workers=2, check_part=Deadly(times))
+    result = prepare_dataset(root, num_workers=2, check_part=DeadlyCheck(times))
     assert times.read_text() == "0"
     assert result.shard_counts == {"0.tar": 1, "1.tar": 2, "2.tar": 1, "3.tar": 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ R = TypeVar("R")
 TASKS_PER_CPU = 2
 """Tasks that are handed to the cluster for each of its cores, so that no core waits for the next one."""
 _WAIT_SECONDS = 1.0
+_KNOCK_SECONDS = 10.0
 
 
 class RayRunner:
@@ -59,6 +61,7 @@ class RayRunner:
         is_ours = not ray.is_initialized()
         if is_ours:
             try:
+                _knock(self._address)
                 # A cluster of our own needs no dashboard; others do not take this option.
                 own: dict[str, Any] = {"include_dashboard": False} if self._address == "local" else {}
                 ray.init(self._address, log_to_driver=False, **own)
@@ -72,6 +75,17 @@ class RayRunner:
         finally:
             if is_ours:
                 ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Makes sure that something listens at HOST:PORT; Ray itself would wait for minutes.
+
+    Raises:
+        OSError: Nothing does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
 
 
 def _run(
