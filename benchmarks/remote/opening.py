@@ -39,7 +39,7 @@ def make_datasets(folder: Path, count: int) -> None:
         root = folder / BUCKET / f"dataset_{number:04d}"
         for shard in range(2):
             write_tar(root / f"shard_{shard}.tar", {f"{number}_{shard}_{i}.txt": b"text" for i in range(5)})
-        prepare_dataset(root, split_ratio={"train": 1, "val": 1})
+        prepare_dataset(str(root), split_ratio={"train": 1, "val": 1})
         (root / ".nv-meta" / "dataset.yaml").write_text(yaml.safe_dump(DATASET))
     for size in sorted({1, 10, count // 10, count}):
         names = [f"dataset_{number:04d}" for number in range(size)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from energon_dali.errors import ConfigError
+from energon_dali.shards.prepare import parallel
 from energon_dali.shards.prepare.journal import Journal, open_journal
-from energon_dali.shards.prepare.parallel import Runner, killed_message, local_bytes, map_in_order, useful_workers
+from energon_dali.shards.prepare.parallel import killed_message, local_bytes, map_in_order, useful_workers
 from energon_dali.shards.prepare.shard_job import ShardJob, ShardScan, ShardTask, index_shard
 
 KEPT_BYTES = 256 << 20
@@ -69,33 +70,48 @@ def scanning(job: ShardJob, names: Sequence[str], options: ScanOptions) -> Itera
 
 
 def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: Journal | None) -> Iterator[ShardScan]:
-    threads, num_workers = 1, useful_workers(job.root, names, options.num_workers)
-    if not job.root.is_local:
-        num_workers = max(1, min(num_workers, len(names), options.shards_in_flight))
-        threads = -(-options.shards_in_flight // num_workers)
-        ahead = options.shards_in_flight // max(1, len(names)) - 1
-        job = replace(job, windows_ahead=max(0, min(ahead, MOST_WINDOWS_AHEAD)))
-    run: Runner | None = None
-    if options.ray_address is not None:
-        from energon_dali.shards.prepare.on_ray import RayRunner  # lazy: ray is an extra
-
-        run = RayRunner(options.ray_address)
-    scans = map_in_order(
-        partial(index_shard, job),
-        [ShardTask(name, None if journal is None else journal.version(name)) for name in names],
-        num_workers,
-        threads=threads,
-        run=run,
+    tasks = [ShardTask(name, None if journal is None else journal.version(name)) for name in names]
+    scan_all = partial(
+        map_in_order,
         killed=_killed,
         arrived=None if journal is None else journal.add,
     )
-    for scan in scans:
+    for scan in _scan_somewhere(job, tasks, options, scan_all):
         if not scan.is_known:
             yield scan
             continue
         assert journal is not None, "only a journal knows versions"
         kept = journal.load(scan.shard)
         yield index_shard(job, scan.shard) if kept is None else replace(kept, is_known=True)
+
+
+def _scan_somewhere(
+    job: ShardJob, tasks: Sequence[ShardTask], options: ScanOptions, scan_all: Callable[..., Iterator[ShardScan]]
+) -> Iterator[ShardScan]:
+    """Yields the scans, which are made where it is worth it."""
+    if options.ray_address is not None:
+        from energon_dali.shards.prepare.on_ray import RayRunner  # lazy: ray is an extra
+
+        yield from scan_all(partial(index_shard, job), tasks, 1, run=RayRunner(options.ray_address))
+        return
+    if job.root.is_local:
+        num_workers = useful_workers(job.root, [task.shard for task in tasks], options.num_workers)
+        yield from scan_all(partial(index_shard, job), tasks, num_workers)
+        return
+    in_flight = options.shards_in_flight
+    ahead = in_flight // max(1, len(tasks)) - 1
+    scan_one = partial(index_shard, replace(job, windows_ahead=max(0, min(ahead, MOST_WINDOWS_AHEAD))))
+    # The first shards say how large all are, and so how many processes are worth their start.
+    first = tasks[:in_flight] if options.num_workers > 1 else tasks
+    size = 0
+    for scan in scan_all(scan_one, first, 1, threads=in_flight):
+        size += scan.shard_bytes
+        yield scan
+    rest = tasks[len(first) :]
+    if rest:
+        worthwhile = size * len(rest) // len(first) // parallel.BYTES_PER_WORKER + 1
+        num_workers = min(options.num_workers, worthwhile, len(rest), in_flight)
+        yield from scan_all(scan_one, rest, num_workers, threads=-(-in_flight // num_workers))
 
 
 def _killed(task: ShardTask, end: str) -> ShardScan:

@@ -130,7 +130,7 @@ def _index_shard(job: ShardJob, task: ShardTask) -> ShardScan:
     try:
         size, version = _version_of(job.root / shard)
         if version == task.known_version:
-            return ShardScan(shard, version=version, is_known=True)
+            return ShardScan(shard, shard_bytes=size or 0, version=version, is_known=True)
         reader = (job.root / shard).open(size)
     except FileNotFoundError as error:
         raise missing_shard(job.root, shard) from error
