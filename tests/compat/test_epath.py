@@ -1,0 +1,87 @@
+"""EPath: names, files, globs, dss:// paths; local and on a web of stores only by name."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from energon_dali.compat.epath import EPath
+from energon_dali.errors import ConfigError, StorageError
+from energon_dali.shards import StoragePath
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = EPath("a/../b/./c.tar")
+    assert str(path) == path.url == str(tmp_path / "b" / "c.tar") == str(EPath(tmp_path) / "b/c.tar")
+    assert (path.name, path.parent.name, path.with_suffix(".idx").name) == ("c.tar", "b", "c.tar".replace("tar", "idx"))
+    assert path / "/d" == EPath("/d")
+    assert path / EPath("msc://x/y") == EPath("msc://x/y")
+    assert path.relative_to(EPath(tmp_path)) == "b/c.tar"
+    assert path.is_local()
+    assert path.local_path() == tmp_path / "b" / "c.tar"
+    assert EPath(f"file://{tmp_path}/b/c.tar") == path
+    assert pickle.loads(pickle.dumps(path)) == path
+    assert len({path, EPath(path)}) == 1
+    assert sorted([EPath("/b"), EPath("/a")])[0] == EPath("/a")
+    with pytest.raises(ConfigError, match="leads above its root"):
+        EPath("/../../x")
+
+
+@pytest.mark.parametrize("url", ["msc://profile/a/b.tar", "s3://bucket/a/b.tar"])
+def test_urls(url: str) -> None:
+    path = EPath(url)
+    assert (path.url, path.name, path.parent.url) == (url, "b.tar", url.removesuffix("/b.tar"))
+    assert (path.parent / ".." / "c").url == url.removesuffix("a/b.tar") + "c"
+    assert not path.is_local()
+    assert pickle.loads(pickle.dumps(path)) == path
+    with pytest.raises(ValueError, match="not in the local file system"):
+        path.local_path()
+    with pytest.raises(ConfigError, match="different stores"):
+        path.relative_to(EPath("/a"))
+    with pytest.raises(StorageError, match="'nfs', which is not known"):
+        EPath("nfs://a/b")
+
+
+def test_files(tmp_path: Path) -> None:
+    folder = EPath(tmp_path) / "new"
+    (folder / "deep" / "a.txt").write_text("ä")
+    (folder / "b.bin").write_bytes(b"123")
+    with (folder / "c.txt").open("w") as file:
+        file.write("c")
+    with (folder / "b.bin").open("rb") as binary:
+        assert binary.read() == b"123"
+    assert (folder / "deep" / "a.txt").read_text() == "ä"
+    assert [path.name for path in folder.glob("*.txt")] == ["c.txt"]
+    assert [path.relative_to(folder) for path in folder.glob("**/*.txt")] == ["c.txt", "deep/a.txt"]
+    assert {path.name for path in folder.walk()} == {"a.txt", "b.bin", "c.txt"}
+    assert folder.is_dir()
+    assert not folder.is_file()
+    assert ((folder / "b.bin").size(), (folder / "b.bin").stat().type, folder.stat().type) == (3, "file", "directory")
+    folder.copy(EPath(tmp_path) / "copy")
+    (EPath(tmp_path) / "copy" / "b.bin").move(EPath(tmp_path) / "moved.bin")
+    assert (EPath(tmp_path) / "moved.bin").read_bytes() == b"123"
+    assert not (EPath(tmp_path) / "copy" / "b.bin").is_file()
+    with pytest.raises(FileNotFoundError):
+        (folder / "nothing").unlink()
+    with pytest.raises(ConfigError, match="mode='a'"):
+        (folder / "b.bin").open("a")  # type: ignore[call-overload]
+
+
+def test_paths_of_a_dataset_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVDATASET_CACHE_DIR", str(tmp_path))
+    (tmp_path / "charts" / "v1").mkdir(parents=True)
+    (tmp_path / "charts" / "v1" / "a.txt").write_text("x")
+    path = EPath("dss://charts@v1/a.txt")
+    assert (path.url, path.display_name, path.name) == ("dss://charts@v1/a.txt", "charts@v1", "a.txt")
+    assert path.read_text() == "x"
+    assert [found.url for found in path.parent.glob("*")] == ["dss://charts@v1/a.txt"]
+    assert StoragePath.of("dss://charts@v1").url == str(tmp_path / "charts" / "v1")
+    for wrong in ("dss://charts", "dss://@v1/a", "dss://charts@v1/../../x", "dss://..@v1/x"):
+        with pytest.raises(StorageError, match="dss://NAME@VERSION"):
+            StoragePath.of(wrong)
+    monkeypatch.delenv("NVDATASET_CACHE_DIR")
+    with pytest.raises(StorageError, match="NVDATASET_CACHE_DIR"):
+        StoragePath.of("dss://charts@v1")
