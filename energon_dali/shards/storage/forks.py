@@ -22,6 +22,8 @@ from energon_dali.errors import StorageError
 
 _PACKAGE = "obstore"
 _LIBRARY = "obstore._obstore"
+_RUNTIME_THREADS = 4
+"""Threads of obstore's runtime; its default is one per core in every worker. Requests are not bounded by it."""
 
 
 class ForkAware(Protocol):
@@ -82,6 +84,7 @@ def load_obstore() -> Any:
 
 
 def _load() -> ModuleType:
+    os.environ.setdefault("TOKIO_WORKER_THREADS", str(min(_RUNTIME_THREADS, os.cpu_count() or 1)))
     try:
         importlib.import_module(f"{_PACKAGE}.store")
         return importlib.import_module(_PACKAGE)
