@@ -30,6 +30,8 @@ VIDEO_JSON ?= benchmarks/results/video.json
 VIDEO_PLOT ?= docs/images/video.png
 TRAINER_JSON ?= benchmarks/results/trainer.json
 TRAINER_PLOT ?= docs/images/trainer.png
+PACKING_JSON ?= benchmarks/results/packing.json
+PACKING_PLOT ?= docs/images/packing.png
 REMOTE_JSON ?= benchmarks/results/remote.json
 REMOTE_PLOT ?= docs/images/remote.png
 SCALE_JSON ?= benchmarks/results/scale.json
@@ -38,7 +40,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer bench-remote bench-scale gpu clean
+.PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -52,6 +54,7 @@ help:
 	@echo "make bench              benchmarks on the CPU, compared with bare DALI, PIL, webdataset and megatron-energon"
 	@echo "make bench-video        benchmarks on videos, compared with megatron-energon, torchcodec and PyAV"
 	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
+	@echo "make bench-packing      measures packing of texts, with and without saved states, compared with megatron-energon"
 	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
 	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
@@ -150,6 +153,11 @@ bench-trainer: $(STAMP)
 	mkdir -p $(dir $(TRAINER_JSON)) $(dir $(TRAINER_PLOT))
 	$(BIN)/python -m benchmarks.run trainer --json $(TRAINER_JSON) $(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(TRAINER_JSON) $(TRAINER_PLOT)
+
+bench-packing: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
+	$(BIN)/python -m benchmarks.run packing --json $(PACKING_JSON) $(QUICK) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(PACKING_JSON) $(PACKING_PLOT)
 
 # An environment that ENERGON_PYTHON or PEERS_PYTHON names is not made. QUICK=--quick tests that the benchmarks run.
 bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))

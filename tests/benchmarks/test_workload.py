@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from benchmarks import cpu
+from benchmarks import cpu, packing
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe
 from benchmarks.remote import workloads as remote
@@ -13,7 +13,7 @@ from benchmarks.run import quick
 from benchmarks.scale import workloads as scale
 from benchmarks.workload import Bar, Candidate, Limit, Workload
 
-ALL = [*cpu.WORKLOADS, *remote.WORKLOADS, *scale.WORKLOADS]
+ALL = [*cpu.WORKLOADS, *packing.WORKLOADS, *remote.WORKLOADS, *scale.WORKLOADS]
 SPEEDS = {"a": (20.0, 10.0, 22.0), "b": (10.0, 5.0, 10.0)}
 RECIPE = Recipe(name="r", samples=1)
 

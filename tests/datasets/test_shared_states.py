@@ -6,10 +6,14 @@ import json
 from itertools import islice
 from typing import Any
 
+import pytest
+
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.mixing.blend import BlendSourceDataset
 from energon_dali.datasets.stream import Rest, Snapshot, StreamContext, plain
+from energon_dali.errors import StateError
 from energon_dali.loader.processes.state_transfer import StateReceiver, StateSender
+from energon_dali.loader.savable_loader import SavableDataLoader
 from tests.datasets.oracle import Counting, config
 
 BUFFER = 60
@@ -119,3 +123,20 @@ def test_the_states_of_a_blend_in_a_blend_become_plain() -> None:
         state = iterator.state_dict()
         received = receiver.take(sender.send(state))
         assert json.loads(json.dumps(plain(received))) == plain(state)
+
+
+def test_the_config_of_a_tree_is_packed_once_for_all_states_of_a_loader() -> None:
+    asked = []
+
+    class Asked(Counting):
+        def config(self) -> dict[str, Any]:
+            asked.append(1)
+            return super().config()
+
+    with SavableDataLoader(Asked(10, config())) as loader:
+        states = [loader.save_state_rank() for _ in islice(loader, 3)]
+    assert len(asked) == 1
+    assert len({state["config"] for state in states}) == 1
+    assert [state["streams"]["0"]["count"] for state in states] == [1, 2, 3]
+    with SavableDataLoader(Counting(10, config())) as other, pytest.raises(StateError, match="Asked"):
+        other.restore_state_rank(states[0])
