@@ -164,6 +164,9 @@ bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PY
 	$(BIN)/python -m benchmarks.run remote --json $(REMOTE_JSON) $(QUICK) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.remote.plot $(REMOTE_JSON) $(REMOTE_PLOT)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.opening)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.preparing --ray \
+		--energon $(dir $(or $(ENERGON_PYTHON),$(ENERGON_VENV)/bin/python))energon)
 
 bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) \
