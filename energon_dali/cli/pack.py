@@ -177,6 +177,12 @@ def _report_skipped(result: PackResult, skipped: Sequence[Skipped]) -> None:
     if len(skipped) > SHOWN_SKIPPED:
         click.echo(f"  and {len(skipped) - SHOWN_SKIPPED:,} more", err=True)
     click.echo(f"All of them are listed in {result.out / STATE / SKIPPED_NAME}.", err=True)
+    if len(skipped) > result.num_samples:
+        click.echo(
+            "Warning: these are more than half of all. If files were not found, give the folder that their paths are "
+            "relative to with --media-root.",
+            err=True,
+        )
 
 
 def loading_code(result: PackResult) -> str:

@@ -283,16 +283,30 @@ def _read_plan(root: StoragePath) -> dict[str, Any] | None:
 def _check_same(root: StoragePath, known: dict[str, Any], plan: Plan, options: PackOptions) -> None:
     given = json.loads(json.dumps(options.as_plain()))
     for name, value in given.items():
-        if known["options"].get(name) != value:
+        before = known["options"].get(name)
+        if before != value:
             raise ConfigError(
-                f"{root} was begun with {name.replace('_', '-')}={known['options'].get(name)!r}, and {value!r} was "
-                "given. Give the same options to continue, --overwrite to begin again, or another folder."
+                f"{root} was begun with {name}={_shown(before)}, and {name}={_shown(value)} was given. Give the same "
+                "options to continue, --overwrite to begin again, or another folder."
             )
     if (known["digest"], known["fingerprint"]) != (plan.digest, plan.fingerprint):
         raise DatasetError(
             f"The source has changed since {root} was begun: files were added, removed or written. Give --overwrite to "
             "begin again, or another folder."
         )
+
+
+def _shown(value: Any) -> str:
+    """Returns the value of an option as it is written on the command line."""
+    if isinstance(value, dict):
+        value = list(value.items())
+    if isinstance(value, list):
+        pairs = [
+            item if isinstance(item, str) else (":" if isinstance(item[1], str) else "=").join(map(str, item))
+            for item in value
+        ]
+        return ",".join(pairs) or "''"
+    return "''" if value == "" else str(value)
 
 
 def _finished(root: StoragePath, plan: Plan, known: dict[str, Any] | None) -> dict[str, ShardReport]:

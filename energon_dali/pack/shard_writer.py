@@ -38,7 +38,7 @@ class ShardWriter:
         # The same bytes where both formats can hold the name and the size, in less time.
         is_plain = name.isascii() and len(name) <= tarfile.LENGTH_NAME and member.size < OCTAL_SIZE_LIMIT
         form = tarfile.USTAR_FORMAT if is_plain else tarfile.PAX_FORMAT
-        header = member.tobuf(form, "utf-8", "surrogateescape")
+        header = member.tobuf(form, "utf-8", "surrogateescape")  # type: ignore[arg-type]  # typeshed wants a literal
         padding = _ZEROS[: -len(content) % TAR_BLOCK_BYTES]
         self._file.write(header)
         self._file.write(content)

@@ -30,7 +30,7 @@ def test_packs_and_says_what_it_did(tmp_path: Path) -> None:
     assert "Everything was packed already" in ok("pack", source, tmp_path / "out", *QUIET, *sizes)
     refused = run("pack", source, tmp_path / "out", *QUIET, "--max-samples", 7)
     assert refused.exit_code == 1
-    assert "begun with max-samples=6, and 7 was given" in refused.output
+    assert "begun with max_samples=6, and max_samples=7 was given" in refused.output
     strict = run("pack", source, tmp_path / "strict", *QUIET, "--strict")
     assert strict.exit_code == 1
     assert "Without --strict it would be left out" in strict.output

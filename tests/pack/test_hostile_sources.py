@@ -103,7 +103,7 @@ def test_broken_images_and_texts_among_many(tmp_path: Path) -> None:
 def test_empty_folders_and_folders_of_other_things(tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
-    with pytest.raises(DatasetFormatError, match="is empty"):
+    with pytest.raises(DatasetFormatError, match="holds no files"):
         pack(root, tmp_path / "out")
     (root / "movie.iso").write_bytes(b"x")
     with pytest.raises(DatasetFormatError, match="holds no image, video, audio or text among 1 files"):

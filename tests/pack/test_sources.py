@@ -45,6 +45,19 @@ def test_folder_without_captions_and_with_some(tmp_path: Path) -> None:
     assert [bad.what for bad in most.skipped] == ["a/img.002.png"]
 
 
+def test_folder_of_folders_that_are_classes(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "in", 4, captions=False)
+    (root / "none.png").write_bytes(png(9))
+    result = pack(root, tmp_path / "out", sample_type="ImageClassificationSample")
+    assert {key: (sample.label, sample.label_name) for key, sample in load(result).items()} == {
+        "a/img_000": (0, "a"),
+        "a/img_002": (0, "a"),
+        "b/img_001": (1, "b"),
+        "b/img_003": (1, "b"),
+    }
+    assert [bad.what for bad in result.skipped] == ["none.png"]
+
+
 def test_folder_with_captions_in_json_and_files_that_share_a_stem(tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
@@ -215,6 +228,8 @@ def test_tars_keep_their_split_and_their_samples(tmp_path: Path) -> None:
     assert result.split_samples == {"train": 2, "val": 2}
     assert list(load(result, "val")) == ["10", "11"]
     assert yaml.safe_load((tmp_path / "out" / ".nv-meta" / "dataset.yaml").read_text()) == config
+    write_tar(root / "other" / "s2.tar", {"x.mask.png": png(0)})  # nobody prepared it
+    assert pack(root, tmp_path / "again").num_samples == 4
 
 
 def test_what_cannot_be_told_apart_is_asked(tmp_path: Path) -> None:
@@ -244,7 +259,7 @@ def test_a_source_that_changes(tmp_path: Path) -> None:
     (root / "a" / "new.png").write_bytes(png(9))
     with pytest.raises(DatasetError, match="The source has changed since"):
         pack(root, tmp_path / "out")
-    with pytest.raises(ConfigError, match="begun with max-samples=10000, and 2 was given"):
+    with pytest.raises(ConfigError, match="begun with max_samples=10000, and max_samples=2 was given"):
         pack(root, tmp_path / "out", max_samples=2)
     (root / "a" / "new.txt").write_text("new")
     assert pack(root, tmp_path / "out", overwrite=True, max_samples=2).num_samples == 4

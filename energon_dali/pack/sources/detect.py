@@ -52,7 +52,7 @@ def open_source(path: str, options: PackOptions, out: StoragePath) -> Source:
     names = root.list_files()
     names = [name for name in names if not name.startswith(".") and not (hidden and name.startswith(f"{hidden}/"))]
     if not names:
-        raise DatasetFormatError(f"{path} is empty. Give the folder that holds the files.")
+        raise DatasetFormatError(f"{full} holds no files. Give the folder that holds them.")
     tables = _tables(names)
     if kind == "auto":
         kind = _kind_of(full, names, tables)  # type: ignore[assignment]

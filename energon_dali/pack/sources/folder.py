@@ -13,7 +13,7 @@ from energon_dali.pack.keys import clean_key
 from energon_dali.pack.media import media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
 from energon_dali.pack.reading import ReaderSpec
-from energon_dali.pack.record import FilePart, Record, SkipRecord
+from energon_dali.pack.record import FilePart, JsonPart, Record, SkipRecord, TextPart
 from energon_dali.pack.sample_types import choose_sample_type, make_dataset_config
 from energon_dali.pack.sources.source import OnSkipped
 from energon_dali.shards.documents.json_text import parse_json
@@ -54,6 +54,8 @@ class FolderSource:
                 f"{root} holds no image, video, audio or text among {len(names):,} files. Give the folder that holds "
                 "the files, or a table that names them."
             )
+        self._classes: list[str] = []
+        """Names of classes, if they are those of the folders."""
         self._caption, self.sample_type, self._captioned = self._look()
 
     def _look(self) -> tuple[str, str, int]:
@@ -67,6 +69,9 @@ class FolderSource:
             roles.add("caption")
         if all("cls" in map(_part_name, group) for group in self._groups.values()):
             roles.add("label")
+        elif self._options.sample_type == "ImageClassificationSample":
+            self._classes = sorted({stem.partition("/")[0] for stem in self._groups if "/" in stem})
+            roles.update({"label"} if self._classes else ())
         return caption, choose_sample_type(roles, self._options.sample_type), count
 
     def _caption_in_json(self) -> tuple[str, int]:
@@ -87,6 +92,8 @@ class FolderSource:
 
     def describe(self) -> list[str]:
         lines = [f"Samples: {len(self._groups):,}, of which {self._captioned:,} have a caption"]
+        if self._classes:
+            lines.append(f"Classes: {len(self._classes):,} folders, {self._classes[0]} to {self._classes[-1]}")
         if self._ignored:
             lines.append(f"Ignored: {len(self._ignored):,} files that belong to no sample, such as {self._ignored[0]}")
         return lines
@@ -103,7 +110,16 @@ class FolderSource:
             if needs_caption and all(part.name != wanted for part in parts):
                 skipped(paths[0], f"it has no caption: there is no {stem}.{wanted}")
                 continue
-            yield Record(clean_key(stem), list(parts))
+            record = Record(clean_key(stem), list(parts))
+            if self._classes:
+                folder, slash, _ = stem.partition("/")
+                if not slash:
+                    skipped(paths[0], "it is in no folder, which would be its class")
+                    continue
+                record.parts = [part for part in parts if part.name not in ("cls", "json")]
+                record.parts.append(TextPart("cls", str(self._classes.index(folder))))
+                record.parts.append(JsonPart("json", {"label_name": clean_key(folder)}))
+            yield record
 
     def fingerprint(self) -> str:
         return self._fingerprint.digest()

@@ -17,7 +17,7 @@ from energon_dali.pack.sample_types import NEEDS, choose_sample_type, make_datas
 from energon_dali.pack.sources.source import OnSkipped
 from energon_dali.shards.index.tar_scan import TarEnd, group_members, scan_tar
 from energon_dali.shards.meta.dataset_config import CRUDE, read_dataset_config
-from energon_dali.shards.meta.info import info_present
+from energon_dali.shards.meta.info import info_present, read_shard_counts
 from energon_dali.shards.meta.splits import SplitConfig, read_split
 from energon_dali.shards.prepare.split_plan import find_shards
 from energon_dali.shards.storage import StoragePath
@@ -44,9 +44,10 @@ class TarSource:
         self.root = root
         self._options = options
         self._fingerprint = Fingerprint()
-        found = find_shards(root) if names is None else names
+        is_prepared = names is None and info_present(root)
+        found = names or (list(read_shard_counts(root)) if is_prepared else find_shards(root))
         self._shards = [name for name in found if not hidden or not name.startswith(f"{hidden}/")]
-        self._split: SplitConfig | None = read_split(root) if names is None and info_present(root) else None
+        self._split: SplitConfig | None = read_split(root) if is_prepared else None
         self._config = self._known_config() if names is None else None
         self._with: Counter[str] = Counter()
         self._samples = 0
@@ -79,6 +80,9 @@ class TarSource:
         for name in self._shards:
             if name in excluded:
                 skipped(name, "the split of the source excludes this shard")
+                continue
+            if part_of and name not in part_of and not self._options.split:
+                skipped(name, "no part of the source's split has this shard")
                 continue
             for record in self._shard(name):
                 if f"{name}/{record.key}" in excluded:
