@@ -20,8 +20,9 @@ from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
 
-MAX_OPEN_SHARDS = 4096
-"""Shards of which all readers of a process together know the layout. One more costs tens of microseconds."""
+MAX_OPEN_SHARDS = 8192
+"""Shards of which all readers of a process together know the layout, of 3 KB each. One more costs tens of
+microseconds."""
 
 _PAGES_KEPT_FOR = 1024
 """Samples after which the pages of the index that were touched are given back. A scattered sample touches about ten."""

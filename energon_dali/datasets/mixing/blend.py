@@ -213,17 +213,20 @@ class _BlendSourceIterator(SourceMixtureIterator):
         self._draw = 0
         self._window = -1
         self._draws: list[int] = []
+        self._following: tuple[int, list[int]] | None = None
         self._read_until = 0
         self._patience = dataset.worker_config.layout.num_streams + 1
 
     def __next__(self) -> Any:
         window, index = divmod(self._draw, self._size)
         if window != self._window:
-            self._draws, self._window = self._plan(window), window
+            following = self._following
+            self._draws = following[1] if following and following[0] == window else self._plan(window)
+            self._window = window
             self._read_until = index
         if index >= self._read_until:
             self._read_until = min(index + READ_AHEAD, self._size)
-            self._read_ahead(self._draws[index : index + self._draws_ahead])
+            self._read_ahead(self._coming(index, self._draws_ahead))
         number = self._draws[index]
         self._draw += 1
         if self._feedback is not None:
@@ -237,6 +240,15 @@ class _BlendSourceIterator(SourceMixtureIterator):
             f"{self._names[number]} yielded no sample in {self._patience} epochs, and a blend needs one. Give it the "
             "weight 0, or find out why it is empty."
         )
+
+    def _coming(self, index: int, count: int) -> list[int]:
+        """Returns the next draws, also those of the next window if its weights are known already."""
+        coming = self._draws[index : index + count]
+        if len(coming) < count and count > READ_AHEAD and self._feedback is None:
+            if self._following is None or self._following[0] != self._window + 1:
+                self._following = (self._window + 1, self._plan(self._window + 1))
+            coming += self._following[1][: count - len(coming)]
+        return coming
 
     def _plan(self, window: int) -> list[int]:
         """Returns which dataset each draw of a window takes."""

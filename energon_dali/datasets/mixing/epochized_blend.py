@@ -154,6 +154,9 @@ class _EpochIterator(SourceMixtureIterator):
                 if self._index >= self._read_until:
                     self._read_until = min(self._index + READ_AHEAD, len(self._draws))
                     coming = self._draws[self._index : self._index + self._draws_ahead]
+                    missing = self._draws_ahead - len(coming)
+                    if missing and self._draws_ahead > READ_AHEAD and self._window + 1 < self._interleave.windows:
+                        coming = coming + self._interleave.draws(self._window + 1).tolist()[:missing]
                     self._read_ahead([number for number in coming if number not in self._ended])
                 number = self._draws[self._index]
                 self._index += 1

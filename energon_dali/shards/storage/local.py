@@ -20,27 +20,27 @@ from energon_dali.shards.storage.atomic_file import atomic_file, write_atomicall
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import store_of
 
-_MOST_FILES = 4096
+_MOST_FILES = 16_384
 
 
-def _file_limit() -> int:
+def _file_limit(share: int = 4) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else max(16, min(_MOST_FILES, soft // 4))
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else max(16, min(_MOST_FILES, soft // share))
 
 
 MAX_OPEN_FILES = _file_limit()
-"""Number of files that all readers of a process keep open: a quarter of what the system allows."""
+"""Number of files that all readers of a process keep open: a quarter of what the system allows, half in a worker."""
 
 
 def allow_many_files() -> None:
     """Raises the number of files that this process may open, for a process of our own."""
     global MAX_OPEN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * _MOST_FILES if hard == resource.RLIM_INFINITY else min(4 * _MOST_FILES, hard)
+    wanted = 2 * _MOST_FILES if hard == resource.RLIM_INFINITY else min(2 * _MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    MAX_OPEN_FILES = _file_limit()
+    MAX_OPEN_FILES = _file_limit(2)
 
 
 MAX_LISTED_ENTRIES = 5_000_000
