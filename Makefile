@@ -94,6 +94,7 @@ test: $(STAMP)
 
 # Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
 test-faults: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
 	$(BIN)/python -m tests.integrations
 
