@@ -21,6 +21,7 @@ _HOMES = {
     "pack": "pack:pack",
     "prepare": "prepare:prepare",
     "prepare-media": "prepare_media:prepare_media",
+    "preview": "preview:preview",
     "train": "train:train",
 }
 """Where each command is: module in this package, and name in it."""

@@ -49,9 +49,8 @@ class ExtendableDataclassMixin:
         Raises:
             ConfigError: This is not a dataclass, or does not derive from the class of `src`.
         """
-        kind: Any = cls
-        if not (dataclasses.is_dataclass(cls) and issubclass(cls, type(src))):
-            raise ConfigError(f"{kind.__name__} must be a dataclass that derives from {type(src).__name__}.")
+        if not hasattr(cls, "__dataclass_fields__") or not issubclass(cls, type(src)):
+            raise ConfigError(f"{cls.__name__} must be a dataclass that derives from {type(src).__name__}.")
         values = {field.name: getattr(src, field.name) for field in dataclasses.fields(src) if field.init}
         return cls(**{**values, **kwargs})
 

@@ -1,0 +1,128 @@
+"""`energon-dali preview`: shows samples of a dataset in the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_dali.cli.failure import told_to_user
+from energon_dali.error_handlers import describe
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SHADES = " .:-=+*#%@"
+"""Letters from dark to bright."""
+
+
+@click.command("preview")
+@click.argument("path")
+@click.option("--split-parts", default="train", show_default=True, metavar="A,B", help="Parts of the split.")
+@click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
+@click.option("--split-config", help="Name of the split file, if not split.yaml.")
+@click.option("--count", type=click.IntRange(min=1), help="Show that many samples, and ask nothing.")
+@click.option(
+    "--width", type=click.IntRange(min=2), default=64, show_default=True, help="Letters per line of an image."
+)
+@click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
+def preview(path: str, split_parts: str, count: int | None, width: int, **given: Any) -> None:
+    """Show the samples of the dataset, the metadataset (.yaml), or the .jsonl file at PATH, one after the other.
+
+    Images are drawn in colour if the terminal shows colours, else as letters. Cookers and other hooks do not run.
+    """
+    with told_to_user():
+        shown = 0
+        for part in split_parts.split(","):
+            for sample in _samples(path, part, {name: value for name, value in given.items() if value}):
+                if count is not None and shown >= count:
+                    return
+                click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
+                shown += 1
+                if count is None and not click.confirm("Next sample?", default=True):
+                    return
+        click.echo(f"Done. {shown:,} samples in {split_parts}.")
+
+
+def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields the samples of a split part in file order, with images as PIL images."""
+    # Imported only here: the other commands start without the loader.
+    from energon_dali.build.mixture import chain_sources
+    from energon_dali.build.options import DatasetOptions
+    from energon_dali.build.source import open_source
+    from energon_dali.decode import SampleDecoder
+    from energon_dali.metadataset.resolve import resolve
+    from energon_dali.task_encoder import DefaultTaskEncoder
+    from energon_dali.worker_config import WorkerConfig
+
+    encoder: Any = DefaultTaskEncoder()
+    encoder.decoder = SampleDecoder(image_decode="pilrgb")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    chosen = DatasetOptions.of_call(encoder, config, options, split_part=part, training=False)
+    files = {name: options[name] for name in ("dataset_config", "split_config") if name in options}
+    references = [dataclasses.replace(source, **files) for source in resolve(path, part).sources]
+    yield from chain_sources([open_source(one, number, chosen, False) for number, one in enumerate(references)])
+
+
+def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
+    """Yields lines that show a sample.
+
+    Args:
+        sample: A dataclass, or a dict of parts.
+        width: Letters per line of an image.
+        colours: Draw images in 24-bit colour, instead of letters.
+    """
+    is_dict = isinstance(sample, Mapping)
+    names = list(sample) if is_dict else [field.name for field in dataclasses.fields(sample)]
+    values = {name: sample[name] if is_dict else getattr(sample, name) for name in names}
+    yield f"{values.get('__key__')} ({type(sample).__name__})"
+    for source in values.get("__sources__") or ():
+        yield f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}"
+    if values.get("__subflavors__"):
+        yield f"  subflavors: {values['__subflavors__']}"
+    for name, value in values.items():
+        if not name.startswith("__"):
+            yield from _lines(name, value, width, colours)
+
+
+def _lines(name: str, value: Any, width: int, colours: bool) -> Iterator[str]:
+    if isinstance(value, (list, tuple)) and any(hasattr(item, "tobytes") and hasattr(item, "mode") for item in value):
+        for number, item in enumerate(value):
+            yield from _lines(f"{name}[{number}]", item, width, colours)
+    elif hasattr(value, "tobytes") and hasattr(value, "mode"):
+        yield f"  {name}: {value.mode} image, {value.width} x {value.height}"
+        yield from draw(value, width, colours=colours)
+    else:
+        first, *rest = (str(value) if isinstance(value, str) else describe(value)).splitlines() or [""]
+        yield f"  {name}: {first}"
+        yield from (f"    {line}" for line in itertools.islice(rest, 50))
+
+
+def draw(image: Image, width: int, *, colours: bool) -> Iterator[str]:
+    """Yields the lines of an image: letters, twice as high as wide; or half blocks, two pixels each.
+
+    Args:
+        image: A PIL image.
+        width: Letters per line.
+        colours: Use 24-bit colours.
+    """
+    columns = min(width, image.width)
+    rows = max(1, round(image.height * columns / image.width / 2))
+    if not colours:
+        grey = image.convert("L").resize((columns, rows)).tobytes()
+        for row in range(rows):
+            line = grey[row * columns : (row + 1) * columns]
+            yield "    " + "".join(_SHADES[level * len(_SHADES) // 256] for level in line).rstrip()
+        return
+    pixels = image.convert("RGB").resize((columns, 2 * rows)).tobytes()
+    for row in range(rows):
+        line = ""
+        for column in range(columns):
+            top, bottom = (3 * ((2 * row + half) * columns + column) for half in (0, 1))
+            upper, lower = (";".join(str(level) for level in pixels[at : at + 3]) for at in (top, bottom))
+            line += f"\x1b[38;2;{upper};48;2;{lower}m\u2580"
+        yield f"    {line}\x1b[0m"
