@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.storage import http as http_storage
 from energon_dali.shards.storage import retry
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
 from tests.shards.tars import captions
@@ -211,7 +212,11 @@ def _case(upstream: str, expected: dict[str, dict[str, bytes]], scheme: str) -> 
             address = f"http://127.0.0.1:{server.server_address[1]}"
             if scheme == "s3":
                 os.environ["AWS_ENDPOINT_URL"] = address
-            read_all("s3://data/set" if scheme == "s3" else f"{address}/set", expected, random)
+            try:
+                read_all("s3://data/set" if scheme == "s3" else f"{address}/set", expected, random)
+            finally:
+                for manager in http_storage._managers.values():
+                    manager.clear()  # how many connections are kept depends on how many requests met in time
             return Outcome(tried=server.faults, survived=server.faults)
 
     return case
