@@ -34,6 +34,10 @@ class LoaderStatistics:
     Counted where samples are drawn, ahead of the trainer."""
     retries: dict[str, int] = field(default_factory=dict)
     """Requests for data that were repeated, by store: a mount point, or scheme and host or bucket."""
+    requests: dict[str, float] = field(default_factory=dict)
+    """Requests for data of remote storage and slow disks, over all processes: `requests`, `bytes_wanted` by the samples
+    that they were made for, `bytes_fetched`, and `in_flight`, the mean number at the same time since the first batch
+    was asked for. Empty if there were none."""
     counts: dict[str, int] = field(default_factory=dict)
     """All other counters."""
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -59,6 +63,7 @@ class LoaderStatistics:
             retries=_take_by_prefix(counts, "retries."),
             block_bytes=counts.pop("blocks.bytes", 0),
             blend=take_shares(counts),
+            requests=_take_requests(counts, trainer["elapsed_seconds"]),
             counts=counts,
             failures=record["failures"],
             failure_kinds=record["kinds"],
@@ -87,6 +92,7 @@ class LoaderStatistics:
             "block_bytes": self.block_bytes,
             "blend": {name: dict(row) for name, row in self.blend.items()},
             "retries": dict(self.retries),
+            "requests": dict(self.requests),
             "counts": dict(self.counts),
             "failures": list(self.failures),
             "failure_kinds": dict(self.failure_kinds),
@@ -109,6 +115,10 @@ class LoaderStatistics:
         rows.append(("from workers", f"{self.block_bytes / 1e6:.1f} MB"))
         rows += [(f"blend {name}", _share_text(row)) for name, row in self.blend.items()]
         rows += [(f"retries of {name}", str(count)) for name, count in sorted(self.retries.items())]
+        if self.requests:
+            rows.append(("requests", f"{self.requests['requests']:.0f}, {self.requests['in_flight']:.1f} in flight"))
+            rows.append(("bytes wanted", f"{self.requests['bytes_wanted'] / 1e6:.1f} MB"))
+            rows.append(("bytes fetched", f"{self.requests['bytes_fetched'] / 1e6:.1f} MB"))
         rows += [(name, str(count)) for name, count in sorted(self.counts.items())]
         rows += [(f"GPU memory {name}", f"{size / 2**20:.0f} MiB") for name, size in self.gpu_memory_bytes.items()]
         rows += [(f"failed {count} times", kind) for kind, count in sorted(self.failure_kinds.items())]
@@ -121,6 +131,20 @@ class LoaderStatistics:
 def _take_by_prefix(counts: dict[str, int], prefix: str) -> dict[str, int]:
     """Removes the counters whose names start with a prefix, and returns them without it."""
     return {name[len(prefix) :]: counts.pop(name) for name in list(counts) if name.startswith(prefix)}
+
+
+def _take_requests(counts: dict[str, int], elapsed_seconds: float) -> dict[str, float]:
+    """Removes the counters of requests for data, and returns what LoaderStatistics shows of them."""
+    found = _take_by_prefix(counts, "read_ahead.")
+    if not found.get("requests"):
+        return {}
+    seconds = found.get("request_microseconds", 0) / 1e6
+    return {
+        "requests": found["requests"],
+        "bytes_wanted": found.get("bytes_wanted", 0),
+        "bytes_fetched": found.get("bytes_fetched", 0),
+        "in_flight": seconds / elapsed_seconds if elapsed_seconds > 0 else 0.0,
+    }
 
 
 def take_shares(counts: dict[str, int]) -> dict[str, dict[str, float]]:
