@@ -168,11 +168,13 @@ bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PY
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.opening)
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.preparing --ray \
 		--energon $(dir $(or $(ENERGON_PYTHON),$(ENERGON_VENV)/bin/python))energon)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(REMOTE_JSON) docs/remote.md)
 
 bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.remote.plot $(SCALE_JSON) $(SCALE_PLOT)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(SCALE_JSON) docs/remote.md)
 
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:

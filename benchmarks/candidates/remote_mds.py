@@ -60,6 +60,9 @@ def open_rows(task: Task) -> Iterator[list[Row]]:
             batch_size=task.batch_size,
             predownload=8 * task.batch_size,
         )
+        for stream in dataset.streams:
+            # Forked workers would share the connection that fetched the index, and mix up each other's answers.
+            stream._downloader.clean_up()
         yield from StreamingDataLoader(
             dataset,
             batch_size=task.batch_size,
