@@ -52,15 +52,18 @@ def plot(report: dict[str, Any], path: Path) -> None:
     panels = [panel for panel in report["workloads"] if lines_of(panel)]
     if not panels:
         raise ValueError("The report holds no lines to draw: give the results of `benchmarks.run remote` or `scale`.")
-    rows = -(-len(panels) // 2)
-    figure, axes = pyplot.subplots(rows, 2, figsize=(11, 3.7 * rows + 0.4), squeeze=False, layout="constrained")
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (6.5 * columns, 3.4 * rows + 0.4)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axis, panel in zip(axes.flat, panels, strict=False):
         _draw(axis, panel)
     for axis in list(axes.flat)[len(panels) :]:
         axis.axis("off")
     machine = report["machine"]
+    shared = ", shared by client and server" if any(panel.get("storage") for panel in panels) else ""
     figure.supxlabel(
-        f"{caution(report)}{machine['processor']}, {machine['cores']} cores, shared by client and server; "
+        f"{caution(report)}{machine['processor']}, {machine['cores']} cores{shared}; "
         f"{report['started'][:10]}, commit {report['commit']}. Points: median; bars: lowest to highest repetition.",
         fontsize=7,
         color=INK,
