@@ -16,9 +16,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from energon_dali import DefaultTaskEncoder, FileStoreCachePool, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_dali import (
+    DefaultTaskEncoder,
+    FileStoreCachePool,
+    ShardCache,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+)
 from energon_dali.loader.state_file import read_state_file, write_state_files
-from energon_dali.shards import prepare_dataset
+from energon_dali.shards import StoragePath, prepare_dataset
 from tests.cache.files import Numbers
 from tests.faults.campaign import Campaign, Case, Lost, Outcome, refused_by_us
 from tests.faults.kills import strays
@@ -70,7 +77,14 @@ def prepare(folder: Path) -> Case:
     size = sum(path.stat().st_size for path in (folder / "prepared").rglob("*") if path.is_file()) // 1024
     tars = sum(path.stat().st_size for path in (folder / "fresh").rglob("*") if path.is_file()) // 1024
     prepare_folder(shutil.copytree(folder / "fresh", folder / "train"), {"text": "txt"}, "TextSample")
-    kinds = (full_while_preparing, full_while_preparing_again, full_while_saving, full_log, full_cache)
+    kinds = (
+        full_while_preparing,
+        full_while_preparing_again,
+        full_while_saving,
+        full_log,
+        full_cache,
+        full_shard_cache,
+    )
     assert samples
 
     def case(number: int, scratch: Path) -> Outcome:
@@ -194,6 +208,30 @@ def full_cache(folder: Path, scratch: Path, random: Random, whole: Any, tars: in
         left = [path for path in (scratch / "disk").rglob("*") if path.is_file()]
         if left:
             raise Lost(f"the pool left {left}")
+    return Outcome()
+
+
+def full_shard_cache(folder: Path, scratch: Path, random: Random, whole: Any, tars: int, size: int) -> Outcome:
+    """The disk of the cache of shards is smaller than its limit: shards are read as if there were no cache."""
+    with small_disk(scratch / "disk", random.choice((8, 64, 200, 400))) as mounted:
+        if not mounted:
+            return Outcome()
+        shards = []
+        for name in "abc":
+            content = random.randbytes(300_000)
+            (scratch / name).write_bytes(content)
+            shards.append((StoragePath.of(scratch / name), content))
+        cache = ShardCache(scratch / "disk", max_bytes="1GB", block_bytes="64KiB", cache_local=True)
+        for _ in range(2):
+            for path, content in shards:
+                reader = cache.open(path, len(content))
+                for _ in range(20):
+                    start, length = random.randrange(len(content)), random.randrange(1, 100_000)
+                    if reader.read_at(start, length) != content[start : start + length]:
+                        raise Lost("a shard has another content with a full disk")
+        if list((scratch / "disk").glob("*/claims/*")):
+            raise Lost("a claim was left on the full disk")
+        del reader, cache
     return Outcome()
 
 

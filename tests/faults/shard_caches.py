@@ -60,17 +60,22 @@ def run_rank(folder: Path, home: Path, rank: int, seed: int, batches: int) -> No
             raise Lost("a sample failed")
 
 
-def start(call: Callable[[], None]) -> int:
-    """Runs `call` in a forked child; its exit code is 1 if it fails."""
+def start(call: Callable[[], None], report: Path) -> int:
+    """Runs `call` in a forked child; if it fails, its exit code is 1, and the reason is in `report`."""
     pid = os.fork()
     if pid:
         return pid
     try:
         call()
     except BaseException:
-        traceback.print_exc()
+        report.write_text(traceback.format_exc())
         os._exit(1)
     os._exit(0)
+
+
+def reason(report: Path) -> str:
+    """Returns why a child failed."""
+    return report.read_text()[-1500:] if report.exists() else "it was killed"
 
 
 def damage(home: Path, random: Random) -> None:
@@ -102,12 +107,12 @@ def prepare(folder: Path) -> Case:
 
     def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
-        home = scratch / "cache"
+        home, report = scratch / "cache", scratch / "report.txt"
         damages = number % 2 == 1
         kills = 0
         for _ in range(KILLS):
             ranks = [
-                start(lambda rank=rank: run_rank(folder / "data", home, rank, number, 100_000))  # type: ignore[misc]
+                start(lambda rank=rank: run_rank(folder / "data", home, rank, number, 100_000), report)  # type: ignore[misc]
                 for rank in range(RANKS)
             ]
             try:
@@ -121,7 +126,7 @@ def prepare(folder: Path) -> Case:
                     done, status = os.waitpid(pid, os.WNOHANG)
                     if done:
                         ranks.remove(pid)
-                        raise Lost(f"a rank ended by itself with {os.waitstatus_to_exitcode(status)}")
+                        raise Lost(f"a rank ended by itself ({status}): {reason(report)}")
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
                     ranks.remove(pid)
@@ -131,9 +136,9 @@ def prepare(folder: Path) -> Case:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
         for rank in range(RANKS):  # 160 batches: four epochs, which evict what was left
-            pid = start(lambda rank=rank: run_rank(folder / "data", home, rank, number, 80))  # type: ignore[misc]
+            pid = start(lambda rank=rank: run_rank(folder / "data", home, rank, number, 80), report)  # type: ignore[misc]
             if os.waitpid(pid, 0)[1]:
-                raise Lost("after the kills, a run over the same cache failed")
+                raise Lost(f"after the kills, a run over the same cache failed: {reason(report)}")
         check_folder(home, damaged=damages)
         return Outcome(tried=kills, survived=kills)
 

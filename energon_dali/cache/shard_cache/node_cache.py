@@ -95,7 +95,7 @@ class NodeCache:
         folder = PrivateFolder(self._parent, folder_name())
         try:
             self.block_bytes = self._agree(folder)
-            blocks = BlockStore(folder, self._max_bytes, self.planner.future, self._node_future)
+            blocks = BlockStore(folder, self._max_bytes, _future_of(self, False), _future_of(self, True))
         except BaseException:
             folder.close()
             raise
@@ -240,6 +240,18 @@ class NodeCache:
         if self._end is not None:
             self._end()
         self.planner.close_inherited()
+
+
+def _future_of(cache: NodeCache, of_node: bool) -> Callable[[], Future]:
+    """Returns a function that returns what streams will use, without keeping the cache alive."""
+    reference = weakref.ref(cache)
+
+    def future() -> Future:
+        found = reference()
+        assert found is not None, "whoever evicts holds the cache"
+        return found._node_future() if of_node else found.planner.future()
+
+    return future
 
 
 def _close(blocks: BlockStore) -> None:
