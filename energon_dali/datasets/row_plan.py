@@ -196,7 +196,7 @@ class PlannedRows:
     def read_ahead(self, epoch: int, position: int, count: int) -> None:
         """Requests `count` samples from a position on, fewer at the end of an epoch that is not repeated."""
         self._go_to(epoch, position)
-        self._extend(count - len(self._reads))
+        self._extend(max(count - len(self._reads), self._reads.rows_wanted()))
         self._reads.issue(count)
 
     def _go_to(self, epoch: int, position: int) -> None:

@@ -23,25 +23,20 @@ from typing import Protocol
 
 from energon_dali.errors import DatasetError, EnergonDaliError, StoreUnavailableError
 from energon_dali.shards.index.extents import PartRun
+from energon_dali.shards.joined_runs import REQUEST_BYTES, gap_limit, join_runs
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import current_scope
 
-REQUEST_BYTES = 4 << 20
-"""Runs are joined up to this size of a request."""
-
 FEWEST_REQUEST_BYTES = 256 << 10
-"""The same where memory is short."""
-
-GAP_BYTES = 1536
-GAP_SHARE = 10
-"""Two runs are joined if there are at most GAP_BYTES and a tenth of the larger one between them. So at most a fifth
-more is fetched than is wanted of large samples, and four times as much of samples of 200 bytes, whose request costs far
-more than their bytes."""
+"""Size of joined requests where memory is short."""
 
 ISSUED_BYTES = 32 << 20
 """Bytes that are requested before they are wanted, where they fit into the limit."""
+
+FIRST_ROWS = 64
+"""Rows that are planned before the first sample is requested; each time as many again may follow."""
 
 FEWEST_ROWS = 16
 MOST_ROWS = 65_536
@@ -141,8 +136,9 @@ class PlannedReads:
         """Returns how many more rows to plan now; 0 if enough are planned."""
         issued, planned = self._targets()
         missing = planned - len(self)
-        # Planned in groups, which costs less than one by one.
-        return missing if 8 * missing >= planned or len(self._issued) + len(self._planned) < issued else 0
+        if len(self) >= issued and 8 * missing < planned:  # planned in groups, which costs less than one by one
+            return 0
+        return min(missing, FIRST_ROWS + self._rows_seen)
 
     def _targets(self) -> tuple[int, int]:
         """Returns (rows to have issued, rows to have planned), the second at least as large as the first."""
@@ -240,7 +236,7 @@ class PlannedReads:
                         break
                 else:
                     break
-                far = not found.runs or _gap(last, found, step) > _gap_limit(last.size, found.size)
+                far = not found.runs or _gap(last, found, step) > gap_limit(last.size, found.size)
                 if far or not self._fits(found.size):
                     break
                 del unissued[found.sample]
@@ -367,24 +363,6 @@ def _read(reader: RangeReader, offset: int, size: int, pieces: Sequence[tuple[in
     return [data[start : start + length] for start, length in pieces]
 
 
-def join_runs(runs: Iterable[PartRun]) -> list[tuple[int, int]]:
-    """Returns (offset, size) of the requests that cover all runs, in the order of the file."""
-    requests: list[tuple[int, int]] = []
-    before = 0
-    for start, size in sorted({(run[2], run[3]) for run in runs}):
-        if requests:
-            first, length = requests[-1]
-            end = max(first + length, start + size)
-            gap = start - (first + length)
-            if gap <= _gap_limit(before, size) and end - first <= max(REQUEST_BYTES, length):
-                requests[-1] = (first, end - first)
-                before = size
-                continue
-        requests.append((start, size))
-        before = size
-    return requests
-
-
 def _gap(row: _Row, neighbour: _Row, step: int) -> int:
     """Returns the number of bytes between two rows, the second of which follows (step 1) or precedes (-1) the first."""
     if step < 0:
@@ -392,8 +370,3 @@ def _gap(row: _Row, neighbour: _Row, step: int) -> int:
     _, _, start, size = row.runs[-1]
     gap = neighbour.runs[0][2] - (start + size)
     return gap if gap >= 0 else sys.maxsize  # samples that are not in the order of the file are not joined
-
-
-def _gap_limit(size: int, following: int) -> int:
-    """Returns the number of bytes between two runs up to which they are joined."""
-    return GAP_BYTES + max(size, following) // GAP_SHARE
