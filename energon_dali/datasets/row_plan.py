@@ -20,6 +20,9 @@ PLANNED_ROWS = 128
 
 _EPOCHS_AHEAD = 16
 
+ROWS_OF_LATER_EPOCHS = 64
+"""Rows that are planned beyond the next epoch: a small dataset is not read many times before it is wanted."""
+
 Rows = list[list[int]]
 """Five lists of equal length: shards, indices within them, passes, numbers in the dataset, seeds."""
 
@@ -224,6 +227,8 @@ class PlannedRows:
                 self._next = self._skip_ends(self._next)
             epoch, position = self._next
             if position >= self._order.num_samples(epoch):
+                return
+            if epoch > self._at[0] + 1 and len(self._rows) >= ROWS_OF_LATER_EPOCHS:
                 return
             shards, indices, passes, numbers, seeds = self._plan.rows(epoch, position, count)
             self._reads.plan(shards, indices)
