@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,11 @@ def plot(report: dict[str, Any], path: Path) -> None:
         axis.axis("off")
     machine = report["machine"]
     shared = ", shared by client and server" if any(panel.get("storage") for panel in panels) else ""
-    figure.supxlabel(
+    told = (
         f"{caution(report)}{machine['processor']}, {machine['cores']} cores{shared}; "
-        f"{report['started'][:10]}, commit {report['commit']}. Points: median; bars: lowest to highest repetition.",
-        fontsize=7,
-        color=INK,
+        f"{report['started'][:10]}, commit {report['commit']}. Points: median; bars: lowest to highest repetition."
     )
+    figure.supxlabel(textwrap.fill(told, 90 * columns), fontsize=7, color=INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
