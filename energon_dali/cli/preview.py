@@ -115,8 +115,8 @@ def draw(image: Image, width: int, *, colours: bool) -> Iterator[str]:
     if not colours:
         grey = image.convert("L").resize((columns, rows)).tobytes()
         for row in range(rows):
-            line = grey[row * columns : (row + 1) * columns]
-            yield "    " + "".join(_SHADES[level * len(_SHADES) // 256] for level in line).rstrip()
+            levels = grey[row * columns : (row + 1) * columns]
+            yield "    " + "".join(_SHADES[level * len(_SHADES) // 256] for level in levels).rstrip()
         return
     pixels = image.convert("RGB").resize((columns, 2 * rows)).tobytes()
     for row in range(rows):
