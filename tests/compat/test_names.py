@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINES = (ROOT / "tests" / "data" / "energon_7_4_1_modules.txt").read_text().splitlines()
 NAMES = {module: words.split() for module, _, words in (line.partition(":") for line in LINES)}
 PAGE = (ROOT / "docs" / "from-energon.md").read_text()
-ROWS = [row.split("|") for row in PAGE.partition("### Names that do not resolve")[2].partition("\n## ")[0].splitlines()]
+ROWS = [row.split("|") for row in PAGE.partition("### What does not resolve")[2].partition("\n## ")[0].splitlines()]
 GONE = {
     (f"megatron.energon{module}", name)
     for row in ROWS
