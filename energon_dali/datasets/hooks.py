@@ -47,6 +47,12 @@ NEVER_HEALS = (
 )
 """Errors that the next sample would meet as well: programming errors, and a process that cannot go on."""
 
+_NEVER_WORKED = -(1 << 60)
+"""Where consecutive failures are counted from until a stage works for the first time."""
+
+_FIRST_CALLS = 5
+"""Calls after which a hook that has never worked is mentioned."""
+
 _LOGGED_AGAIN = frozenset(10**power for power in range(3, 12))
 """Numbers of failures of one kind at which the log mentions them again."""
 
@@ -81,7 +87,7 @@ class FailurePolicy:
         self.tolerance = tolerance
         self._context = context
         self._handler = worker_config.global_error_handler
-        self._consecutive = 0
+        self._consecutive = _NEVER_WORKED
 
     def on_success(self) -> None:
         """Ends a run of consecutive failures."""
@@ -116,9 +122,10 @@ class FailurePolicy:
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(
                 f"{self.stage} raised {text_of(error)}. This kind of error does not go away with the next sample, so "
-                "the run ends here instead of dropping every sample; fix the cause named below."
+                f"the run ends here instead of dropping every sample; fix the cause named below.{self._spawn_hint(0)}"
             ) from error
         self._consecutive += 1
+        in_a_row = self._consecutive if self._consecutive > 0 else self._consecutive - _NEVER_WORKED
         sources = sources_of(sample)
         key = key_of(sample)
         first = sources[0] if sources else None
@@ -144,7 +151,9 @@ class FailurePolicy:
                 f"global_error_handler raised StopIteration for the sample {key!r}, on which {self.stage} had failed. "
                 "Catch it inside the handler; any other exception that the handler raises ends the run unchanged."
             ) from end
-        if self.tolerance and self._consecutive >= self.tolerance:
+        if in_a_row == _FIRST_CALLS and (hint := self._spawn_hint(in_a_row)):
+            LOGGER.error("%s failed in all of its first %d calls.%s", self.stage, in_a_row, hint)
+        if self.tolerance and in_a_row >= self.tolerance:
             what = text_of(error).rstrip(".")
             cure = (
                 "Correct the data, or the dataset's settings."
@@ -153,10 +162,21 @@ class FailurePolicy:
                 "(0 is unlimited)."
             )
             raise FatalSampleError(
-                f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
-                f"sample was {key!r}: {what}. {cure}"
+                f"{self.stage} failed {in_a_row} times in a row, which is its failure tolerance; the last "
+                f"sample was {key!r}: {what}. {cure}{self._spawn_hint(in_a_row)}"
             ) from error
         self._context.metrics.note_dropped()
+
+    def _spawn_hint(self, in_a_row: int) -> str:
+        """Returns a sentence about state that a spawned worker lacks, if this hook has never worked in one; else ""."""
+        never_worked = self._consecutive <= 0 and self._consecutive - _NEVER_WORKED == in_a_row
+        if not (never_worked and self._context.fresh_process) or self.stage in ("read", "load", "decode"):
+            return ""
+        return (
+            " This worker was spawned: it is a new Python, without what the program set after its imports, such as "
+            "globals and Megatron's get_args(). If the hook needs that, keep it in attributes of the task encoder, or "
+            'start workers as copies of the trainer: get_loader(..., start_method="fork").'
+        )
 
 
 def check_result(stage: str, result: Any) -> Any:

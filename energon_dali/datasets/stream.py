@@ -75,6 +75,8 @@ class StreamContext:
     """Delivers the blocks of worker processes; None runs the part below the worker border in this process."""
     in_worker: bool = False
     """Whether this process is a worker, which does nothing else."""
+    fresh_process: bool = False
+    """Whether it is a new Python, without what the trainer's program set after its imports."""
     feedback: ShareFeedback | None = None
     """Tells a blend below what its samples measured, where its weights hold in a unit other than samples."""
 

@@ -61,7 +61,8 @@ class BasicDataLoader(Generic[T]):
         watchdog_initial_timeout_seconds: The same for the first batch; None uses watchdog_timeout_seconds.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
         start_method: How processes start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
-            cloudpickle), "fork" or "forkserver".
+            cloudpickle), "fork" (quick; a copy of this process), "forkserver", or "auto": fork where nothing is known
+            to speak against it, else spawn (docs/workers.md).
         pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available.
         read_ahead_bytes: Bytes that each process may request before they are wanted; None is 256 MiB for remote
             storage and slow disks, 0 reads nothing ahead.

@@ -44,8 +44,8 @@ class LoaderOptions:
     """The same for the first batch; None uses `watchdog_timeout_seconds`."""
     fail_on_timeout: bool = False
     """Raise WatchdogTimeoutError where the watchdog would warn."""
-    start_method: StartMethod = "spawn"
-    """How processes start."""
+    start_method: StartMethod = "auto"
+    """How processes start: "auto" forks where that is safe and spawns otherwise."""
     pin_memory: bool | str = "auto"
     """Whether CPU batches are put into page-locked memory; "auto" if CUDA is available."""
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)

@@ -54,7 +54,7 @@ class DecodeProcess(ProcessGroup):
         check_fork(task.options.start_method)
         self._device_views = DeviceViews()
         end = functools.partial(_end_when_unseen, self._device_views)
-        super().__init__(metrics, task.options.start_method, "The decode process was", end)
+        super().__init__(metrics, task.options.start_method, "The decode process was", uses_device=True, end=end)
         self._waiting: deque[tuple[Message, memoryview]] = deque()
         self._state: Callable[[], State] | State = first_state
         self._states = StateReceiver()

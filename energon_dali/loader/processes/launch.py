@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import logging
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -23,11 +25,14 @@ from typing import Literal, get_args
 
 from energon_dali.errors import ConfigError
 from energon_dali.loader.processes.channel import Channel
+from energon_dali.loader.processes.fork_safety import fork_hazard
 from energon_dali.loader.processes.server import ProcessTask, run_task
-from energon_dali.loader.processes.signals import interrupts_deferred, leave_sigterm_to_parent
+from energon_dali.loader.processes.signals import forget_handlers, interrupts_deferred, leave_sigterm_to_parent
 
-StartMethod = Literal["spawn", "fork", "forkserver"]
+StartMethod = Literal["spawn", "fork", "forkserver", "auto"]
 """How child processes start.
+
+"auto": "fork" where nothing is known to speak against it (see `fork_safety`), else "spawn".
 
 "spawn": a fresh interpreter; safe with threads, CUDA and everything else. What the dataset holds must be picklable by
 cloudpickle (classes, functions and lambdas of `__main__` are).
@@ -35,6 +40,8 @@ cloudpickle (classes, functions and lambdas of `__main__` are).
 hold locks (OpenMP, CUDA, tokenizers).
 "forkserver": Python's own; needs the main guard (`if __name__ == "__main__":`) in scripts.
 """
+
+logger = logging.getLogger("energon_dali.loader")
 
 _imports: list[str] = ["energon_dali.loader.processes.launch"]
 """Modules that a child process imports before it unpickles its task."""
@@ -157,13 +164,28 @@ def import_in_children(module: str) -> None:
         _imports.append(module)
 
 
+def resolve_start_method(method: StartMethod, *, uses_device: bool) -> StartMethod:
+    """Returns the method that processes which start now use: what "auto" stands for, or the method itself.
+
+    Args:
+        method: What the user asked for.
+        uses_device: Whether the processes may use a GPU.
+    """
+    if method != "auto":
+        return method
+    hazard = fork_hazard(uses_device=uses_device)
+    if hazard is not None:
+        logger.info('Processes are spawned, because %s. start_method="fork" would copy this one.', hazard)
+    return "fork" if hazard is None else "spawn"
+
+
 def launch(
     method: StartMethod, channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[int]
 ) -> ChildProcess:
     """Starts a child process.
 
     Args:
-        method: How. A forked process inherits the task; others expect it, pickled, as their first message.
+        method: How, not "auto". A forked process inherits the task; others expect it, pickled, as their first message.
         channel: The new process's end of its connection; the caller closes its copy afterwards.
         parent_pipe: Read end of the parent pipe, see `signals.exit_with_parent`.
         task: What the process runs.
@@ -208,7 +230,9 @@ def _fork(channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[i
         return _Forked(pid)
     code = 1
     try:
+        gc.freeze()  # what the parent left for its collector is not finalised here a second time
         leave_sigterm_to_parent()
+        forget_handlers()
         for descriptor in foreign:
             os.close(descriptor)
         _run(channel, parent_pipe, parent_pid, task)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from energon_dali.errors import WorkerDiedError, WorkerError
 from energon_dali.loader.processes.channel import Channel
 from energon_dali.loader.processes.class_pickling import pickle_task
-from energon_dali.loader.processes.launch import ChildProcess, StartMethod, describe_exit, end_processes, launch
+from energon_dali.loader.processes.launch import (
+    ChildProcess,
+    StartMethod,
+    describe_exit,
+    end_processes,
+    launch,
+    resolve_start_method,
+)
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
 from energon_dali.loader.processes.shared_memory import ArenaViews
 from energon_dali.loader.processes.signals import interrupts_deferred
@@ -122,6 +129,7 @@ class ProcessGroup(ABC):
     Args:
         metrics: Takes what the processes count.
         start_method: How they start.
+        uses_device: Whether they may use a GPU.
         subject: For the message after close, such as "The worker processes were".
         end: Ends the members, see `end_members`.
     """
@@ -131,10 +139,12 @@ class ProcessGroup(ABC):
         metrics: Metrics,
         start_method: StartMethod,
         subject: str,
+        *,
+        uses_device: bool,
         end: Callable[[list[ServedProcess], list[int], int], None] = end_members,
     ) -> None:
         self._metrics = metrics
-        self._method: StartMethod = start_method
+        self._method: StartMethod = resolve_start_method(start_method, uses_device=uses_device)
         self._subject = subject
         self._members: list[ServedProcess] = []
         self._by_fd: dict[int, ServedProcess] = {}

@@ -84,6 +84,18 @@ def leave_sigterm_to_parent() -> None:
     _restore_sigterm_in_forks()
 
 
+def forget_handlers() -> None:
+    """Restores the system's defaults in a forked process for signals that the trainer handles, except SIGTERM.
+
+    A handler of the trainer's, such as one for SIGCHLD or SIGALRM, has nothing to do with the signals of a worker, and
+    an event loop's would wake the trainer's.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGTERM, signal.SIGINT}:
+        if callable(signal.getsignal(number)) and not isinstance(signal.getsignal(number), signal.Handlers):
+            signal.signal(number, signal.SIG_DFL)
+
+
 _forking = threading.local()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from energon_dali.datasets.stream import Block
@@ -43,9 +44,9 @@ class WorkerPool(ProcessGroup):
     """
 
     def __init__(self, borders: Sequence[WorkerBorder], metrics: Metrics, options: LoaderOptions) -> None:
-        super().__init__(metrics, options.start_method, "The worker processes were")
+        super().__init__(metrics, options.start_method, "The worker processes were", uses_device=False)
         self._borders = list(borders)
-        self._options = options
+        self._options = replace(options, start_method=self._method)
         # A blend of many sources must not hold the full number of blocks of each: one or two will do.
         prefetch = options.prefetch_factor
         self._prefetch = max(1, -(-2 * prefetch // len(borders))) if len(borders) > 2 else prefetch

@@ -138,7 +138,8 @@ class WorkerServer(BlockServer):
         self._stop(message.stream)
         try:
             number, stream = divmod(message.stream, self._num_streams)
-            context = StreamContext(stream, self.metrics, in_worker=True)
+            fresh = self._task.options.start_method != "fork"
+            context = StreamContext(stream, self.metrics, in_worker=True, fresh_process=fresh)
             iterator = self._task.borders[number].open_blocks(context)
             iterator.load_state_dict(message.state)
         except Exception as error:

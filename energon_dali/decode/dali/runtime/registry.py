@@ -105,6 +105,11 @@ def engine_for(
         return engine
 
 
+def has_engines() -> bool:
+    """Returns whether a pipeline of DALI may be running in this process."""
+    return bool(_engines)
+
+
 def close_engines(timeout_seconds: float | None = None, *, abandon: bool = False) -> None:
     """Closes all engines of this process; the next block starts new ones.
 

@@ -1,0 +1,199 @@
+"""start_method="auto": a fork where nothing speaks against it, and what a spawned worker says about state it lacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from energon_dali import MapDataset, WorkerConfig, get_loader
+from energon_dali.datasets.hooks import FailurePolicy
+from energon_dali.datasets.stream import StreamContext
+from energon_dali.errors import FatalSampleError
+from energon_dali.loader.processes import fork_safety
+from energon_dali.loader.processes.fork_safety import _has_primary_context, fork_hazard
+from energon_dali.loader.processes.launch import resolve_start_method
+from tests.loader.numbers_dataset import tree
+
+
+def place(workers: int = 1) -> WorkerConfig:
+    return WorkerConfig(rank=0, world_size=1, num_workers=workers, num_streams=4)
+
+
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name=name)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have left engines of DALI, or imported what "auto" avoids."""
+    for module in (*fork_safety._THREADED, "energon_dali.decode.dali.runtime.registry", "ray"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+def test_nothing_speaks_against_a_fork() -> None:
+    assert fork_hazard(uses_device=False) is None
+    assert resolve_start_method("auto", uses_device=False) == "fork"
+
+
+@pytest.mark.parametrize("name", ["user", "TMonitor", "energon-dali-watchdog", "energon-dali-open_0"])
+def test_these_threads_do_not_rule_out_a_fork(name: str) -> None:
+    with running(name):
+        assert fork_hazard(uses_device=False) is None
+
+
+@pytest.mark.parametrize("name", ["energon-dali-rank", "energon-dali-read_0", "energon-dali-cache"])
+def test_threads_of_the_loader_rule_out_a_fork(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with running(name), caplog.at_level(logging.INFO, "energon_dali.loader"):
+        assert resolve_start_method("auto", uses_device=False) == "spawn"
+    assert f"Processes are spawned, because the thread {name} is running" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_method_that_was_chosen_stays(method: Any) -> None:
+    with running("energon-dali-rank"):
+        assert resolve_start_method(method, uses_device=True) == method
+
+
+@pytest.mark.parametrize(
+    ("module", "content", "reason"),
+    [
+        ("grpc._cython.cygrpc", {}, "gRPC is loaded"),
+        ("jaxlib", {}, "JAX is loaded"),
+        ("ray", {"is_initialized": lambda: True}, "belongs to Ray"),
+        ("ray", {"is_initialized": lambda: False}, None),
+        ("energon_dali.decode.dali.runtime.registry", {"has_engines": lambda: True}, "DALI is in use"),
+        ("energon_dali.decode.dali.runtime.registry", {"has_engines": lambda: False}, None),
+    ],
+)
+def test_libraries_with_threads(
+    monkeypatch: pytest.MonkeyPatch, module: str, content: dict[str, Any], reason: str | None
+) -> None:
+    fake = types.ModuleType(module)
+    vars(fake).update(content)
+    monkeypatch.setitem(sys.modules, module, fake)
+    hazard = fork_hazard(uses_device=False)
+    assert (hazard is None) if reason is None else (hazard is not None and reason in hazard)
+
+
+def test_cuda_in_use_rules_out_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert resolve_start_method("auto", uses_device=False) == "spawn"
+
+
+def test_a_gpu_in_the_machine_rules_out_a_forked_decode_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_safety, "_DRIVER_FILES", ("/proc/self/status",))
+    assert resolve_start_method("auto", uses_device=True) == "spawn"
+    assert resolve_start_method("auto", uses_device=False) == "fork"
+
+
+@pytest.mark.parametrize(("initialised", "active"), [(False, False), (True, False), (True, True)])
+def test_contexts_that_other_libraries_have(initialised: bool, active: bool) -> None:
+    class Driver:
+        """The two functions of libcuda: two GPUs, of which the second may have a context."""
+
+        def cuDeviceGetCount(self, count: Any) -> int:
+            count._obj.value = 2
+            return 0 if initialised else 3
+
+        def cuDevicePrimaryCtxGetState(self, device: int, flags: Any, state: Any) -> int:
+            state._obj.value = int(active and device == 1)
+            return 0
+
+    assert _has_primary_context(Driver()) == (initialised and active)
+
+
+STATE: dict[str, int] = {}
+"""What a program sets after its imports."""
+
+
+def use_state(element: Any) -> Any:
+    if not STATE:
+        raise AssertionError("args is not initialized.")
+    return (*element, STATE["number"])
+
+
+def test_a_forked_worker_has_what_the_program_set_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STATE, "number", 7)
+    handled: list[int] = []
+    before = signal.signal(signal.SIGCHLD, lambda *_: handled.append(1))
+    try:
+        with get_loader(MapDataset(tree(place()), use_state)) as loader:
+            assert {element[-1] for element in loader} == {7}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_spawned_worker_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STATE, "number", 7)
+    dataset = MapDataset(tree(place(), lengths=[200] * 4), use_state)
+    with (
+        get_loader(dataset, start_method="spawn") as loader,
+        pytest.raises(FatalSampleError, match=r'times in a row.*This worker was spawned.*start_method="fork"'),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("fresh", "worked", "hinted"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_only_a_hook_that_never_worked_in_a_spawned_worker_gets_the_hint(
+    fresh: bool, worked: bool, hinted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = FailurePolicy("encode_sample", 7, StreamContext(0, fresh_process=fresh), place())
+    if worked:
+        policy.on_success()
+    failures = []
+    for number in range(7):
+        try:
+            policy.on_failure(ValueError(f"bad {number}"), {"__key__": str(number)})
+        except FatalSampleError as error:
+            failures.append(str(error))
+    assert ["encode_sample failed 7 times in a row" in text for text in failures] == [True]
+    assert ('start_method="fork"' in failures[0]) == hinted
+    assert ("failed in all of its first 5 calls. This worker was spawned" in caplog.text) == hinted
+
+
+@pytest.mark.parametrize("stage", ["read", "load", "decode"])
+def test_data_that_cannot_be_read_has_nothing_to_do_with_how_workers_start(stage: str) -> None:
+    policy = FailurePolicy(stage, 1, StreamContext(0, fresh_process=True), place())
+    with pytest.raises(FatalSampleError) as caught:
+        policy.on_failure(ValueError("bad"), None)
+    assert "spawned" not in str(caught.value)
+
+
+def test_a_name_that_is_missing_is_explained_at_once() -> None:
+    policy = FailurePolicy("encode_sample", 100, StreamContext(0, fresh_process=True), place())
+    with pytest.raises(FatalSampleError, match=r'NameError.*does not go away.*spawned.*start_method="fork"'):
+        policy.on_failure(NameError("name 'TOKENIZER' is not defined"), None)
+
+
+def test_the_warning_of_python_3_12_does_not_reach_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = os.fork
+
+    def fork_and_warn() -> int:
+        warnings.warn("This process is multi-threaded, use of fork() may lead to deadlocks", DeprecationWarning, 2)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_and_warn)  # pytest turns warnings into errors
+    with running("user"), get_loader(tree(place())) as loader:
+        assert len(list(loader)) == 15
