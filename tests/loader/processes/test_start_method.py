@@ -11,17 +11,22 @@ import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from energon_dali import MapDataset, WorkerConfig, get_loader
+from benchmarks.remote.s3_server import S3Server
+from energon_dali import MapDataset, WorkerConfig, get_loader, get_train_dataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import FatalSampleError
+from energon_dali.loader.prefetcher import DirectPrefetcher
 from energon_dali.loader.processes import fork_safety
 from energon_dali.loader.processes.fork_safety import _has_primary_context, fork_hazard
 from energon_dali.loader.processes.launch import resolve_start_method
+from energon_dali.shards.storage import storage_in_use
+from tests.integrations.phases import number_shards
 from tests.loader.numbers_dataset import tree
 
 
@@ -197,3 +202,22 @@ def test_the_warning_of_python_3_12_does_not_reach_the_user(monkeypatch: pytest.
     monkeypatch.setattr(os, "fork", fork_and_warn)  # pytest turns warnings into errors
     with running("user"), get_loader(tree(place())) as loader:
         assert len(list(loader)) == 15
+
+
+def test_a_dataset_opened_in_remote_storage_is_read_by_forked_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number_shards(tmp_path / "data" / "numbers", 24)
+    with S3Server(tmp_path) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        config = WorkerConfig(rank=0, world_size=1, num_workers=2)
+        dataset = get_train_dataset("s3://data/numbers", worker_config=config, batch_size=4, repeat=False)
+        assert storage_in_use()
+        with get_loader(dataset) as loader:
+            batches = list(loader)
+            assert isinstance(loader._prefetcher, DirectPrefetcher)
+            processes = loader._prefetcher._processes
+            assert processes is not None
+            assert processes._method == "fork"
+        assert sorted(key for batch in batches for key in batch.__key__) == [f"k{number:03d}" for number in range(24)]
