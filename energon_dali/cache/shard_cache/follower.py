@@ -66,6 +66,8 @@ class PlanFollower:
         """By epoch, the position of its first sample; written by the planning thread alone."""
         self._next = epoch, position
         """Where planning continues."""
+        self._planned_until = position
+        """The position at which planning continues, counted as `now` is."""
         self.uses = PlannedUses.none()
         """What comes, in the order of the plan."""
         self.table = UseTable.of(np.zeros(0, np.uint64), np.zeros(0, np.int64))
@@ -85,7 +87,7 @@ class PlanFollower:
         """Position in the stream, counted from the start of the epoch in which it was opened."""
         epoch, position = self._at
         origin = self._origins.get(epoch)
-        return self._origins[self._next[0]] + self._next[1] if origin is None else origin + position
+        return self._planned_until if origin is None else origin + position
 
     def _origin(self, epoch: int) -> int:
         """Returns the position of an epoch's first sample."""
@@ -110,7 +112,7 @@ class PlanFollower:
             EnergonDaliError: The index cannot be read.
             OSError: The same.
         """
-        epoch, position = self._next = max(self._next, self._at)
+        epoch, position = max(self._next, self._at)
         length = self._order.num_samples(epoch)
         stop = min(length, position + CHUNK_POSITIONS)
         found = PlannedUses.none()
@@ -122,7 +124,7 @@ class PlanFollower:
             found = found.merged(positions)
             positions *= 4
         following = (epoch, stop) if stop < length else (epoch + 1, 0)
-        self._origin(following[0])
+        self._planned_until = self._origin(following[0]) + following[1]
         self._next = following
         uses = PlannedUses.joined([self.uses.since(self.now), found])
         self.table = UseTable.of(block_ids(self.shard_keys[uses.shards], uses.blocks), uses.positions)

@@ -10,9 +10,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from energon_dali.cache.shard_cache.follower import PlanFollower
 from energon_dali.cache.shard_cache.future import Future, StreamFuture, eviction_order
 from energon_dali.cache.shard_cache.plan_file import FOLDER, PlanFile, pack_plan, read_plans, unpack_plan
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
+from energon_dali.cache.shard_cache.shard_layout import ShardLayout
 from energon_dali.plan import OrderSpec, Slices
 from energon_dali.plan.next_use import UseTable
 from energon_dali.shards.reader import ShardReader
@@ -147,3 +149,21 @@ def test_a_process_evicts_by_the_plans_of_others(tmp_path: Path, fork: bool) -> 
     kept = sorted(int(file.name.partition("-")[0]) for file in block_files(tmp_path / "cache"))
     assert kept == [0, 1, 2, 3], "block 7 is needed later than all that are there"
     follower.close()
+
+
+def test_a_stream_that_is_ahead_of_its_plan_has_a_position(tmp_path: Path) -> None:
+    """Readers ask for it at any moment, also before the plan has come to the epoch that they are in."""
+    folder = block_dataset(tmp_path / "far", 1, 6)
+    order = OrderSpec(Slices.whole_shards([6]), 1, 0)
+    layout = ShardLayout(folder, None, BLOCK)
+    follower = PlanFollower(order, 0, layout, 0, 2, 1 << 12, lambda _: None)
+    assert follower.now == 2
+    follower.advance(3, 1)
+    assert follower.now == 2, "not known yet"
+    planned = []
+    origin_of, follower._origin = follower._origin, lambda epoch: planned.append(follower.now) or origin_of(epoch)
+    follower.extend()
+    assert planned, "a reader may ask while the plan is extended"
+    assert follower.now == 3 * 6 + 1
+    assert follower.uses.positions.tolist() == list(range(19, 24))
+    layout.close()
