@@ -25,6 +25,7 @@ JOBS ?= 2
 DATA ?=
 BENCH_JSON ?= benchmarks/results/cpu.json
 BENCH_REPETITIONS ?=
+BENCH_CACHE ?=
 BENCH_PLOT ?= docs/images/cpu.png
 VIDEO_JSON ?= benchmarks/results/video.json
 VIDEO_PLOT ?= docs/images/video.png
@@ -32,10 +33,10 @@ TRAINER_JSON ?= benchmarks/results/trainer.json
 TRAINER_PLOT ?= docs/images/trainer.png
 PACKING_JSON ?= benchmarks/results/packing.json
 PACKING_PLOT ?= docs/images/packing.png
-REMOTE_JSON ?= benchmarks/results/remote.json
-REMOTE_PLOT ?= docs/images/remote.png
-SCALE_JSON ?= benchmarks/results/scale.json
-SCALE_PLOT ?= docs/images/scale.png
+REMOTE_JSON ?= $(if $(QUICK),.cache/quick-remote.json,benchmarks/results/remote.json)
+REMOTE_PLOT ?= $(if $(QUICK),.cache/quick-remote.png,docs/images/remote.png)
+SCALE_JSON ?= $(if $(QUICK),.cache/quick-scale.json,benchmarks/results/scale.json)
+SCALE_PLOT ?= $(if $(QUICK),.cache/quick-scale.png,docs/images/scale.png)
 OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
@@ -162,7 +163,7 @@ bench-packing: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 
 # An environment that ENERGON_PYTHON or PEERS_PYTHON names is not made. QUICK=--quick tests that the benchmarks run.
 bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
-	$(BIN)/python -m benchmarks.run remote --json $(REMOTE_JSON) $(QUICK) \
+	$(BIN)/python -m benchmarks.run remote --json $(REMOTE_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.remote.plot $(REMOTE_JSON) $(REMOTE_PLOT)
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.opening)
@@ -171,7 +172,7 @@ bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PY
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(REMOTE_JSON) docs/remote.md)
 
 bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
-	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) \
+	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.remote.plot $(SCALE_JSON) $(SCALE_PLOT)
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(SCALE_JSON) docs/remote.md)
