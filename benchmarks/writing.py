@@ -21,25 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data.recipe import Recipe, make_dataset
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine, describe_versions
 
-RECIPE = Recipe(
-    name="writing",
-    samples=10_000,
-    shards=4,
-    style="jpeg",
-    width=500,
-    height=375,
-    target_bytes=110_000,
-    distinct=400,
-    seed=41,
-)
+IMAGES = 10_000
 REPETITIONS = 5
 PER_SHARD = 2_000
 IMG2DATASET_SHARE = 10
@@ -50,12 +40,26 @@ def write_loose_files(folder: Path, images: int) -> Path:
     """Makes a folder of images with captions, and a table with their URLs; returns the folder."""
     import webdataset
 
+    # Imported here: each process that writes shards imports this module.
+    from benchmarks.data.recipe import Recipe, make_dataset
+
     root = folder / f"loose-{images}"
     if (root / "complete").exists():
         return root / "images"
     shutil.rmtree(root, ignore_errors=True)
     (root / "images").mkdir(parents=True)
-    made = make_dataset(RECIPE, folder, progress=False)
+    recipe = Recipe(
+        name="writing",
+        samples=IMAGES,
+        shards=4,
+        style="jpeg",
+        width=500,
+        height=375,
+        target_bytes=110_000,
+        distinct=400,
+        seed=41,
+    )
+    made = make_dataset(recipe, folder, progress=False)
     rows = []
     for sample in webdataset.WebDataset([str(path) for path in sorted(made.glob("*.tar"))], shardshuffle=False):
         if len(rows) == images:
@@ -125,6 +129,8 @@ def measured(write: Callable[[], None]) -> dict[str, float]:
         try:
             write()
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -152,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs all writers in turns; prints and stores images/s, and the ratios to ShardWriter."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--images", type=int, default=RECIPE.samples)
+    parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--img2dataset", metavar="PYTHON", help="Python of an environment that has img2dataset")
