@@ -60,7 +60,7 @@ def write_loose_files(folder: Path, images: int) -> Path:
         seed=41,
     )
     made = make_dataset(recipe, folder, progress=False)
-    rows = []
+    rows: list[dict[str, str]] = []
     for sample in webdataset.WebDataset([str(path) for path in sorted(made.glob("*.tar"))], shardshuffle=False):
         if len(rows) == images:
             break
@@ -97,7 +97,7 @@ def with_shard_writer_and_prepare(source: Path, out: Path, workers: int) -> None
     from energon_dali.shards import prepare_dataset
 
     with_shard_writer(source, out)
-    prepare_dataset(out, num_workers=workers, check_part=check_image)
+    prepare_dataset(str(out), num_workers=workers, check_part=check_image)
 
 
 def with_img2dataset(source: Path, out: Path, workers: int, python: str) -> None:

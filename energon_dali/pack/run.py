@@ -81,7 +81,7 @@ class PackResult:
 
 def pack_dataset(
     source: str | os.PathLike[str],
-    out: str | StoragePath,
+    out: str | os.PathLike[str] | StoragePath,
     options: PackOptions | None = None,
     *,
     executor: Executor | None = None,
