@@ -62,7 +62,7 @@ def _throughput(buffer: int, rounds: int) -> Workload:
     with_states = pairs[-1][1].name
     return Workload(
         name=f"packing-{buffer}",
-        title=f"Packs of 4,096 tokens from texts of 350 on average, buffer of {buffer:,} samples",
+        title=f"Packing texts, buffer of {buffer:,} samples",
         metric="packs_per_second",
         unit="packs/s",
         recipe=TEXTS,
