@@ -294,7 +294,7 @@ def test_14_the_shard_that_was_used_last_stays_open(texts: Path, monkeypatch: py
     opened: list[str] = []
     open_file = LocalBackend.open
     monkeypatch.setattr(
-        LocalBackend, "open", lambda self, url: (opened.append(Path(url).name), open_file(self, url))[1]
+        LocalBackend, "open", lambda self, url, *size: (opened.append(Path(url).name), open_file(self, url, *size))[1]
     )
     reader = ShardReader(WebdatasetFolder(str(texts)), max_open_shards=2)
     for shard in (0, 1, 0, 2, 0):
