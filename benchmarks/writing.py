@@ -26,9 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine, describe_versions
 
+ROOT = Path(__file__).resolve().parent.parent
 IMAGES = 10_000
 REPETITIONS = 5
 PER_SHARD = 2_000
