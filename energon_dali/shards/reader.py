@@ -39,7 +39,7 @@ _opened: deque[tuple[weakref.ref[ShardReader], int]] = deque()
 class _OpenShard:
     """A shard that is open for reading."""
 
-    __slots__ = ("first_index", "layout", "name", "number", "reader")
+    __slots__ = ("first_index", "layout", "name", "number", "reader", "was_used")
 
     def __init__(self, number: int, name: str, first_index: int, layout: PartLayout, reader: RangeReader) -> None:
         self.number = number
@@ -47,6 +47,8 @@ class _OpenShard:
         self.first_index = first_index
         self.layout = layout
         self.reader = reader
+        self.was_used = False
+        """Whether it was used since it was opened, or since it was spared."""
 
 
 class ShardReader:
@@ -60,7 +62,7 @@ class ShardReader:
         folder: The dataset.
         part_filter: Returns whether a part is wanted, given its name; picklable if the reader has to be. None takes
             all parts.
-        max_open_shards: Number of shards whose layout this reader keeps; the one that was opened first is dropped.
+        max_open_shards: Number of shards whose layout this reader keeps; one that was not used lately is dropped.
     """
 
     def __init__(
@@ -106,7 +108,11 @@ class ShardReader:
             try:
                 if number != last_number:
                     last_number = -1
-                    shard = opened.get(number) or self._open_shard(number)
+                    shard = opened.get(number)
+                    if shard is None:
+                        shard = self._open_shard(number)
+                    else:
+                        shard.was_used = True
                     last_number = number
                 assert shard is not None
                 results.append(_read_local(shard, sample))
@@ -209,17 +215,31 @@ class ShardReader:
             reader.close()
             raise layout.changed(f"it has {size} bytes, and the index needs {extents.end_of_parts()}")
         shard = _OpenShard(number, name, self._starts[number], layout, reader)
+        if len(self._open) >= self.max_open_shards:
+            self._drop_one()
         self._open[number] = shard
         self._shards_opened += 1
-        if len(self._open) > self.max_open_shards:
-            del self._open[next(iter(self._open))]
         _opened.append((weakref.ref(self), number))
         while len(_opened) > MAX_OPEN_SHARDS:
-            oldest_reader, oldest = _opened.popleft()
-            owner = oldest_reader()
-            if owner is not None and (owner is not self or oldest != number):
-                owner._open.pop(oldest, None)
+            owner, oldest = _opened.popleft()
+            reader_of_oldest = owner()
+            found = None if reader_of_oldest is None else reader_of_oldest._open.get(oldest)
+            if found is not None and found.was_used:
+                found.was_used = False
+                _opened.append((owner, oldest))
+            elif reader_of_oldest is not None and found is not shard:
+                reader_of_oldest._open.pop(oldest, None)
         return shard
+
+    def _drop_one(self) -> None:
+        """Drops the shard that was opened first among those that were not used since they were last spared."""
+        while True:
+            number, shard = next(iter(self._open.items()))
+            del self._open[number]
+            if not shard.was_used:
+                return
+            shard.was_used = False
+            self._open[number] = shard
 
     def planned_reads(self, window: int, lanes: int) -> PlannedReads | None:
         """Returns an object that reads ahead in a planned order; None where reading waits for nothing.
@@ -262,6 +282,7 @@ class ShardReader:
             DatasetError: The shard cannot be opened, or has no such sample.
         """
         opened = self._open.get(shard) or self._open_shard(shard)
+        opened.was_used = True
         layout = opened.layout
         if not 0 <= sample < layout.extents.num_samples:
             _check_sample(opened, sample)
