@@ -50,6 +50,9 @@ class Reader(Protocol):
             lanes: Number of its interleave lanes.
         """
 
+    def expect_order(self, window: int, slice_length: float) -> None:
+        """Tells the window of the order's shuffle, and the mean length of its slices, in samples."""
+
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
         """Tells how long a read of some samples, of a size in bytes, took."""
 

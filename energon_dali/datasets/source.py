@@ -148,6 +148,8 @@ class _SourceIterator(StreamIterator[Any]):
         self._dataset = dataset
         self._order = dataset.order.stream(context.stream)
         self._reader = dataset.reader
+        spec = dataset.order.spec if isinstance(dataset.order, RepeatedOrder) else dataset.order
+        self._reader.expect_order(spec.window, spec.base.num_samples / max(1, len(spec.slices)))
         self._load = dataset.load
         self._metrics = context.metrics
         self._read_policy = FailurePolicy("read", dataset.failure_tolerance, context, dataset.worker_config)

@@ -11,6 +11,8 @@ from energon_dali.plan.rng import Int64Array
 from energon_dali.plan.slices import Int32Array, Slices
 from energon_dali.plan.window import WindowShuffle
 
+_MANY_SLICES = 65_536
+
 _CHUNK = 1024
 """Number of positions that `EpochOrder.sample` computes at once."""
 
@@ -62,8 +64,9 @@ class SliceLocator:
     def __init__(self, starts: Int64Array) -> None:
         count = max(1, len(starts) - 1)
         length = max(1, int(starts[-1]))
-        # About four buckets per slice: most buckets are then within one slice.
-        self._bits = max(0, (length // (4 * count)).bit_length() - 1)
+        # About four buckets per slice: most buckets are then within one slice. One for many slices, to save memory.
+        per_slice = 4 if count <= _MANY_SLICES else 1
+        self._bits = max(0, (length // (per_slice * count)).bit_length() - 1)
         buckets = (length >> self._bits) + 1
         self._starts = starts
         if len(starts) == 2:

@@ -177,6 +177,9 @@ class JsonlReader:
         wanted = requests.is_wanted or (requests.is_allowed and not self.file.storage_path.is_local)
         return PlannedReads(self, window, lanes) if wanted else None
 
+    def expect_order(self, window: int, slice_length: float) -> None:
+        """Does nothing: the index has one column."""
+
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
         """Does nothing: neighbouring lines are read together."""
 

@@ -27,6 +27,9 @@ microseconds."""
 _PAGES_KEPT_FOR = 1024
 """Samples after which the pages of the index that were touched are given back. A scattered sample touches about ten."""
 
+_NEAR_SLICES = 64
+"""Slices within a window up to which the pages of the index that they use may stay mapped, some hundreds of KB each."""
+
 _SLOW_SECONDS_PER_SAMPLE = 0.001
 _SLOW_BYTES_PER_SECOND = 300e6
 _SLOW_READS = 4
@@ -251,6 +254,17 @@ class ShardReader:
         requests = current_scope().requests
         is_slow = self.is_remote or self._slow_reads >= _SLOW_READS or requests.is_wanted
         return PlannedReads(self, window, lanes) if requests.is_allowed and is_slow else None
+
+    def expect_order(self, window: int, slice_length: float) -> None:
+        """Tells in which order samples will be read.
+
+        Args:
+            window: Window of the order's shuffle, in samples.
+            slice_length: Mean length of its slices, in samples.
+        """
+        if window > _NEAR_SLICES * slice_length and not self.folder.index.is_scattered:
+            self.folder.index.is_scattered = True
+            self._open.clear()
 
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
         """Tells how long a read took, so that a slow disk is read ahead.

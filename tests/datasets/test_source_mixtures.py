@@ -64,6 +64,9 @@ class Numbers:
     def planned_reads(self, window: int, lanes: int) -> PlannedNumbers | None:
         return PlannedNumbers(self) if self.is_remote else None
 
+    def expect_order(self, window: int, slice_length: float) -> None:
+        pass
+
     def note_speed(self, seconds: float, num_samples: int, size: int) -> None:
         pass
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from energon_dali.errors import DatasetError, DatasetFormatError, ShardError
-from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
+from energon_dali.shards import RawSample, ShardExtents, ShardReader, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.index.extents import COLUMNS
+from energon_dali.shards.index.scattered_extents import ScatteredExtents
 from tests.shards.tars import captions, write_tar
 
 SOURCES = {"extents": (), "sqlite": ("extents.bin",), "tar": ("extents.bin", "index.sqlite")}
@@ -268,3 +270,23 @@ def test_asking_for_what_is_not_there(dataset: tuple[Path, dict[str, dict[str, b
     with pytest.raises(DatasetError, match="has 12 samples, and sample 12"):
         reader.locate(12)
     reader.close()
+
+
+def test_entries_that_are_read_one_by_one_are_those_of_the_map(tmp_path: Path) -> None:
+    """An order that takes samples from everywhere reads entries of the index instead of mapping it."""
+    captions(tmp_path)
+    prepare_dataset(tmp_path)
+    mapped, scattered = ShardReader(WebdatasetFolder(str(tmp_path))), ShardReader(WebdatasetFolder(str(tmp_path)))
+    scattered.expect_order(100_000, 10)
+    mapped.expect_order(100_000, 100_000)
+    for shard, count in enumerate(mapped.folder.shard_counts):
+        one, other = mapped.folder.index.shard(shard), scattered.folder.index.shard(shard)
+        assert (type(one), type(other)) == (ShardExtents, ScatteredExtents)
+        for name, _ in COLUMNS:
+            assert list(getattr(one, name)) == list(getattr(other, name)) == one.array(name).tolist()
+            assert one.array(name).tolist() == other.array(name).tolist()
+        rows = [shard] * count, list(range(count))
+        random.Random(shard).shuffle(rows[1])
+        assert [repr(raw) for raw in mapped.read(*rows)] == [repr(raw) for raw in scattered.read(*rows)]
+    for reader in (mapped, scattered):
+        reader.close()

@@ -34,6 +34,7 @@ from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.index.extents import ShardExtents, columns_bytes
+from energon_dali.shards.index.scattered_extents import ScatteredExtents
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
@@ -47,6 +48,8 @@ _ROW = struct.Struct("<8Q")
 FETCHED_BYTES = 1 << 20
 """Small sections of a remote file are fetched together up to this size."""
 FETCH_THREADS = 16
+_LARGE_SECTION = 1 << 20
+"""Size of a section from which on checking it touches more pages than should stay mapped."""
 _KEPT_NAMES = 4096
 
 
@@ -155,48 +158,63 @@ class ExtentFile:
         else:
             self._copy = _LocalCopy(self._reader, self._table)
             self._map = self._copy.map
-        if self._map.size() >= mmap.PAGESIZE:
-            # Without it, a page fault maps the pages around it too, which a scattered order does not need.
-            self._map.madvise(mmap.MADV_RANDOM)
+        self._read = self._reader.read_at if self._copy is None else self._copy.read_at
+        self._read_entry = self._reader.read_entry if isinstance(self._reader, LocalReader) else self._read
 
-    def shard(self, index: int) -> ShardExtents:
-        """Returns the extents of a shard, as views of the map.
+    def shard(self, index: int, *, is_scattered: bool = False) -> ShardExtents:
+        """Returns the extents of a shard.
+
+        Args:
+            index: Index of the shard.
+            is_scattered: Read each entry when it is wanted instead of mapping them, for samples from everywhere.
 
         Raises:
             DatasetFormatError: The section is damaged.
             StorageError: It cannot be read.
         """
         offset, size, names_size, samples, parts, shard_bytes, crc, _ = _ROW.unpack_from(self._table, index * _ROW.size)
-        whole = size + names_size
-        checked = self._checked[index]
-        if not checked:
-            if offset + whole > self._reader.size or columns_bytes(samples, parts) > size:
-                raise self._damaged(f"is damaged in the section of shard {index}")
-            if self._copy is not None:
-                self._copy.fetch([index])
-                content = self._copy.read_at(offset, whole)
-            else:  # a disk error while reading the map would kill the process, and can be retried here
-                content = self._reader.read_at(offset, whole)
-            if len(content) != whole or zlib.crc32(content) != crc:
-                if self._copy is not None:
-                    self._copy.forget(index)
-                raise self._damaged(f"is damaged in the section of shard {index}")
+        if not self._checked[index]:
+            self._check(index, offset, size, size + names_size, columns_bytes(samples, parts), crc)
         if self._map.size() < self._reader.size:
             raise self._damaged(f"has {self._map.size()} bytes and had {self._reader.size} when it was opened")
         try:
-            if not checked:  # on the copy: it would touch all pages of the map
-                self._extents(content, size, samples, parts, shard_bytes).check()
+            part_names, formats = self._names_of(self._read(offset + size, names_size))
+            section = memoryview(self._map)[offset : offset + size]
+            if not self._checked[index]:
+                ShardExtents(section, samples, parts, shard_bytes, part_names, formats).check()
                 self._checked[index] = 1
-            section = memoryview(self._map)[offset : offset + whole]
-            return self._extents(section, size, samples, parts, shard_bytes)
+                if size >= _LARGE_SECTION:
+                    self.release_pages()
+            if is_scattered:
+                return ScatteredExtents(self._read_entry, offset, samples, parts, shard_bytes, part_names, formats)
+            return ShardExtents(section, samples, parts, shard_bytes, part_names, formats)
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"is damaged in the section of shard {index} ({excerpt(str(error))})") from error
 
-    def _extents(
-        self, section: bytes | memoryview, size: int, samples: int, parts: int, shard_bytes: int
-    ) -> ShardExtents:
-        part_names, formats = self._names_of(bytes(section[size:]))
-        return ShardExtents(section[:size], samples, parts, shard_bytes, part_names, formats)
+    def _check(self, index: int, offset: int, size: int, whole: int, least: int, crc: int) -> None:
+        """Fetches a section, if it is remote, and compares its checksum, chunk by chunk.
+
+        It is read even if it is mapped: a disk error while reading the map would kill the process, and can be retried
+        here.
+
+        Raises:
+            DatasetFormatError: The section is damaged.
+            StorageError: It cannot be read.
+        """
+        if offset + whole > self._reader.size or least > size:
+            raise self._damaged(f"is damaged in the section of shard {index}")
+        if self._copy is not None:
+            self._copy.fetch([index])
+        found = done = 0
+        while done < whole:
+            chunk = self._read(offset + done, min(FETCHED_BYTES, whole - done))
+            if not chunk:
+                break
+            found, done = zlib.crc32(chunk, found), done + len(chunk)
+        if done != whole or found != crc:
+            if self._copy is not None:
+                self._copy.forget(index)
+            raise self._damaged(f"is damaged in the section of shard {index}")
 
     def _names_of(self, packed: bytes) -> tuple[list[str], list[str]]:
         """Returns the names of parts and formats of a section; sections that have the same ones share the lists."""
@@ -228,7 +246,6 @@ class ExtentFile:
     def close(self) -> None:
         """Closes the file; extents that are still in use stay valid."""
         self._reader.close()
-        self._copy = None
 
     def _damaged(self, what: str) -> DatasetFormatError:
         return DatasetFormatError(f"{self.path} {what}. Delete it, or write it again with `energon-dali prepare PATH`.")

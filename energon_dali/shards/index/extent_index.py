@@ -47,6 +47,8 @@ class ExtentIndex:
         self.root = root
         self.shard_counts = shard_counts
         self._names = list(shard_counts)
+        self.is_scattered = False
+        """Whether samples are taken from everywhere, so that entries are better read than mapped."""
         self._forget()
 
     def _forget(self) -> None:
@@ -88,7 +90,7 @@ class ExtentIndex:
         name = self._names[index]
         if source == "extents":
             assert self._file is not None
-            found = self._file.shard(index)
+            found = self._file.shard(index, is_scattered=self.is_scattered)
         elif source == "sqlite":
             assert self._sqlite is not None
             found = self._sqlite.shard(index, name)

@@ -37,7 +37,18 @@ COLUMNS = (
 """Columns with their type codes, in stored order: the widest first, so that each is aligned."""
 
 _SAMPLE_COLUMNS = frozenset(("first_part", "key_start"))
-_ITEM_BYTES = {"Q": 8, "I": 4, "H": 2, "B": 1}
+ITEM_BYTES = {"Q": 8, "I": 4, "H": 2, "B": 1}
+
+
+def column_length(name: str, num_samples: int, num_parts: int) -> int:
+    """Returns the number of entries of a column.
+
+    Args:
+        name: Its name.
+        num_samples: Number of samples in the shard.
+        num_parts: Number of parts in the shard.
+    """
+    return num_samples + 1 if name in _SAMPLE_COLUMNS else num_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +130,8 @@ class ShardExtents:
         view = memoryview(section)
         position = 0
         for name, code in COLUMNS:  # as counted by `columns_bytes`
-            count = num_samples + 1 if name in _SAMPLE_COLUMNS else num_parts
-            end = position + count * _ITEM_BYTES[code]
+            count = column_length(name, num_samples, num_parts)
+            end = position + count * ITEM_BYTES[code]
             setattr(self, name, view[position:end].cast(code))  # type: ignore[call-overload]
             position = end
         self.keys = view[position : position + self.key_start[num_samples]]
@@ -199,9 +210,7 @@ class ShardExtents:
 
 def columns_bytes(num_samples: int, num_parts: int) -> int:
     """Returns the size in bytes of all columns of a section, without the keys."""
-    return sum(
-        _ITEM_BYTES[code] * (num_samples + 1 if name in _SAMPLE_COLUMNS else num_parts) for name, code in COLUMNS
-    )
+    return sum(ITEM_BYTES[code] * column_length(name, num_samples, num_parts) for name, code in COLUMNS)
 
 
 class PartLayout:

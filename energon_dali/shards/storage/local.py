@@ -134,6 +134,16 @@ class LocalReader:
             store.failed_files.pop(self.path, None)
         return data
 
+    def read_entry(self, offset: int, size: int) -> bytes:
+        """Returns a few bytes from `offset` on. Costs less than `read_at`, and does not count as a sign of life."""
+        descriptor = self._descriptor
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                data = os.pread(descriptor.fd, size, offset)
+                if len(data) == size:
+                    return data
+        return self.read_at(offset, size)
+
     def map(self) -> mmap.mmap:
         """Maps the file into memory for reading. If the file shrinks, reading the map kills the process.
 

@@ -1,0 +1,130 @@
+"""The extents of a shard for orders that take samples from everywhere: read, not mapped.
+
+A mapped index costs a page fault for each column of a sample that is far from the last one, and each fault maps the 16
+pages around it. Reading a few entries costs less, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_dali.shards.index.extents import COLUMNS, ITEM_BYTES, ShardExtents, column_length
+
+_CHUNK_BITS = 4
+"""Entries are read in chunks of 16: those of a sample are next to each other."""
+
+Read = Callable[[int, int], bytes]
+"""Returns the bytes of the index from an offset on, given that and a size."""
+
+
+class _Column:
+    """A column of numbers in a file."""
+
+    __slots__ = ("_chunk", "_code", "_item", "_offset", "_read", "_values", "length")
+
+    def __init__(self, read: Read, offset: int, code: str, length: int) -> None:
+        self._read = read
+        self._offset = offset
+        self._code = code
+        self._item = ITEM_BYTES[code]
+        self.length = length
+        self._chunk = -1
+        self._values: Any = None
+
+    def __getitem__(self, index: int) -> int:
+        chunk = index >> _CHUNK_BITS
+        if chunk != self._chunk:
+            self._values = self._take(chunk << _CHUNK_BITS, 1 << _CHUNK_BITS)
+            self._chunk = chunk
+        return self._values[index & 15]  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Any:
+        return iter(self._take(0, self.length))
+
+    def _take(self, start: int, count: int) -> memoryview:
+        count = min(count, self.length - start)
+        data = self._read(self._offset + start * self._item, count * self._item)
+        return memoryview(data).cast(self._code)  # type: ignore[call-overload,no-any-return]
+
+    def array(self) -> npt.NDArray[Any]:
+        """Returns the whole column."""
+        return np.asarray(self._take(0, self.length))
+
+
+class _Zeros:
+    """A column of numbers that are all 0: the only name has the number 0."""
+
+    __slots__ = ("_column",)
+
+    def __init__(self, column: _Column) -> None:
+        self._column = column
+
+    def __getitem__(self, index: int) -> int:
+        return 0
+
+    def __iter__(self) -> Any:
+        return iter(self._column)
+
+    def array(self) -> npt.NDArray[Any]:
+        """Returns the whole column."""
+        return self._column.array()
+
+
+class _Keys:
+    """The text of all keys in a file."""
+
+    __slots__ = ("_offset", "_read")
+
+    def __init__(self, read: Read, offset: int) -> None:
+        self._read = read
+        self._offset = offset
+
+    def __getitem__(self, positions: slice) -> bytes:
+        return self._read(self._offset + positions.start, positions.stop - positions.start)
+
+
+class ScatteredExtents(ShardExtents):
+    """The extents of one shard, of which each entry is read when it is wanted.
+
+    Args:
+        read: Reads the index.
+        offset: Where the section begins in it.
+        num_samples: Number of samples in the shard.
+        num_parts: Number of parts in the shard.
+        shard_bytes: Size of the tar file in bytes; -1 if unknown.
+        part_names: The names that `part_name` refers to.
+        formats: The formats that `part_format` refers to.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        read: Read,
+        offset: int,
+        num_samples: int,
+        num_parts: int,
+        shard_bytes: int,
+        part_names: list[str],
+        formats: list[str],
+    ) -> None:
+        self.num_samples = num_samples
+        self.num_parts = num_parts
+        self.shard_bytes = shard_bytes
+        self.part_names = part_names
+        self.formats = formats
+        for name, code in COLUMNS:
+            length = column_length(name, num_samples, num_parts)
+            column = _Column(read, offset, code, length)
+            setattr(self, name, _Zeros(column) if name == "part_name" and len(part_names) == 1 else column)
+            offset += length * ITEM_BYTES[code]
+        self.keys = _Keys(read, offset)  # type: ignore[assignment]
+
+    def array(self, column: str) -> npt.NDArray[Any]:
+        """Returns a column as a numpy array, read as a whole."""
+        found: npt.NDArray[Any] = getattr(self, column).array()
+        return found
