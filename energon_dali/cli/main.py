@@ -13,6 +13,7 @@ import click
 from energon_dali import __version__
 
 _HOMES = {
+    "analyze-debug": "analyze_debug:analyze_debug",
     "checkpoint": "checkpoint:checkpoint",
     "demo-data": "demo_data:demo_data",
     "doctor": "doctor:doctor",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage.atomic_file import write_failure
@@ -42,18 +43,27 @@ class DebugLog:
                     "folder that this process may write to, or set worker_log_level=0."
                 ) from error
 
-    def element(self, stream: int, count: int, keys: Any, *, mode: str | None = None) -> None:
-        """Writes one line about a delivered element. If that fails, it warns once and writes no more.
+    def element(
+        self,
+        stream: int,
+        count: int,
+        keys: Any,
+        *,
+        mode: str | None = None,
+        event: Literal["delivered", "logged"] = "delivered",
+    ) -> None:
+        """Writes one line about an element. If that fails, it warns once and writes no more.
 
         Args:
             stream: Its stream.
             count: Number of the element in its stream's epoch.
             keys: What `keys_of` returns for it.
             mode: "train" or "val", if known.
+            event: Whether the rank delivered it, or a dataset of the tree logs it.
         """
         if self._stopped:
             return
-        values = {"rank": self._rank, "stream": stream, "count": count, "keys": keys}
+        values = {"rank": self._rank, "stream": stream, "count": count, "event": event, "keys": keys}
         line = json.dumps(values if mode is None else {**values, "mode": mode}, default=str)
         if self._path is None:
             _LOG.info("%s", line)
@@ -74,3 +84,19 @@ class DebugLog:
 def keys_of(element: Any) -> Any:
     """Returns the `__key__` of a batch, sample or dict; None if it has none."""
     return element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)
+
+
+def mode_of(config: Any) -> Literal["train", "val"] | None:
+    """Returns what a tree of datasets is for, as its first source says it; None if none says it.
+
+    Args:
+        config: The `config()` of the tree.
+    """
+    if isinstance(config, Mapping):
+        training = config.get("training")
+        if isinstance(training, bool):
+            return "train" if training else "val"
+        config = list(config.values())
+    if not isinstance(config, (list, tuple)):
+        return None
+    return next((mode for mode in map(mode_of, config) if mode is not None), None)

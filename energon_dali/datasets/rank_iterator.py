@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.cache import pool_context
-from energon_dali.datasets.debug_log import DebugLog, keys_of
+from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
@@ -71,6 +71,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._retries = retries or RetryScope(count=self.metrics.count)
         self._streams = dataset.worker_config.streams
         self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
+        self._mode = mode_of(dataset.config()) if self._log is not None else None
         self._iterators: dict[int, StreamIterator[T]] = {}
         self._counts = dict.fromkeys(self._streams, 0)
         self._ended: set[int] = set()
@@ -120,7 +121,7 @@ class RankIterator(Iterator[T], Generic[T]):
             self._counts[stream] += 1
             self._given += 1
             if self._log is not None:
-                self._log.element(stream, self._counts[stream] - 1, keys_of(element))
+                self._log.element(stream, self._counts[stream] - 1, keys_of(element), mode=self._mode)
             return element
 
     def _start_streams(self) -> None:

@@ -58,7 +58,7 @@ class _LogIterator(WrapperIterator[Any]):
         element = next(self._inner)
         if self._log is not None:
             keys = self._dataset.get_keys_fn(element)
-            self._log.element(self._stream, self._given, keys, mode=self._dataset.mode)
+            self._log.element(self._stream, self._given, keys, mode=self._dataset.mode, event="logged")
         self._given += 1
         return element
 

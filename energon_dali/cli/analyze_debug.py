@@ -1,0 +1,128 @@
+"""`energon-dali analyze-debug`: shows how well the samples of a run were mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+
+from energon_dali.cli.failure import told_to_user
+from energon_dali.diagnosis.debug_logs import DebugLogs, Deliveries, find_logs, png
+from energon_dali.errors import ConfigError
+from energon_dali.shards.storage.atomic_file import write_atomically
+
+_MODES = ("train", "val")
+_SHOWN_RANKS = 16
+
+
+@click.command("analyze-debug")
+@click.argument("log_paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--heatmap-path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("heatmap.png"),
+    show_default=True,
+    help="The image to write.",
+)
+@click.option(
+    "--heatmap-steps", type=click.IntRange(1, 65535), default=1000, show_default=True, help="Its most columns."
+)
+@click.option(
+    "--heatmap-samples", type=click.IntRange(1, 65535), default=1000, show_default=True, help="Its most rows."
+)
+@click.option(
+    "--heatmap-gain",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10,
+    show_default=True,
+    help="Factor of the brightness.",
+)
+@click.option(
+    "--force-loading-order",
+    is_flag=True,
+    help="Show the order in which Energon's workers read samples, instead of what was delivered.",
+)
+@click.option("--include-modality", default="train", show_default=True, metavar="A,B", help="Any of train and val.")
+@click.option(
+    "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to leave out at the start."
+)
+@click.option("--no-colors", is_flag=True, help="Do not colour the ranks.")
+def analyze_debug(
+    log_paths: tuple[Path, ...],
+    heatmap_path: Path,
+    heatmap_steps: int,
+    heatmap_samples: int,
+    heatmap_gain: float,
+    force_loading_order: bool,
+    include_modality: str,
+    skip: int,
+    no_colors: bool,
+) -> None:
+    """Show which samples came when, from the debug logs in LOG_PATHS (files, or folders of .jsonl files).
+
+    They are written with WorkerConfig(worker_log_level=1, worker_debug_path=...); Energon's logs are read as well. The
+    heatmap has a step per column and a sample per row, in the order in which samples come first: what comes again in a
+    later epoch is a second band, and a well shuffled one is even.
+    """
+    with told_to_user():
+        modes = _chosen_modes(include_modality)
+        files = find_logs(log_paths)
+        click.echo(f"Analyzing {len(files):,} logs.")
+        logs = DebugLogs(files)
+        found = logs.loading_order(skip=skip) if force_loading_order else _deliveries(logs, modes, skip)
+        if not len(found.steps):
+            raise ConfigError(
+                f"These logs name no sample after step {skip} of {include_modality}. Give a smaller --skip, or another "
+                "--include-modality; batches that are logged need a __key__."
+            )
+        for line in describe(found, files if force_loading_order else None):
+            click.echo(line)
+        image = found.heatmap(heatmap_samples, heatmap_steps, heatmap_gain, colours=not no_colors)
+        write_atomically(heatmap_path, png(image))
+        click.echo(
+            f"Wrote {heatmap_path}: {found.num_steps:,} steps from left to right, {found.num_samples:,} samples down."
+        )
+
+
+def _chosen_modes(text: str) -> list[str]:
+    modes = [name.strip() for name in text.split(",")]
+    for mode in modes:
+        if mode not in _MODES:
+            raise ConfigError(f"--include-modality {text!r} is invalid: {mode!r} is not one of {', '.join(_MODES)}.")
+    return modes
+
+
+def _deliveries(logs: DebugLogs, modes: list[str], skip: int) -> Deliveries:
+    """Returns what the logs of this package, or one loader of Energon's logs, delivered."""
+    loaders = logs.loaders(modes)
+    if not loaders:
+        return logs.deliveries(modes, skip=skip)
+    for number, text in loaders.items():
+        click.echo(f"  loader {number}: {text}")
+    chosen = next(iter(loaders))
+    if len(loaders) > 1:
+        chosen = int(click.prompt("Loader", type=click.Choice([str(number) for number in loaders])))
+    return logs.deliveries(modes, loader=chosen, skip=skip)
+
+
+def describe(found: Deliveries, files: list[Path] | None = None) -> Iterator[str]:
+    """Yields lines about what was delivered.
+
+    Args:
+        found: At least one sample.
+        files: The logs, if each of them counts for itself, instead of ranks.
+    """
+    times = np.bincount(found.samples)
+    again = int((times > 1).sum())
+    yield f"Found {found.num_samples:,} samples in {found.num_steps:,} steps."
+    yield f"  Delivered more than once: {again:,} samples" + (f", at most {int(times.max()):,} times" if again else "")
+    ranks, counts = np.unique(found.ranks, return_counts=True)
+    for rank, count in list(zip(ranks.tolist(), counts.tolist(), strict=True))[:_SHOWN_RANKS]:
+        steps = len(np.unique(found.steps[found.ranks == rank]))
+        yield f"  {'Rank ' + str(rank) if files is None else files[rank]}: {count:,} samples in {steps:,} steps"
+    if len(ranks) > _SHOWN_RANKS:
+        yield f"  ... and {len(ranks) - _SHOWN_RANKS:,} more"
+    if found.unreadable_lines:
+        yield f"  Left out: {found.unreadable_lines:,} lines that are not entries of a debug log"
