@@ -64,14 +64,14 @@ class _Progress(Watcher):
 @click.command("pack")
 @click.argument("source")
 @click.argument("out")
-@click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What SOURCE is.")
+@click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True, help="Kind of SOURCE.")
 @click.option("--max-samples", default=10_000, show_default=True, help="Most samples in a shard.")
 @click.option("--max-bytes", default="256MiB", show_default=True, help="Largest shard, such as 500MB or 1GiB.")
 @click.option(
     "--split",
     multiple=True,
     metavar="RULES",
-    help="Shares, such as train=0.9,val=0.1; or NAME:PATTERN of keys, given once for each, such as 'val:val/.*'.",
+    help="Shares, such as train=0.9,val=0.1; or NAME:PATTERN, once per part, such as 'val:val/.*' for keys.",
 )
 @click.option("--split-seed", default=0, show_default=True, help="Seed of a split by shares.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Shuffle the samples; the default keeps their order.")
@@ -89,16 +89,20 @@ class _Progress(Watcher):
     type=click.Choice(("auto", *NEEDS)),
     default="auto",
     show_default=True,
-    help="Which samples the dataset has.",
+    help="Sample type of the dataset.",
 )
 @click.option("--media-root", default="", metavar="FOLDER", help="Folder of a table's paths. [default: the table's]")
 @click.option("--allow-outside", is_flag=True, help="Also pack files outside the source, by paths or links in it.")
 @click.option("--strict", is_flag=True, help="Stop at the first sample that cannot be packed.")
-@click.option("--check-media/--no-check-media", default=True, help="Look at the header of every image.")
+@click.option("--check-media/--no-check-media", default=True, help="Check the header of every image.")
 @click.option(
     "--workers", type=click.IntRange(1), metavar="N", help="Processes. [default: one per CPU core, if useful]"
 )
-@click.option("--ray", metavar="ADDRESS", help="Pack on a Ray cluster: its address, auto, or local.")
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Pack on a Ray cluster: auto, ray://HOST:10001, HOST:6379, or local for this machine.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier run wrote.")
 @click.option("--progress/--no-progress", default=True, help="Show a progress bar.")
 def pack(

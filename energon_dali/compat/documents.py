@@ -20,7 +20,7 @@ from energon_dali.shards.meta.document import META
 
 
 class FieldAccessError(SampleException):
-    """A path of a field map leads nowhere."""
+    """The sample has none of the paths of a field."""
 
 
 def split_field_access(field_desc: str) -> list[list[str]]:
@@ -34,14 +34,14 @@ def split_field_access(field_desc: str) -> list[list[str]]:
 
 
 def field_access(value: Any, field: list[list[str]]) -> Any:
-    """Returns the value at the first path that leads somewhere.
+    """Returns the value at the first path that exists.
 
     Args:
         value: Decoded parts by name.
         field: Alternatives, from `split_field_access`.
 
     Raises:
-        FieldAccessError: None leads anywhere.
+        FieldAccessError: No path exists.
     """
     for steps in field:
         found = value
@@ -217,7 +217,9 @@ def get_dataset_from_config(
         raise ConfigError(f"{folder} is not a prepared dataset or a JSONL file. Run `energon-dali prepare {folder}`.")
     factory.subflavors.update(subflavors or {})
     if sample_type is not None and not issubclass(factory.__sample_type__, sample_type):
-        raise ConfigError(f"{folder} makes {factory.__sample_type__.__name__}, not {sample_type.__name__}.")
+        raise ConfigError(
+            f"{folder} makes samples of type {factory.__sample_type__.__name__}, not {sample_type.__name__}."
+        )
     return factory
 
 

@@ -47,7 +47,7 @@ class ErrorContext:
 
     @contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
-        """Catches what fails inside, and counts it; success resets the count. SkipSample is silent.
+        """Catches and counts errors in the block; success resets the count. SkipSample is silent.
 
         Args:
             sample: What is worked on, for messages.
@@ -79,7 +79,7 @@ class ErrorContext:
 
 @contextmanager
 def handle_restore_errors(error_handler: Handler, sample: Any) -> Iterator[None]:
-    """Gives what fails inside, while a sample is made again, to a handler.
+    """Passes errors in the block, in which a sample is made again, to a handler.
 
     Args:
         error_handler: Called with (exception, sample, sources).

@@ -1,7 +1,7 @@
 """Energon's dataset factories, to derive from: classes that `dataset.yaml` names and that make samples of parts.
 
 `get_train_dataset` makes an instance of the class that `dataset.yaml` names, and calls its `load_sample` for every raw
-sample. What comes when, and in which process, is the same as without a factory.
+sample. The order of samples, and the processes that read them, are the same as without a factory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BaseCoreDatasetFactory(ABC, Generic[T_sample]):
         """Returns the dataset of loaded samples.
 
         Args:
-            worker_rotation_offset: Has no effect: remainders are spread over the datasets of a tree by themselves.
+            worker_rotation_offset: Has no effect: remainders are spread over the datasets of a tree in any case.
         """
 
     @abstractmethod

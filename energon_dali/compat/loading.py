@@ -1,4 +1,4 @@
-"""The functions that open datasets, with Energon's habits: factories beside datasets, and decoders that are swapped."""
+"""Open datasets as Energon's functions do, with factories next to datasets, and decoders replaced on request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def get_val_datasets(path: Any, **options: Any) -> list[tuple[SavableDataset[Any
 
 
 class SourceFactory(BaseCoreDatasetFactory[Any]):
-    """The factory beside a dataset that `get_val_datasets` opened.
+    """The factory that `get_val_datasets` returns next to a dataset.
 
     Args:
         source: The source of the dataset.
@@ -96,7 +96,7 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def swap_decoder(decoder: Decoder | None) -> Decoder | None:
-    """Returns a DaliDecoder with the options of a SampleDecoder; any other decoder, and one of PIL images, as it is.
+    """Returns a DaliDecoder with the options of a SampleDecoder; other decoders, and those of PIL images, unchanged.
 
     Args:
         decoder: The decoder of a task encoder.

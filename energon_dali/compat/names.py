@@ -254,7 +254,7 @@ _REASONS = {
         ".metadataset.metadataset_v2",
         ".typed_converter",
     ),
-    "belongs to the start of Energon's forked workers, which start otherwise here": (
+    "belongs to how Energon forks its workers; here they start in another way": (
         ".fork_hook",
         ".savable_loader",
         ".wrappers.gc_dataset",

@@ -16,7 +16,7 @@ class FlexState(dict[str, Any]):
 
 
 class Savable(ABC):
-    """What has a state."""
+    """Something that has a state."""
 
     @abstractmethod
     def save_state(self) -> Any:

@@ -58,7 +58,7 @@ class TransformMapper(ABC):
         """
 
     def fill(self) -> Any:
-        """Returns the value of pixels from outside of the image, None if there are none."""
+        """Returns the value of pixels outside the image, None if there are none."""
         return None
 
     def interpolation(self) -> Any:
@@ -178,7 +178,9 @@ class RandomCropMapper(TransformMapper):
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> tuple[Matrix, Size, Any]:
         if self.transform.padding_mode != "constant":
-            raise ConfigError(f"RandomCrop(padding_mode={self.transform.padding_mode!r}) is no warp: use 'constant'.")
+            raise ConfigError(
+                f"RandomCrop(padding_mode={self.transform.padding_mode!r}) is not a warp: use 'constant'."
+            )
         height, width = (int(length) for length in dst_size)
         pad_left = pad_top = 0
         if self.transform.padding is not None:
@@ -372,5 +374,5 @@ def _common(what: str, values: list[Any]) -> Any:
     """Returns the value that all transforms with one share, None if none has one."""
     found = [value for value in values if value is not None]
     if any(value != found[0] for value in found):
-        raise ConfigError(f"The transforms have different {what}: {found}. One warp has one.")
+        raise ConfigError(f"The transforms have different {what}: {found}. Give all of them the same.")
     return found[0] if found else None

@@ -37,12 +37,12 @@ def as_inputs(batch: Any) -> dict[str, Any]:
 
 
 class _NotForIteration(IterableDataset[Any]):
-    """What the Trainer believes to skip batches of; it takes none from here."""
+    """The dataset whose batches the Trainer believes it skips; iterating it is an error."""
 
     def __iter__(self) -> NoReturn:
         raise ConfigError(
-            "Something took batches from the dataset of the Trainer's data loader, past its position. Iterate the data "
-            "loader that trainer.get_train_dataloader() returns."
+            "Something iterated the dataset of the Trainer's data loader, which would lose its position. Iterate the "
+            "data loader that trainer.get_train_dataloader() returns."
         )
 
 
@@ -51,7 +51,7 @@ class TrainingBatches:
 
     Args:
         loader: The loader of this rank.
-        length: Batches in an epoch, the same on all ranks; None if nobody knows.
+        length: Batches in an epoch, the same on all ranks; None if it is unknown.
     """
 
     # What accelerate.skip_first_batches asks of a DataLoader.
@@ -70,7 +70,7 @@ class TrainingBatches:
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("A rank has less than one batch in an epoch: set max_steps.")
+            raise TypeError("A rank has less than one batch per epoch: set max_steps.")
         return self._length
 
     def endless(self) -> Iterator[dict[str, Any]]:

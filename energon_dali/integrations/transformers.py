@@ -1,4 +1,4 @@
-"""`transformers.Trainer` with the loaders of this package: their batches, their position in each checkpoint."""
+"""`transformers.Trainer` with the loaders of this package, whose positions are saved in each checkpoint."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LoaderTrainerMixin:
         return self._training
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *args: Any, **kwargs: Any) -> Any:
-        """Takes the next batches from the loader, whose position is right also where the Trainer believes to skip."""
+        """Takes the next batches from the loader; its position is right even if the Trainer believes it skips some."""
         parent: Any = super()
         if self._training is not None:
             epoch_iterator = self._training.endless()
@@ -244,12 +244,12 @@ def _state_path(folder: Path, loader: SavableDataLoader[Any], rank: int | None =
 
 
 def _restore(loader: SavableDataLoader[Any], folder: Path) -> None:
-    """Restores the position of a checkpoint; from the files of all its ranks if their number was another one."""
+    """Restores the position of a checkpoint; from the files of all its ranks if their number has changed."""
     own, first = _state_path(folder, loader), _state_path(folder, loader, 0)
     if not own.exists() and not first.exists():
         raise StateError(
             f"{folder} has no loader_state_0.json: the checkpoint was written by a Trainer without LoaderTrainerMixin, "
-            "or with save_only_model=True. Resume from one that has it, or start anew from its weights "
+            "or with save_only_model=True. Resume from one that has it, or start a new training from its weights "
             "(from_pretrained)."
         )
     (state,) = read_state_file(own if own.exists() else first).states

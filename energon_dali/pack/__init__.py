@@ -1,9 +1,9 @@
 """Makes shards of images, tables, Hugging Face datasets and other shards: `energon-dali pack`.
 
-sources/   what there is: each source yields records, and says which samples the dataset will have
+sources/   what can be packed: each source yields records, and knows the sample type of the dataset
 plan       which record goes to which shard, as integers, fixed before the first shard is written
 shard_job  writes one shard: a function of the plan and the source, whoever runs it
-run        all of it, with processes of this machine or tasks of a Ray cluster
+run        runs everything, with processes of this machine or tasks of a Ray cluster
 """
 
 from __future__ import annotations

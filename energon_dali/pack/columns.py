@@ -1,4 +1,4 @@
-"""Which column of a table is what to a sample, and the parts that a row becomes."""
+"""The roles of a table's columns, and the parts that a row becomes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MediaColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which column is what. Picklable: rows of Parquet files are converted when they are packed."""
+    """The role of each column. Picklable: rows of Parquet files are converted when they are packed."""
 
     sample_type: str
     media: tuple[MediaColumn, ...] = ()
@@ -93,7 +93,7 @@ def find_columns(
     integers: Iterable[str] = (),
     unusable: Iterable[str] = (),
 ) -> Columns:
-    """Returns which column is what: as the user says, then by type, by name, and by its first values.
+    """Returns the role of each column: as the user says, then by its type, its name, and its first values.
 
     Args:
         names: The columns.

@@ -94,8 +94,8 @@ def _give_up(job: ShardJob, end: str) -> ShardReport:
         WorkerDiedError: Always.
     """
     raise WorkerDiedError(
-        f"The shard {job.shard.name} ended each process that wrote it ({end}). Give the machine more memory or use "
-        "fewer --workers if memory ran out, then run again: finished shards are kept."
+        f"The shard {job.shard.name} ended each process that wrote it ({end}). If memory ran out, give the machine "
+        "more or use fewer --workers. Then run again: finished shards are kept."
     )
 
 

@@ -1,4 +1,4 @@
-"""What decides the bytes of the shards. An interrupted run goes on only with the same values."""
+"""The options that decide the bytes of the shards. An interrupted run continues only with the same values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_dali.pack.sample_types import NEEDS
 Kind = Literal["auto", "folder", "table", "conversations", "hugging-face", "tars"]
 KINDS: tuple[Kind, ...] = ("auto", "folder", "table", "conversations", "hugging-face", "tars")
 ROLES = ("key", "image", "video", "audio", "caption", "question", "answers", "label")
-"""What a column can be to a sample."""
+"""The roles that a column can have."""
 AUTO = "auto"
 MAX_SAMPLES = 10_000
 MAX_BYTES = 256 << 20
@@ -35,7 +35,7 @@ class PackOptions:
     """
 
     kind: Kind = "auto"
-    """What the source is; "auto" looks at it."""
+    """Kind of the source; "auto" detects it."""
     max_samples: int = MAX_SAMPLES
     """Most samples in a shard."""
     max_bytes: int = MAX_BYTES
@@ -143,7 +143,7 @@ def parse_split(texts: tuple[str, ...]) -> tuple[tuple[str, float | str], ...]:
 
 
 def parse_bytes(text: str) -> int:
-    """Returns a number of bytes, written as 1000000, 500MB or 1.5GiB; K, M, G and T are powers of 1024.
+    """Returns a number of bytes, written as 1000000, 500MB (powers of 1000), 1.5GiB or 2G (powers of 1024).
 
     Raises:
         ConfigError: It is not such a number.

@@ -42,7 +42,7 @@ class PlannedShard:
     size: int
     """Number of their bytes."""
     estimated_bytes: int
-    """About the size of the shard."""
+    """Approximate size of the shard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _BEGUN = re.compile(r"(?:^|/)\.[0-9a-f]{32}\.tmp\Z")
 
 
 class Watcher:
-    """What a run tells about itself; does nothing. The command derives one that shows it."""
+    """Receives reports of a run, and ignores them. The command derives one that shows them."""
 
     def found(self, source: Source) -> None:
         """Called when the source is known."""
@@ -95,8 +95,8 @@ def pack_dataset(
 ) -> PackResult:
     """Makes shards of a source, and a dataset of the shards.
 
-    The bytes of the shards follow from the source and the options: not from the executor, the number of workers, or how
-    often the run was interrupted. Finished shards of an interrupted run are kept.
+    The bytes of the shards depend only on the source and the options, not on the executor, the number of workers, or
+    how often the run was interrupted. Finished shards of an interrupted run are kept.
 
     Args:
         source: A file or folder; see `Kind`. A URL for tars.
@@ -110,7 +110,7 @@ def pack_dataset(
         overwrite: Remove what an earlier run wrote.
         ray_address: Address of a Ray cluster that writes and indexes the shards instead: "auto", "ray://HOST:10001",
             "HOST:6379", or "local" for this machine alone.
-        watcher: Is told how the run goes on.
+        watcher: Receives reports of the run.
         prepare_progress: Shows how the shards are indexed.
 
     Raises:
@@ -276,7 +276,7 @@ def _read_plan(root: StoragePath) -> dict[str, Any] | None:
         return {name: value[name] for name in ("options", "digest", "fingerprint", "reports")}
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{root / STATE / PLAN_NAME} was written by another version, or is damaged. Give --overwrite to begin anew."
+            f"{root / STATE / PLAN_NAME} is damaged, or of another version. Give --overwrite to start again."
         ) from None
 
 
@@ -287,12 +287,12 @@ def _check_same(root: StoragePath, known: dict[str, Any], plan: Plan, options: P
         if before != value:
             raise ConfigError(
                 f"{root} was begun with {name}={_shown(before)}, and {name}={_shown(value)} was given. Give the same "
-                "options to continue, --overwrite to begin again, or another folder."
+                "options to continue, --overwrite to start again, or another folder."
             )
     if (known["digest"], known["fingerprint"]) != (plan.digest, plan.fingerprint):
         raise DatasetError(
-            f"The source has changed since {root} was begun: files were added, removed or written. Give --overwrite to "
-            "begin again, or another folder."
+            f"The source has changed since {root} was begun: files were added, removed or changed. Give --overwrite to "
+            "start again, or another folder."
         )
 
 

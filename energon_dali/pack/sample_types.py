@@ -1,4 +1,4 @@
-"""Which samples a packed dataset has: chosen by what the source has, and written into `dataset.yaml`."""
+"""The sample type of a packed dataset: chosen by what the source has, and written into `dataset.yaml`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ONE_IMAGE = ("CaptioningSample", "ImageClassificationSample", "ImageSample", "V
 
 
 def choose_sample_type(roles: Collection[str], asked: str = "auto") -> str:
-    """Returns the name of a sample type that the roles suffice for.
+    """Returns the name of a sample type for which the roles suffice.
 
     Args:
         roles: The roles that samples have.
@@ -38,7 +38,7 @@ def choose_sample_type(roles: Collection[str], asked: str = "auto") -> str:
         if missing:
             found = ", ".join(sorted(roles)) or "nothing that is known"
             raise ConfigError(
-                f"{asked} needs {' and '.join(NEEDS[asked])}, and the source has {found}. Name the column with "
+                f"{asked} needs {' and '.join(NEEDS[asked])}, but the source has {found}. Name the column with "
                 f"--columns {missing[0]}=COLUMN, or choose another --sample-type."
             )
         return asked

@@ -1,10 +1,10 @@
 """Reads samples in an order that is known ahead: requests are in flight before their samples are wanted.
 
 The order is integers, so the next rows are known as far ahead as one likes, and the index tells which bytes they need.
-A reader plans rows, requests the bytes of those that come soon, and hands the samples out in order:
+A reader plans rows, requests the bytes of those that come soon, and returns the samples in order:
 
     planned   the index told which bytes the sample needs
-    issued    its bytes were requested: they are waited for, in flight, or here
+    issued    its bytes were requested: the request is queued, in flight, or done
     taken     the sample was returned
 
 A request covers the wanted samples that are near each other in a shard, also those that are wanted later, if they are
@@ -36,18 +36,18 @@ ISSUED_BYTES = 32 << 20
 """Bytes that are requested before they are wanted, where they fit into the limit."""
 
 FIRST_ROWS = 64
-"""Rows that are planned before the first sample is requested; each time as many again may follow."""
+"""Rows that are planned before the first sample is requested. Their number may double each time."""
 
 FEWEST_ROWS = 16
 MOST_ROWS = 65_536
 """Limits of the number of rows that are planned."""
 
 _NEIGHBOURS = 3
-"""How many samples further the next wanted one may be to be joined."""
+"""How far apart, in samples, two planned samples of a shard may be to share a request."""
 
 
 class PlannedSource(Protocol):
-    """What reads ahead needs to know of a dataset."""
+    """What reading ahead needs to know of a dataset."""
 
     def open_shards(self, numbers: Iterable[int], num_samples: int) -> None:
         """Prepares for planning samples of shards, whose index is fetched together. Errors are raised by `runs`.
@@ -321,7 +321,7 @@ class PlannedReads:
         self._hold(-self._held_bytes)
 
     def close(self) -> None:
-        """Forgets all rows, and leaves the threads to others."""
+        """Forgets all rows, and leaves the pool."""
         self.clear()
         if not self._closed:
             self._closed = True

@@ -124,7 +124,7 @@ def test_damaged_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(DatasetFormatError, match="cannot be read at line 2"):
         pack(path, tmp_path / "huge")
     path.write_text("file,file\na,b\n")
-    with pytest.raises(DatasetFormatError, match="two columns of one name"):
+    with pytest.raises(DatasetFormatError, match="two columns with the same name"):
         pack(path, tmp_path / "twice")
     path = root / "rows.jsonl"
     path.write_text('{"image": "a/img.000.png"}\n[1]\n{"image": \n' + "[" * 3000 + "\n")

@@ -152,7 +152,7 @@ class BlockStore:
         try:
             data = read_block(descriptor, name, size, start, stop)
             status = os.fstat(descriptor)
-            os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # for what no plan knows
+            os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # for blocks that no plan covers
             return data
         except DamagedBlockError:
             self._remove(path, size, os.fstat(descriptor))

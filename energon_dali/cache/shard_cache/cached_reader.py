@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VERSIONS = 3
 """Versions of an object that are tried while it is being replaced."""
 WAIT_SECONDS = 10.0
-"""How long a reader waits for a block that another thread or process fetches, before it reads past the cache."""
+"""How long a reader waits for a block that another thread or process fetches, before it reads from the store."""
 REQUEST_BYTES = 16 << 20
 """Missing blocks that follow each other are fetched together, up to this size."""
 
@@ -26,7 +26,7 @@ REQUEST_BYTES = 16 << 20
 class CachedReader:
     """A shard whose blocks are kept on local disk. Thread-safe.
 
-    What is not on disk is fetched in whole blocks if they are worth keeping, and else exactly as it was asked for.
+    What is not on disk is fetched in whole blocks if they are worth keeping, and otherwise exactly as requested.
     Blocks that another thread or process is fetching are waited for.
 
     Args:
@@ -190,7 +190,7 @@ class CachedReader:
         return whole if len(whole) == stop - start else None
 
     def _ranges(self, wanted: list[int], claims: dict[int, Claim], start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns the (start, stop) of the requests: whole blocks where they are kept, else what is wanted of them."""
+        """Returns the (start, stop) of the requests: whole blocks where they are kept, else only the bytes wanted."""
         block = self._cache.block_bytes
         ranges: list[tuple[int, int]] = []
         for number in wanted:

@@ -1,4 +1,4 @@
-"""When cached blocks are needed next, over all streams of the node, and which of them go first."""
+"""When cached blocks are needed next, over all streams of the node, and in which order they are evicted."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class Future:
 
 
 def eviction_order(seconds: FloatArray, idle_seconds: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Returns which blocks go first: the one whose next use is farthest away.
+    """Returns the order of eviction: the block whose next use is farthest away is first.
 
-    A block of unknown future is expected to stay unused for as long as it has been unused, so that among such blocks
-    the least recently used one goes first.
+    A block whose future is unknown is expected to stay unused for as long as it has been unused, so that the least
+    recently used one of such blocks is evicted first.
 
     Args:
         seconds: float64[n]: as `Future.seconds_until` returns them.

@@ -1,4 +1,4 @@
-"""The cache as one process uses it: whatever fails on the local disk is a cache that is not there."""
+"""The cache as one process uses it. If the local disk fails, shards are read without the cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class NodeCache:
     """One process's view of the cache in a folder.
 
-    Nothing here raises an error of the local disk: it is logged once, and reading goes on without the cache for a
+    Nothing here raises an error of the local disk: it is logged once, and shards are read without the cache for a
     while.
 
     Args:
@@ -144,7 +144,7 @@ class NodeCache:
             what = "Shards are read without it for now"
         if not self._warned:
             self._warned = True
-            _log.warning("The shard cache in %s fails: %s. %s; this is not logged again.", self._parent, error, what)
+            _log.warning("The shard cache in %s failed: %s. %s; this is logged once.", self._parent, error, what)
 
     def _try(self, call: Callable[[BlockStore], T], default: T) -> T:
         if time.monotonic() < self._off_until:

@@ -132,7 +132,7 @@ class Planner:
             except OSError as error:
                 self._cache.failed(error)
             except Exception:
-                _log.exception("The shard cache stopped planning ahead; it goes on without a plan.")
+                _log.exception("The shard cache stopped planning ahead, and continues without a plan.")
                 with self._lock:
                     self._followers.clear()
 

@@ -28,7 +28,7 @@ class PrivateFolder:
         name: Name of the folder.
 
     Raises:
-        ConfigError: The folder belongs to somebody else, or is not a folder.
+        ConfigError: The folder belongs to another user, or is not a folder.
         OSError: It cannot be created or opened.
     """
 
@@ -101,7 +101,7 @@ class PrivateFolder:
         """Returns the status of a file, None if it is not there.
 
         Raises:
-            OSError: It cannot be asked for.
+            OSError: It cannot be read.
         """
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)

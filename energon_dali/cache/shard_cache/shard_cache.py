@@ -1,4 +1,4 @@
-"""The cache of shards on a node: what a loader is given."""
+"""The shard cache of a node, as the user configures it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class ShardCache:
     """Keeps shards of remote datasets on local disk, for all processes of a node.
 
     Shards are kept in blocks of a few MiB. All loaders, workers and ranks of a user on a node that name the same folder
-    share the blocks; any of them may be killed at any moment. What stays is decided by the plan: when the cache is
-    full, the block that is needed last goes first, and a block that is needed later than all the others is not kept.
-    What is read at random goes by least recent use.
+    share the blocks; any of them may be killed at any moment. The plan decides what stays: when the cache is full,
+    the block that is needed last is evicted first, and a block that is needed later than all the others is not kept.
+    Blocks that no plan covers are evicted by least recent use.
 
     Blocks are checked when they are read; a damaged one is fetched again. The size and the ETag of an object are
-    compared with those in the store when a job first reads it, and once an hour. Where the local disk is full or fails,
-    shards are read as if there were no cache.
+    compared with those in the store when a job first reads it, and once an hour. If the local disk is full or fails,
+    shards are read without the cache.
 
     Args:
         path: Folder on a local disk. The cache creates its own folder inside, which only this user can read.
@@ -115,7 +115,7 @@ class ShardCache:
 
         Args:
             path: The shard.
-            size: Its size in bytes if it is known. It is then not asked for before the first read.
+            size: Its size in bytes, if it is known; then no request is sent before the first read.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -138,7 +138,7 @@ class ShardCache:
             position: Where it is in this epoch.
 
         Returns:
-            What has to be told where the stream is; it is followed until it is closed, or until nothing refers to it.
+            An object that is told where the stream is. The stream is followed until this object is closed or collected.
             None if its shards are not cached.
         """
         if reader.folder.root.is_local and not self.cache_local:
@@ -160,7 +160,7 @@ class ShardCache:
         return self._node().planner.wait_until_planned(seconds)
 
     def check(self) -> None:
-        """Raises ConfigError if the folder belongs to somebody else, or is not a folder; a disk that fails does not."""
+        """Raises ConfigError if the folder belongs to another user, or is not a folder. A failing disk is no error."""
         try:
             PrivateFolder(self.path, folder_name()).close()
         except OSError:
@@ -200,7 +200,7 @@ def check_shard_cache(cache: object) -> ShardCache | None:
         cache: A ShardCache, None for none, or "auto" for that of the environment variable.
 
     Raises:
-        ConfigError: It is something else, the variable is wrong, or the folder belongs to somebody else.
+        ConfigError: It is something else, the variable is wrong, or the folder belongs to another user.
     """
     if cache == "auto":
         cache = ShardCache.from_environment()

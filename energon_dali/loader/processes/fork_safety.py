@@ -1,4 +1,4 @@
-"""Whether this process may be copied by a fork now: what start_method="auto" goes by."""
+"""Whether this process can be forked safely now, which decides what start_method="auto" does."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ _DRIVER_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 
 _OWN_THREADS = "energon-dali-"
 _HARMLESS = ("energon-dali-watchdog", "energon-dali-open", "energon-dali-fetch")
-"""Threads that hold nothing that a child uses: the watchdog, and those that opened a remote dataset and end now."""
+"""Threads that hold nothing that a child uses: the watchdog, and those that opened a remote dataset and are ending."""
 
 _THREADED = {
     "grpc._cython.cygrpc": "gRPC is loaded, whose threads and locks do not survive a fork",
     "jaxlib": "JAX is loaded, which is multithreaded",
     "tensorflow": "TensorFlow is loaded, which is multithreaded",
 }
-"""Modules by which libraries are recognised that say themselves that they do not work after a fork."""
+"""Modules of libraries whose documentation says that they do not work after a fork."""
 
 
 def fork_hazard(*, uses_device: bool) -> str | None:
-    """Returns why a copy of this process might hang or crash; None if nothing speaks against a fork.
+    """Returns why a fork of this process might hang or crash; None if a fork is safe.
 
-    Clients of object stores do not: a child creates its own (`shards/storage/forks.py`). Neither do the threads of
-    OpenMP, because workers compute with one thread, nor threads of the user's that this module does not know.
+    Clients of object stores are no hazard: a child creates its own (`shards/storage/forks.py`). Nor are the threads of
+    OpenMP, because workers compute with one thread. Threads of the user's program are ignored.
 
     Args:
         uses_device: Whether the child may use a GPU. Then a GPU in the machine is enough, because merely asking whether
             there is one makes CUDA unusable in a child.
     """
     if uses_device and any(map(os.path.exists, _DRIVER_FILES)):
-        return "the process uses a GPU, and CUDA does not work in a copy of one that has looked for GPUs"
+        return "the process uses a GPU, and CUDA does not work in a fork of a process that has looked for GPUs"
     if _has_cuda_context():
-        return "CUDA is in use, which does not work in a copy of the process"
+        return "CUDA is in use, which does not work in a forked process"
     registry: Any = sys.modules.get("energon_dali.decode.dali.runtime.registry")
     if registry is not None and registry.has_engines():
-        return "DALI is in use, whose threads a copy of the process does not have"
+        return "DALI is in use, whose threads a forked process does not have"
     for thread in threading.enumerate():
         if thread.name.startswith(_OWN_THREADS) and not thread.name.startswith(_HARMLESS):
             return f"the thread {thread.name} is running, which may hold locks"

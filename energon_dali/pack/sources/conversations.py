@@ -105,7 +105,7 @@ class ConversationSource:
                 raise SkipRecord("a turn is not {from: human or gpt, value: text}")
             said[_SPEAKERS[speaker]].append(text)
         if len(said["question"]) != 1 or len(said["answer"]) != 1:
-            raise SkipRecord("it has more or less than one question and one answer, as a VQASample has")
+            raise SkipRecord("it does not have exactly one question and one answer, which a VQASample needs")
         question = said["question"][0]
         for placeholder in _PLACEHOLDERS:
             question = question.replace(placeholder, "")

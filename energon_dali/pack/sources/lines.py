@@ -79,7 +79,9 @@ def _csv_rows(path: str, file: TextIO, skipped: OnSkipped) -> Iterator[NumberedR
             if header is None:
                 header = [name.strip() for name in row]
                 if len(set(header)) < len(header):
-                    raise DatasetFormatError(f"{path} has two columns of one name: {excerpt(header)}. Rename one.")
+                    raise DatasetFormatError(
+                        f"{path} has two columns with the same name: {excerpt(header)}. Rename one."
+                    )
             elif len(row) == len(header):
                 yield f"line {reader.line_num}", dict(zip(header, row, strict=True))
             elif row:

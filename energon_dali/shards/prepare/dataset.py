@@ -56,9 +56,9 @@ def prepare_dataset(
     Everything is built in a separate folder. On a local disk the new `.nv-meta` then replaces the old one in a single
     step: if this is interrupted or killed, either the old dataset or the new one is there. Other files in `.nv-meta`
     stay. What was found in a remote dataset, or in 256 MiB of local shards, is kept in the user's cache until the
-    preparation is complete; after an interruption it goes on from there.
+    preparation is complete; after an interruption it continues from there.
 
-    Memory use is about 60 bytes per part of the shards in work; the number of shards does not matter.
+    Memory use is about 60 bytes per part of the shards that are being scanned; the number of shards does not matter.
 
     Args:
         path: Folder of the dataset, local or remote.

@@ -1,4 +1,4 @@
-"""What an interrupted `prepare` has found, kept on local disk, so that the next one goes on from there.
+"""What an interrupted `prepare` has found, kept on local disk, so that the next run continues from there.
 
 The file belongs to one dataset and one way of scanning it. It begins with a line that names both; records follow, one
 per shard:

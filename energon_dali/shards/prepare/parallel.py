@@ -48,8 +48,8 @@ def give_up(item: object, end: str) -> object:
 def killed_message(item: object, end: str) -> str:
     """Returns the message for an item that keeps ending its process."""
     return (
-        f"{item} ended each process that worked on it ({end}). Give the machine more memory or use fewer processes if "
-        "memory ran out; else look at this file, or leave it out."
+        f"{item} ended each process that worked on it ({end}). If memory ran out, give the machine more or use fewer "
+        "processes. Otherwise check this file, or leave it out."
     )
 
 

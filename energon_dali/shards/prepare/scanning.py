@@ -1,4 +1,4 @@
-"""Scans the shards of a dataset: in this process, in several, or on a Ray cluster; goes on from an interrupted run."""
+"""Scans the shards of a dataset: in this process, in several, or on a Ray cluster; continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _scans(job: ShardJob, names: Sequence[str], options: ScanOptions, journal: J
 def _scan_somewhere(
     job: ShardJob, tasks: Sequence[ShardTask], options: ScanOptions, scan_all: Callable[..., Iterator[ShardScan]]
 ) -> Iterator[ShardScan]:
-    """Yields the scans, which are made where it is worth it."""
+    """Yields the scans, and chooses where to make them."""
     if options.ray_address is not None:
         from energon_dali.shards.prepare.on_ray import RayRunner  # lazy: ray is an extra
 

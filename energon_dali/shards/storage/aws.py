@@ -33,7 +33,7 @@ VARIABLES = (
 """Environment variables that tell stores apart: a store that was opened with other values is not used again."""
 
 CHECK_SECONDS = 60.0
-"""Credentials that may expire are looked at this often; botocore renews them minutes before they do."""
+"""Credentials that may expire are checked this often; botocore renews them minutes before they do."""
 
 _HOW_TO_SET = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket set AWS_SKIP_SIGNATURE=true."

@@ -1,4 +1,4 @@
-"""Files on web servers, read by range requests, which multi-storage-client does not support."""
+"""Files on web servers, read by range requests."""
 
 from __future__ import annotations
 
@@ -267,7 +267,9 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
         raise FileNotFoundError(f"{url}: {said}")
     if response.status in (408, 425, 429) or response.status >= 500:
         raise ConnectionError(said)
-    raise StorageError(f"Could not read {url}: the server answered {said}. Check the address and the right to read it.")
+    raise StorageError(
+        f"Could not read {url}: the server answered {said}. Check the address, and that you may read it."
+    )
 
 
 def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None, *, max_bytes: int | None = None) -> bytes:

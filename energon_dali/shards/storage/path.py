@@ -57,7 +57,7 @@ class Backend(Protocol):
     """
 
     def open(self, url: str, size: int | None = None) -> RangeReader:
-        """Opens the file for reading; a remote file of known size is not asked for before the first read."""
+        """Opens the file for reading; for a remote file of known size, no request is sent before the first read."""
 
     def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
         """Returns the content of a file; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes."""

@@ -1,4 +1,4 @@
-"""The requests of one loader in one process: threads that keep several in flight, and what they measured."""
+"""The requests of one loader in one process: threads that keep several in flight, and measure their latency."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def open_shard(path: StoragePath, size: int | None = None) -> RangeReader:
 
     Args:
         path: The shard.
-        size: Its size in bytes, if it is known; a remote shard is then not asked for before the first read.
+        size: Its size in bytes, if it is known; then no request is sent before the first read of a remote shard.
 
     Raises:
         FileNotFoundError: There is no such file.
