@@ -19,6 +19,7 @@ _HOMES = {
     "doctor": "doctor:doctor",
     "info": "info:info",
     "lint": "lint.command:lint",
+    "mount": "mount.command:mount",
     "pack": "pack:pack",
     "prepare": "prepare:prepare",
     "prepare-media": "prepare_media:prepare_media",

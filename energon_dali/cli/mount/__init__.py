@@ -1,0 +1,3 @@
+"""`energon-dali mount`: shows a prepared dataset as a folder of files."""
+
+from __future__ import annotations
