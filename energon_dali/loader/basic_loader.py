@@ -61,11 +61,11 @@ class BasicDataLoader(Generic[T]):
         watchdog_initial_timeout_seconds: The same for the first batch; None uses watchdog_timeout_seconds.
         fail_on_timeout: Raise WatchdogTimeoutError where the watchdog would warn.
         start_method: How processes start: "spawn" (safe everywhere; what the task encoder holds must be picklable by
-            cloudpickle), "fork" (quick; a copy of this process), "forkserver", or "auto": fork where nothing is known
-            to speak against it, else spawn (docs/workers.md).
+            cloudpickle), "fork" (quick; a copy of this process), "forkserver", or "auto": fork where that is safe,
+            otherwise spawn (docs/workers.md).
         pin_memory: Whether CPU batches are put into page-locked memory; "auto" if CUDA is available.
         read_ahead_bytes: Bytes that each process may request before they are wanted; None is 256 MiB for remote
-            storage and slow disks, 0 reads nothing ahead.
+            storage and slow disks, and 0 for fast disks; 0 reads nothing ahead.
         requests_in_flight: Requests that each process makes at the same time; None adapts it to the latency.
         retry_policy: How reading is repeated after transient errors, and when a store counts as down; None is
             RetryPolicy(). Saved states do not depend on it.

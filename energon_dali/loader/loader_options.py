@@ -54,8 +54,8 @@ class LoaderOptions:
     """Bytes that each process may request before they are wanted, at least 1 MiB; 0 reads nothing ahead. None is
     256 MiB for remote storage and slow disks, and 0 for fast ones. Not part of the state."""
     requests_in_flight: int | None = None
-    """Requests for data that each process makes at the same time, at least 1; None adapts it to the latency, from 8
-    below 2.5 ms to 64 from 20 ms on. Not part of the state."""
+    """Requests for data that each process makes at the same time, at least 1; None adapts the number to the latency: 8
+    below 2.5 ms, up to 64 from 20 ms on. Not part of the state."""
     decode_process: bool | str = False
     """Whether the rank's pipeline runs in a process of its own; "auto" if the rank decodes or runs hooks, and there are
     workers."""

@@ -32,7 +32,7 @@ from energon_dali.loader.processes.signals import forget_handlers, interrupts_de
 StartMethod = Literal["spawn", "fork", "forkserver", "auto"]
 """How child processes start.
 
-"auto": "fork" where nothing is known to speak against it (see `fork_safety`), else "spawn".
+"auto": "fork" where that is safe as far as is known (see `fork_safety`), otherwise "spawn".
 
 "spawn": a fresh interpreter; safe with threads, CUDA and everything else. What the dataset holds must be picklable by
 cloudpickle (classes, functions and lambdas of `__main__` are).
