@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -214,7 +215,9 @@ def get_dataset_from_config(
             default_kwargs=defaults,
         )
     else:
-        raise ConfigError(f"{folder} is not a prepared dataset or a JSONL file. Run `energon-dali prepare {folder}`.")
+        raise ConfigError(
+            f"{folder} is not a prepared dataset or a JSONL file. Run `energon-dali prepare {shlex.quote(str(folder))}`."
+        )
     factory.subflavors.update(subflavors or {})
     if sample_type is not None and not issubclass(factory.__sample_type__, sample_type):
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypedDict
@@ -169,7 +170,9 @@ def get_dataset_info(path: EPath) -> dict[str, Any]:
             content = file.read_bytes()
             found: dict[str, Any] = json.loads(content) if name.endswith(".json") else parse_yaml(content, str(file))
             return found
-    raise DatasetFormatError(f"{path} has no {' or '.join(INFO_NAMES)} in {META}. Run `energon-dali prepare {path}`.")
+    raise DatasetFormatError(
+        f"{path} has no {' or '.join(INFO_NAMES)} in {META}. Run `energon-dali prepare {shlex.quote(str(path))}`."
+    )
 
 
 def check_dataset_info_present(path: EPath) -> bool:
