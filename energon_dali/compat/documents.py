@@ -216,7 +216,8 @@ def get_dataset_from_config(
         )
     else:
         raise ConfigError(
-            f"{folder} is not a prepared dataset or a JSONL file. Run `energon-dali prepare {shlex.quote(str(folder))}`."
+            f"{folder} is not a prepared dataset or a JSONL file. Run `energon-dali prepare "
+            f"{shlex.quote(str(folder))}`."
         )
     factory.subflavors.update(subflavors or {})
     if sample_type is not None and not issubclass(factory.__sample_type__, sample_type):
