@@ -37,18 +37,24 @@ _SHOWN_RANKS = 16
     type=click.FloatRange(min=0, min_open=True),
     default=10,
     show_default=True,
-    help="Factor of the brightness.",
+    help="Factor for the brightness.",
 )
 @click.option(
     "--force-loading-order",
     is_flag=True,
     help="Show the order in which Energon's workers read samples, instead of what was delivered.",
 )
-@click.option("--include-modality", default="train", show_default=True, metavar="A,B", help="Any of train and val.")
+@click.option(
+    "--include-modality",
+    default="train",
+    show_default=True,
+    metavar="A,B",
+    help="Modes to include: train, val, or both.",
+)
 @click.option(
     "--skip", type=click.IntRange(min=0), default=0, show_default=True, help="Steps to leave out at the start."
 )
-@click.option("--no-colors", is_flag=True, help="Do not colour the ranks.")
+@click.option("--no-colors", is_flag=True, help="Do not give each rank a colour.")
 def analyze_debug(
     log_paths: tuple[Path, ...],
     heatmap_path: Path,
@@ -60,11 +66,11 @@ def analyze_debug(
     skip: int,
     no_colors: bool,
 ) -> None:
-    """Show which samples came when, from the debug logs in LOG_PATHS (files, or folders of .jsonl files).
+    """Show the order in which samples were delivered, from the debug logs in LOG_PATHS (files, or folders of them).
 
-    They are written with WorkerConfig(worker_log_level=1, worker_debug_path=...); Energon's logs are read as well. The
-    heatmap has a step per column and a sample per row, in the order in which samples come first: what comes again in a
-    later epoch is a second band, and a well shuffled one is even.
+    WorkerConfig(worker_log_level=1, worker_debug_path=...) writes these logs; Energon's logs are read as well. In the
+    heatmap, a column is a step and a row is a sample, sorted by first delivery. A later epoch is another band, which
+    is evenly scattered if the epoch is well shuffled.
     """
     with told_to_user():
         modes = _chosen_modes(include_modality)

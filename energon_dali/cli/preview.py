@@ -25,7 +25,7 @@ _SHADES = " .:-=+*#%@"
 @click.option("--split-parts", default="train", show_default=True, metavar="A,B", help="Parts of the split.")
 @click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
 @click.option("--split-config", help="Name of the split file, if not split.yaml.")
-@click.option("--count", type=click.IntRange(min=1), help="Show that many samples, and ask nothing.")
+@click.option("--count", type=click.IntRange(min=1), help="Show this many samples, without asking.")
 @click.option(
     "--width", type=click.IntRange(min=2), default=64, show_default=True, help="Letters per line of an image."
 )
@@ -33,7 +33,7 @@ _SHADES = " .:-=+*#%@"
 def preview(path: str, split_parts: str, count: int | None, width: int, **given: Any) -> None:
     """Show the samples of the dataset, the metadataset (.yaml), or the .jsonl file at PATH, one after the other.
 
-    Images are drawn in colour if the terminal shows colours, else as letters. Cookers and other hooks do not run.
+    Images are drawn in colour if the terminal shows colours, otherwise as letters. Cookers and other hooks do not run.
     """
     with told_to_user():
         shown = 0

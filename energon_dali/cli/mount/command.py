@@ -24,13 +24,13 @@ _POLL_SECONDS = 0.05
 @click.command("mount")
 @click.argument("path")
 @click.argument("mountpoint", type=click.Path(path_type=Path))
-@click.option("--detach", "-d", is_flag=True, help="Return when it is mounted, and go on in the background.")
+@click.option("--detach", "-d", is_flag=True, help="Return when it is mounted, and continue in the background.")
 @click.option("--sample-folders", "-s", is_flag=True, help="Make a folder of each sample.")
 @click.option("--allow-slow", "-w", is_flag=True, help="Scan the shards of a dataset that has no index of its parts.")
 def mount(path: str, mountpoint: Path, detach: bool, sample_folders: bool, allow_slow: bool) -> None:
     """Show the prepared dataset at PATH (a folder or a URL) as a folder MOUNTPOINT, read-only, by FUSE.
 
-    Each shard is a folder, and each part a file in it, KEY.PART; what is not read is not fetched. Unmount it with
+    Each shard is a folder, and each part a file in it, KEY.PART. Only what is read is fetched. Unmount it with
     `fusermount3 -u MOUNTPOINT`, or end the command.
     """
     with told_to_user():
