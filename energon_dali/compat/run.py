@@ -2,6 +2,7 @@
 
 A process that a program spawns (multiprocessing, a worker of a torch DataLoader) imports its parent's main module under
 the name `__mp_main__`. That is this module, so the names of Energon are there before the program's code is imported.
+So it is for launchers that start the program again with `python -m`.
 """
 
 from __future__ import annotations
@@ -110,6 +111,24 @@ def execute(namespace: dict[str, Any], path: str, package: str) -> None:
     exec(code, namespace)
 
 
-if __name__ == "__mp_main__":
+def start_again() -> tuple[str, str]:
+    """Returns (path of the program's source, its package) in a process that runs this module as its main module.
+
+    Launchers that start a program once more for other ranks, such as Lightning's, run the module that `__main__` names
+    in `__spec__`, which is this one, with the program's own arguments.
+    """
+    if _PROGRAM not in os.environ:
+        sys.exit("Run `python -m energon_dali.compat PROGRAM`.")
+    kind, _, name = os.environ[_PROGRAM].partition(" ")
+    path, package = _locate(kind, name)
+    if kind == "file":
+        sys.path[0] = name if os.path.isdir(name) else os.path.dirname(name)
+    sys.argv[0] = path
+    return path, package
+
+
+if __name__ == "__main__":
+    execute(globals(), *start_again())
+elif __name__ == "__mp_main__":
     _kind, _, _name = os.environ[_PROGRAM].partition(" ")
     execute(globals(), *_locate(_kind, _name))

@@ -69,6 +69,38 @@ def test_the_command_runs_a_program_beside_megatron_core_and_energon(tmp_path: P
     assert len(warnings) == 2  # one in each process
 
 
+RERUN = """
+import json, os, subprocess, sys
+import __main__
+import beside
+from megatron.energon import __version__
+
+if "RANK_OF_TEST" in os.environ:
+    print(json.dumps([__version__, __name__, os.path.basename(__file__), sys.argv[1:], beside.NAME]))
+else:
+    command = [sys.executable, "-m", __main__.__spec__.name, *sys.argv[1:]]
+    subprocess.run(command, env={**os.environ, "RANK_OF_TEST": "1"}, check=True)
+"""
+
+
+def test_a_launcher_starts_the_program_again_by_its_spec(tmp_path: Path) -> None:
+    """As Lightning's launcher of subprocesses does for the other ranks."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "beside.py").write_text("NAME = 'a module beside the program'")
+    (folder / "train.py").write_text(RERUN)
+    done = subprocess.run(
+        [sys.executable, "-m", "energon_dali.compat", "programs/train.py", "--lr", "1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["7.4.1", "__main__", "train.py", ["--lr", "1"], "a module beside the program"]
+
+
 def test_the_command_needs_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--decoder", "dali"])
