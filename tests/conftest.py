@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from energon_dali.task_encoder.context import context_depth, leave_contexts
+
 # No deadline: on a busy machine, single examples are slow. A fixed seed makes all runs of a commit equal.
 settings.register_profile(
     "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
@@ -20,6 +22,15 @@ def _outside_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests set ranks by arguments; those in the environment of the test run do not count."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_hooks() -> Iterator[None]:
+    """Notices a test after which this thread still counts as being in a hook."""
+    yield
+    depth = context_depth()
+    leave_contexts((0, 0))
+    assert depth == (0, 0), "a hook's context was left behind"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,6 +18,7 @@ from energon_dali.datasets.stream import BlockSource, State, StreamContext, Stre
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
 from energon_dali.shards.storage.store import RetryScope, forget_scope, retry_scope
+from energon_dali.task_encoder.context import context_depth, leave_contexts
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -110,12 +111,16 @@ class RankIterator(Iterator[T], Generic[T]):
                 continue
             stream = min(running, key=lambda s: (self._counts[s], s))
             start = time.perf_counter()
+            depth = context_depth()
             try:
                 with pool_context(self._cache_pool), retry_scope(self._retries):
                     element = next(self._iterator(stream))
             except StopIteration:
                 self._ended.add(stream)
                 continue
+            except BaseException:
+                leave_contexts(depth)
+                raise
             finally:
                 self.metrics.add_time("rank", time.perf_counter() - start)
             self._counts[stream] += 1

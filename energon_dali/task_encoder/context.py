@@ -64,6 +64,20 @@ class batch_context:  # noqa: N801 - read as a statement: with batch_context(num
         _STACK.batches.pop()
 
 
+def context_depth() -> tuple[int, int]:
+    """Returns how many samples and batches are in work in this thread."""
+    return len(_STACK.entries), len(_STACK.batches)
+
+
+def leave_contexts(depth: tuple[int, int]) -> None:
+    """Ends the work on samples and batches that an interrupt left: it may come between two steps of a `with` block.
+
+    Args:
+        depth: What `context_depth` returned before they began.
+    """
+    del _STACK.entries[depth[0] :], _STACK.batches[depth[1] :]
+
+
 def current_sample() -> tuple[int, int] | None:
     """Returns (index, seed) of the innermost stage that is running in this thread; None outside of iteration."""
     entries = _STACK.entries

@@ -48,9 +48,11 @@ def running(name: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process may have left engines of DALI, or imported what "auto" avoids."""
+    """Other tests of this process may have left engines of DALI and their threads, or imported what "auto" avoids."""
     for module in (*fork_safety._THREADED, "energon_dali.decode.dali.runtime.registry", "ray"):
         monkeypatch.delitem(sys.modules, module, raising=False)
+    before, all_threads = set(threading.enumerate()), threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [found for found in all_threads() if found not in before])
 
 
 def test_nothing_speaks_against_a_fork() -> None:
