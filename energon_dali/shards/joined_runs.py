@@ -11,9 +11,8 @@ REQUEST_BYTES = 4 << 20
 
 GAP_BYTES = 1536
 GAP_SHARE = 10
-"""Two runs are joined if there are at most GAP_BYTES and a tenth of the larger one between them. So at most a fifth
-more is fetched than is wanted of large samples, and four times as much of samples of 200 bytes, whose request costs far
-more than their bytes."""
+"""Two runs are joined if at most GAP_BYTES and a tenth of the larger run are between them. That is little next to large
+samples. Next to small ones it may be several times their size, because a request costs far more than these bytes."""
 
 
 def join_runs(runs: Iterable[PartRun]) -> list[tuple[int, int]]:
