@@ -40,14 +40,19 @@ READ_SIZE = 32
 
 
 @dataclass(frozen=True)
-class _Opened:
+class OpenedSource:
     """A dataset, before its samples are put into an order."""
 
     ranges: Slices
+    """The samples of each shard that belong to the split part."""
     reader: Reader
+    """Reads their bytes."""
     load: SampleLoader
+    """Makes samples of them."""
     uuid: str | Callable[[], str]
+    """Identity of the data."""
     sample_type: str
+    """Name of the class of the samples."""
 
 
 def read_ahead(reference: SourceReference, options: DatasetOptions, opening: Opening) -> Callable[[], Any]:
@@ -107,6 +112,24 @@ def open_source(
             opened = _open_jsonl(reference, number, options, files)
         else:
             opened = _open_folder(reference, number, options, files, identities, factory)
+    return order_samples(opened, reference, number, options, repeat)
+
+
+def order_samples(
+    opened: OpenedSource, reference: SourceReference, number: int, options: DatasetOptions, repeat: bool
+) -> SourceDataset:
+    """Returns the source of what was opened: its samples, in the order of the job.
+
+    Args:
+        opened: The dataset or join.
+        reference: Names it, and says how it is shuffled.
+        number: Its number among the sources of the job.
+        options: Options of the call.
+        repeat: Start again after each epoch.
+
+    Raises:
+        ConfigError: An option is invalid for it.
+    """
     order, config = options.order(reference), options.worker_config
     spec = OrderSpec(
         base=opened.ranges, num_streams=config.layout.num_streams, seed=config.seed_offset, source=number, **order
@@ -183,7 +206,7 @@ def _open_folder(
     files: Callable[[], FolderFiles],
     identities: Identities,
     factory: SampleFactory | None,
-) -> _Opened:
+) -> OpenedSource:
     if reference.path.endswith(".tar"):
         raise ConfigError(f"{reference.path} is a single shard. Give the folder of the shards, with their .nv-meta.")
     found = files()
@@ -206,7 +229,7 @@ def _open_folder(
     if isinstance(found.ranges, Exception):
         raise found.ranges
     ranges = take_subset(found.ranges, folder.shard_counts, reference.subset)
-    return _Opened(ranges, reader, load, identities.of(folder), sample_type)
+    return OpenedSource(ranges, reader, load, identities.of(folder), sample_type)
 
 
 def _make_factory(
@@ -232,7 +255,7 @@ def _make_factory(
 
 def _open_jsonl(
     reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JsonlFile]
-) -> _Opened:
+) -> OpenedSource:
     chosen = options.source.sample_type
     if chosen is not None and chosen is not CrudeSample:
         raise ConfigError(
@@ -249,12 +272,12 @@ def _open_jsonl(
         source_number=number,
     )
     ranges = take_subset(file.split_ranges(reference.split_part), [file.num_samples], reference.subset)
-    return _Opened(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
+    return OpenedSource(ranges, JsonlReader(file), load, file.uuid, CrudeSample.__name__)
 
 
 def _open_join(
     reference: SourceReference, number: int, options: DatasetOptions, files: Callable[[], JoinFiles]
-) -> _Opened:
+) -> OpenedSource:
     join = reference.join
     assert join is not None, "open_source calls it for joins"
     for name in ("sample_type", "field_map"):
@@ -302,7 +325,7 @@ def _open_join(
         seed=options.worker_config.seed_offset,
         source_number=number,
     )
-    return _Opened(reader.ranges(reference.subset), reader, load, _join_uuid(columns), join.joiner.name)
+    return OpenedSource(reader.ranges(reference.subset), reader, load, _join_uuid(columns), join.joiner.name)
 
 
 def _join_uuid(columns: Sequence[ColumnFolder]) -> str:

@@ -196,6 +196,7 @@ energon_dali.compat.epath: DEFAULT_PROFILE_NAME EPath NVDATASET_CACHE_DIR
 energon_dali.compat.errors: ErrorContext SYSTEM_EXCEPTIONS handle_restore_errors
 energon_dali.compat.factories: BaseCoreDatasetFactory BaseWebdatasetFactory DEFAULT_DECODER
     DefaultDecoderWebdatasetFactory DefaultGenericWebdatasetFactory StandardWebdatasetFactory
+energon_dali.compat.joined_factory: JoinedWebdatasetFactory
 energon_dali.compat.loading: get_train_dataset get_val_dataset get_val_datasets
 energon_dali.compat.preparation: JsonlPreparator MediaFilterConfig MediaFilterStrategy WebdatasetPreparator
     prepare_filesystem_dataset
@@ -213,8 +214,8 @@ energon_dali.compat.transforms: CenterCropMapper CustomTransform MergeTransform 
     RandomVerticalFlipMapper ResizeMapper Sampling TransformMapper
 energon_dali.compat.typed_factories: CaptioningWebdataset CrudeJsonlDatasetFactory CrudeWebdataset
     DefaultCrudeJsonlDatasetFactory ImageClassificationWebdataset ImageWebdataset InterleavedWebdataset
-    JoinedWebdatasetFactory MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset
-    VQAOCRWebdataset VQAWebdataset VidQAWebdataset
+    MultiChoiceVQAWebdataset OCRWebdataset SimilarityInterleavedWebdataset TextWebdataset VQAOCRWebdataset
+    VQAWebdataset VidQAWebdataset
 energon_dali.compat.video_data: VideoData
 energon_dali.compat.wrappers: BaseWrapperDataset SampleIndex SavableSampleBuffer WatchdogDataset
 energon_dali.errors: FatalSampleError SampleException

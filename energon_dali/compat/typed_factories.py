@@ -243,21 +243,3 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
     def __init__(self, path: EPath, *, subflavors: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.subflavors = dict(subflavors or {})
         super().__init__(path, **kwargs)
-
-
-class JoinedWebdatasetFactory(BaseCoreDatasetFactory[Any]):
-    """Several datasets joined by their keys. A metadataset declares one with `join`, and `get_train_dataset` opens it.
-
-    Energon makes an instance from a join index that its own metadataset loader found; so does this package, without a
-    factory. It cannot be made by hand.
-
-    Raises:
-        ConfigError: Always.
-    """
-
-    def __init__(self, inner_datasets: Sequence[Any] = (), **kwargs: Any) -> None:
-        names = [str(getattr(inner, "path", inner)) for inner in inner_datasets]
-        raise ConfigError(
-            f"JoinedWebdatasetFactory cannot be made by hand (of {names}): declare the join in a metadataset "
-            "(`join:` with `joiner:`), run `energon-dali prepare` on it, and give its path to get_train_dataset."
-        )
