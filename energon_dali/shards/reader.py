@@ -20,8 +20,8 @@ from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
 
-MAX_OPEN_SHARDS = 8192
-"""Shards of which all readers of a process together know the layout, of 3 KB each. One more costs tens of
+MAX_OPEN_SHARDS = 12_288
+"""Shards of which all readers of a process together know the layout, of 3 to 4 KB each. One more costs tens of
 microseconds."""
 
 _PAGES_KEPT_FOR = 1024

@@ -22,6 +22,7 @@ import os
 import struct
 import tempfile
 import zlib
+from array import array
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -34,7 +35,7 @@ from energon_dali.errors import DatasetFormatError, StorageError
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.index.extents import ShardExtents, columns_bytes
-from energon_dali.shards.index.scattered_extents import ScatteredExtents
+from energon_dali.shards.index.scattered_extents import ScatteredExtents, even_steps
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
@@ -151,6 +152,7 @@ class ExtentFile:
             raise self._damaged(f"has {self._reader.size} bytes and should have {size}")
         self._table = self._reader.read_at(table, self.num_shards * _ROW.size)
         self._checked = bytearray(self.num_shards)
+        self._steps = array("q", bytes(16 * self.num_shards))  # of each checked section, see even_steps
         self._names: dict[bytes, tuple[list[str], list[str]]] = {}
         self._copy: _LocalCopy | None = None
         if isinstance(self._reader, LocalReader):
@@ -181,12 +183,17 @@ class ExtentFile:
             part_names, formats = self._names_of(self._read(offset + size, names_size))
             section = memoryview(self._map)[offset : offset + size]
             if not self._checked[index]:
-                ShardExtents(section, samples, parts, shard_bytes, part_names, formats).check()
+                extents = ShardExtents(section, samples, parts, shard_bytes, part_names, formats)
+                extents.check()
+                self._steps[2 * index : 2 * index + 2] = array("q", even_steps(extents))
                 self._checked[index] = 1
                 if size >= _LARGE_SECTION:
                     self.release_pages()
             if is_scattered:
-                return ScatteredExtents(self._read_entry, offset, samples, parts, shard_bytes, part_names, formats)
+                steps = self._steps[2 * index], self._steps[2 * index + 1]
+                return ScatteredExtents(
+                    self._read_entry, offset, samples, parts, shard_bytes, part_names, formats, steps
+                )
             return ShardExtents(section, samples, parts, shard_bytes, part_names, formats)
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"is damaged in the section of shard {index} ({excerpt(str(error))})") from error

@@ -55,16 +55,22 @@ class _Column:
         return np.asarray(self._take(0, self.length))
 
 
-class _Zeros:
-    """A column of numbers that are all 0: the only name has the number 0."""
+class _Multiples:
+    """A column whose entries are the multiples of a number, such as 0 where there is only one name.
 
-    __slots__ = ("_column",)
+    Args:
+        column: The column.
+        step: The number.
+    """
 
-    def __init__(self, column: _Column) -> None:
+    __slots__ = ("_column", "_step")
+
+    def __init__(self, column: _Column, step: int) -> None:
         self._column = column
+        self._step = step
 
     def __getitem__(self, index: int) -> int:
-        return 0
+        return index * self._step
 
     def __iter__(self) -> Any:
         return iter(self._column)
@@ -98,6 +104,7 @@ class ScatteredExtents(ShardExtents):
         shard_bytes: Size of the tar file in bytes; -1 if unknown.
         part_names: The names that `part_name` refers to.
         formats: The formats that `part_format` refers to.
+        steps: What `even_steps` returned for the section.
     """
 
     __slots__ = ()
@@ -111,16 +118,19 @@ class ScatteredExtents(ShardExtents):
         shard_bytes: int,
         part_names: list[str],
         formats: list[str],
+        steps: tuple[int, int] = (-1, -1),
     ) -> None:
         self.num_samples = num_samples
         self.num_parts = num_parts
         self.shard_bytes = shard_bytes
         self.part_names = part_names
         self.formats = formats
+        known = {"first_part": steps[0], "key_start": steps[1], "part_name": 0 if len(part_names) == 1 else -1}
         for name, code in COLUMNS:
             length = column_length(name, num_samples, num_parts)
             column = _Column(read, offset, code, length)
-            setattr(self, name, _Zeros(column) if name == "part_name" and len(part_names) == 1 else column)
+            step = known.get(name, -1)
+            setattr(self, name, column if step < 0 else _Multiples(column, step))
             offset += length * ITEM_BYTES[code]
         self.keys = _Keys(read, offset)  # type: ignore[assignment]
 
@@ -128,3 +138,17 @@ class ScatteredExtents(ShardExtents):
         """Returns a column as a numpy array, read as a whole."""
         found: npt.NDArray[Any] = getattr(self, column).array()
         return found
+
+
+def even_steps(extents: ShardExtents) -> tuple[int, int]:
+    """Returns how many parts each sample has, and how many bytes each key; -1 where they differ.
+
+    Args:
+        extents: Of a shard.
+    """
+    return _even_step(extents.array("first_part")), _even_step(extents.array("key_start"))
+
+
+def _even_step(starts: npt.NDArray[Any]) -> int:
+    step = int(starts[1]) if len(starts) > 1 else 0
+    return step if np.array_equal(starts, np.arange(len(starts), dtype=starts.dtype) * starts.dtype.type(step)) else -1
