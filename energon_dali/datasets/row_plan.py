@@ -109,19 +109,18 @@ class RowPlan:
         self._reader = reader
         self._load = load
         self._epochs_ahead = _EPOCHS_AHEAD if several_epochs else 0
-        self._epoch = -1
-        self._start = 0
-        self._rows: Rows = []
+        self._planned: tuple[int, int, Rows] = (-1, 0, [])  # epoch, position of the first row, rows
         self._coming: dict[int, Rows] = {}
 
     def rows(self, epoch: int, position: int, count: int) -> Rows:
         """Returns at least one and at most `count` samples of an epoch, from a position within it on."""
-        first = position - self._start
-        if self._epoch != epoch or not 0 <= first < len(self._rows[0]):
-            planned = self._coming.pop(epoch, None) if position == 0 else None
-            self._rows = self._make(epoch, position) if planned is None else planned
-            self._epoch, self._start, first = epoch, position, 0
-        return [column[first : first + count] for column in self._rows]
+        planned_epoch, start, rows = self._planned
+        first = position - start
+        if planned_epoch != epoch or not 0 <= first < len(rows[0]):
+            coming = self._coming.pop(epoch, None) if position == 0 else None
+            rows, first = self._make(epoch, position) if coming is None else coming, 0
+            self._planned = epoch, position, rows
+        return [column[first : first + count] for column in rows]
 
     def _make(self, epoch: int, position: int) -> Rows:
         """Returns the plan of an epoch from a position on, and keeps the plans of the next epochs if they are short."""
@@ -189,21 +188,29 @@ class PlannedRows:
             position: The position within it.
             extend: Read further ahead, as far as the reader wants. Else the caller tells how far, with `read_ahead`.
         """
-        self._go_to(epoch, position)
-        wanted = self._reads.rows_wanted() if extend else 1 - len(self._reads)
-        if wanted > 0:
-            self._extend(wanted)
-        if extend:
-            self._reads.issue()
-        raw = self._reads.take()
-        self._at = (epoch, position + 1)
-        return (raw, *self._rows.popleft())
+        try:
+            self._go_to(epoch, position)
+            wanted = self._reads.rows_wanted() if extend else 1 - len(self._reads)
+            if wanted > 0:
+                self._extend(wanted)
+            if extend:
+                self._reads.issue()
+            raw = self._reads.take()
+            self._at = (epoch, position + 1)
+            return (raw, *self._rows.popleft())
+        except BaseException:
+            self.clear()  # Ctrl-C may come between two steps
+            raise
 
     def read_ahead(self, epoch: int, position: int, count: int) -> None:
         """Requests `count` samples from a position on, fewer at the end of an epoch that is not repeated."""
-        self._go_to(epoch, position)
-        self._extend(max(count - len(self._reads), self._reads.rows_wanted()))
-        self._reads.issue(count)
+        try:
+            self._go_to(epoch, position)
+            self._extend(max(count - len(self._reads), self._reads.rows_wanted()))
+            self._reads.issue(count)
+        except BaseException:
+            self.clear()  # Ctrl-C may come between two steps
+            raise
 
     def _go_to(self, epoch: int, position: int) -> None:
         """Begins at a position, unless it is the one that follows what was taken."""

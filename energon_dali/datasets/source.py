@@ -252,11 +252,7 @@ class _SourceIterator(StreamIterator[Any]):
         planned = self._planned
         assert planned is not None
         self._tell_shard_cache(min(self._position + planned.num_issued, self._epoch_length()))
-        try:
-            raw, epoch, number, seed = planned.take(self._epoch, self._position, extend=not self._is_told)
-        except BaseException:
-            planned.clear()  # Ctrl-C may come between two steps of it
-            raise
+        raw, epoch, number, seed = planned.take(self._epoch, self._position, extend=not self._is_told)
         self._ahead.append((raw, epoch, number if isinstance(raw, DatasetError) else seed))
         self._note_read(start, [raw])
 

@@ -127,6 +127,11 @@ class JsonlReader:
         self._pid = os.getpid()
         self._reader: RangeReader | None = None
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether requests wait for a network."""
+        return not self.file.storage_path.is_local
+
     def read(self, shard_indices: Sequence[int], sample_indices: Sequence[int]) -> list[RawSample | DatasetError]:
         """Returns one entry per requested sample, in order: the sample, or the error that prevented reading it.
 
@@ -137,7 +142,7 @@ class JsonlReader:
         Raises:
             StoreUnavailableError: The store returned only errors for too long.
         """
-        if not self.file.storage_path.is_local:
+        if self.is_remote:
             return read_planned(self, shard_indices, sample_indices)
         try:
             reader = self._opened()
@@ -159,7 +164,7 @@ class JsonlReader:
         if self._pid != os.getpid():
             self._forget()
         try:
-            reader = self._reader = self._reader or self.file.storage_path.open()
+            reader = self._reader = self._reader or self.file.storage_path.open(int(self.file.offsets[-1]))
         except StoreUnavailableError:
             raise
         except (EnergonDaliError, OSError) as error:
@@ -174,7 +179,7 @@ class JsonlReader:
             lanes: Number of its interleave lanes.
         """
         requests = current_scope().requests
-        wanted = requests.is_wanted or (requests.is_allowed and not self.file.storage_path.is_local)
+        wanted = requests.is_allowed and (requests.is_wanted or self.is_remote)
         return PlannedReads(self, window, lanes) if wanted else None
 
     def expect_order(self, window: int, slice_length: float) -> None:

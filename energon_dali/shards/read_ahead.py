@@ -25,6 +25,7 @@ from energon_dali.errors import DatasetError, EnergonDaliError, StoreUnavailable
 from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.joined_runs import REQUEST_BYTES, gap_limit, join_runs
 from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.request_pool import RequestPool
 from energon_dali.shards.storage.store import current_scope
@@ -106,22 +107,32 @@ class PlannedReads:
         source: The dataset.
         window: Window of the order's shuffle, in samples. With the lanes, it tells how far to plan for large requests.
         lanes: Number of its interleave lanes.
+        is_limited: Keep to the limit of bytes; False where the caller wants all rows at once.
     """
 
-    def __init__(self, source: PlannedSource, window: int = 0, lanes: int = 1) -> None:
+    _closed = True  # until the pool has been joined
+
+    def __init__(self, source: PlannedSource, window: int = 0, lanes: int = 1, *, is_limited: bool = True) -> None:
         self._source = source
+        self._is_limited = is_limited
         self._window = window
         self._lanes = lanes
-        self._planned: deque[_Row] = deque()
-        self._issued: deque[_Row] = deque()
-        self._unissued: dict[int, dict[int, _Row]] = {}
-        self._held_bytes = 0
+        self.after_fork()
         self._request_bytes = REQUEST_BYTES
         self._rows_seen = 0
         self._bytes_seen = 0
         self._pool: RequestPool = current_scope().requests
-        self._pool.join()
+        self._user = object()
+        self._pool.join(self._user)
         self._closed = False
+        drop_in_child(self)
+
+    def after_fork(self) -> None:
+        """Forgets all rows in a forked child, which does not have the threads that read them."""
+        self._planned: deque[_Row] = deque()
+        self._issued: deque[_Row] = deque()
+        self._unissued: dict[int, dict[int, _Row]] = {}
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         """Returns the number of rows that are planned and not taken."""
@@ -209,6 +220,8 @@ class PlannedReads:
             size: Number of bytes.
             is_told: Whether the caller says how far to read, for all datasets of a mixture together.
         """
+        if not self._is_limited:
+            return True
         if is_told:
             return self._pool.bytes_held + size <= self._pool.read_ahead_bytes
         return self._held_bytes + size <= self._pool.bytes_per_user
@@ -294,7 +307,7 @@ class PlannedReads:
 
     def _hold(self, size: int) -> None:
         self._held_bytes += size
-        self._pool.hold(size)
+        self._pool.hold(self._user, self._held_bytes)
 
     def _assemble(self, row: _Row) -> RawSample | DatasetError:
         try:
@@ -325,7 +338,11 @@ class PlannedReads:
         self.clear()
         if not self._closed:
             self._closed = True
-            self._pool.leave()
+            self._pool.leave(self._user)
+
+    def __del__(self) -> None:
+        if not self._closed:  # whoever iterated did not close the iterator
+            self.close()
 
 
 def read_planned(
@@ -341,7 +358,7 @@ def read_planned(
     Raises:
         StoreUnavailableError: The store returned only errors for too long.
     """
-    reads = PlannedReads(source)
+    reads = PlannedReads(source, is_limited=False)
     try:
         reads.plan(shards, samples)
         reads.issue(len(shards))

@@ -17,6 +17,7 @@ from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.raw_sample import RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
+from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
 
@@ -88,6 +89,7 @@ class ShardReader:
         self._pid = os.getpid()
         self._open: dict[int, _OpenShard] = {}
         self._failed: dict[int, DatasetError] = {}
+        self._coming: dict[int, RangeReader | Exception] = {}
         self._samples_read = 0
         self._shards_opened = 0
 
@@ -206,7 +208,7 @@ class ShardReader:
         extents = folder.index.shard(number)
         layout = PartLayout(name, extents, self.part_filter)
         try:
-            reader = open_shard(folder.root / name, extents.shard_bytes if extents.shard_bytes >= 0 else None)
+            reader = self._open_file(number, extents.shard_bytes)
         except FileNotFoundError as error:
             raise missing_shard(folder.root, name) from error
         if extents.shard_bytes not in (-1, reader.size):
@@ -233,6 +235,13 @@ class ShardReader:
             elif reader_of_oldest is not None and found is not shard:
                 reader_of_oldest._open.pop(oldest, None)
         return shard
+
+    def _open_file(self, number: int, size: int) -> RangeReader:
+        coming = self._coming.pop(number, None)
+        if isinstance(coming, Exception):
+            raise coming
+        path = self.folder.root / self.folder.shard_names[number]
+        return coming or open_shard(path, size if size >= 0 else None)
 
     def _drop_one(self) -> None:
         """Drops the shard that was opened first among those that were not used since they were last spared."""
@@ -286,8 +295,11 @@ class ShardReader:
         if self.is_remote:
             new = [number for number in numbers if number not in self._open and 0 <= number < len(self._starts) - 1]
             if new:
+                index = self.folder.index
                 with suppress(EnergonDaliError, OSError):  # raised again for the shards that are concerned
-                    self.folder.index.fetch(new)
+                    index.fetch(new)
+                    if index.source == "sqlite":  # which does not know the sizes of the shards: asked for together
+                        self._coming = call_together(lambda number: self._open_file(number, -1), new)
 
     def runs(self, shard: int, sample: int) -> tuple[RangeReader, list[PartRun]]:
         """Returns the file of a sample, and what has to be read of it; see PlannedSource.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from typing import Any
 
@@ -15,6 +15,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import OrderSpec
+from energon_dali.shards.storage.store import current_scope
 from energon_dali.worker_config import WorkerConfig
 
 READ_AHEAD = 32
@@ -76,9 +77,10 @@ class SourceMixtureIterator(MixtureIterator):
     def __init__(self, dataset: SourceMixture, context: StreamContext) -> None:
         super().__init__(dataset, context)
         self._names = dataset.names
-        self._remote = [is_remote(member) for member in dataset.datasets]
+        requests = current_scope().requests
+        self._remote = [requests.is_wanted or is_remote(member) for member in dataset.datasets]
         self._any_remote = any(self._remote)
-        self._draws_ahead = REMOTE_READ_AHEAD if self._any_remote else READ_AHEAD
+        self._draws_ahead = REMOTE_READ_AHEAD if self._any_remote and requests.is_allowed else READ_AHEAD
         self._pool: ThreadPoolExecutor | None = None
 
     def _iterator(self, number: int) -> StreamIterator[Any]:
@@ -109,8 +111,13 @@ class SourceMixtureIterator(MixtureIterator):
                 self._pool = ThreadPoolExecutor(_REMOTE_SOURCES_AT_ONCE, thread_name_prefix="energon-dali-blend")
             # Each in a copy of the context, because requests belong to the loader that reads.
             jobs = [self._pool.submit(copy_context().run, iterator.read_ahead, count) for iterator, count in remote]
-            for job in jobs:
-                job.result()
+            try:
+                for job in jobs:
+                    job.result()
+            finally:  # after Ctrl-C or an error, none of them may still be at work on its source
+                for job in jobs:
+                    job.cancel()
+                wait(jobs)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -19,6 +19,7 @@ from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.shards.read_ahead import PlannedReads
+from energon_dali.shards.storage.forks import drop_in_child
 
 CACHED_SHARDS = 128
 """Shards per dataset whose offsets are kept."""
@@ -263,6 +264,11 @@ class JoinedReads:
         self._reader = reader
         self._columns = columns
         self._ahead = [column for column in columns if column is not None]
+        self.after_fork()
+        drop_in_child(self)
+
+    def after_fork(self) -> None:
+        """Forgets all rows in a forked child, as the columns do."""
         self._rows: deque[tuple[int, int, tuple[Location, ...]]] = deque()  # (shard, row, one per dataset)
 
     def __len__(self) -> int:

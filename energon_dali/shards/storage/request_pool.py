@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -12,6 +11,8 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+
+from energon_dali.shards.storage.forks import drop_in_child
 
 T = TypeVar("T")
 
@@ -65,15 +66,17 @@ class RequestPool:
         self.is_allowed = read_ahead_bytes != 0
         """Whether files may be read ahead."""
         self._durations: deque[float] = deque(maxlen=_MEASURED)
-        self._lock = threading.Lock()
-        self._forget()
+        self._users: dict[object, int] = {}  # bytes that each of them holds or waits for
+        self.after_fork()
+        drop_in_child(self)
 
-    def _forget(self) -> None:
-        self._pid = os.getpid()
-        self._users = 0
+    def after_fork(self) -> None:
+        """Forgets the threads, which do not survive a fork, and what they were given."""
+        self._lock = threading.RLock()  # a user that is collected leaves at any moment, in any thread
         self._executor: ThreadPoolExecutor | None = None
         self._waiting: deque[_Request] = deque()
-        self._active = 0
+        self._active: set[object] = set()  # one token per thread that runs requests, or is about to
+        self._users = dict.fromkeys(self._users, 0)
         self.bytes_held = 0
         """Bytes that the users together hold or wait for."""
 
@@ -90,21 +93,17 @@ class RequestPool:
     @property
     def bytes_per_user(self) -> int:
         """Bytes that each user may hold or wait for."""
-        return self.read_ahead_bytes // max(1, self._users)
+        return self.read_ahead_bytes // max(1, len(self._users))
 
-    def join(self) -> None:
+    def join(self, user: object) -> None:
         """Registers a user, who calls `leave` later."""
         with self._lock:
-            if self._pid != os.getpid():  # threads do not survive a fork
-                self._forget()
-            self._users += 1
+            self._users[user] = 0
 
-    def leave(self) -> None:
+    def leave(self, user: object) -> None:
         """Ends a use. The last one stops the threads; requests that have begun end on their own."""
         with self._lock:
-            if self._pid != os.getpid():
-                return
-            self._users -= 1
+            self.bytes_held -= self._users.pop(user, 0)
             if self._users or self._executor is None:
                 return
             executor, self._executor = self._executor, None
@@ -113,10 +112,12 @@ class RequestPool:
             request.future.cancel()
         executor.shutdown(wait=False)  # its threads end as soon as they find nothing to run
 
-    def hold(self, size: int) -> None:
-        """Adds to the bytes that are held, or takes from them."""
+    def hold(self, user: object, size: int) -> None:
+        """Notes how many bytes a user holds or waits for now."""
         with self._lock:
-            self.bytes_held += size
+            if user in self._users:  # else it has left
+                self.bytes_held += size - self._users[user]
+                self._users[user] = size
 
     def submit(self, size: int, call: Callable[..., T], *args: Any) -> Future[T]:
         """Runs a call in a thread, as soon as fewer requests than the limit are in flight.
@@ -129,20 +130,30 @@ class RequestPool:
         request = _Request(size, partial(call, *args), copy_context())  # retries belong to the loader that reads
         with self._lock:
             self._waiting.append(request)
-            if self._active < self.limit:
-                self._active += 1
-                if self._executor is None:
-                    threads = self._requests_in_flight or MOST_REQUESTS
-                    self._executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-dali-read")
-                self._executor.submit(self._run)
+            if len(self._active) < self.limit:
+                self._start()
         return request.future
 
-    def _run(self) -> None:
+    def _start(self) -> None:
+        """Lets another thread run requests."""
+        token = object()
+        self._active.add(token)
+        try:
+            if self._executor is None:
+                threads = self._requests_in_flight or MOST_REQUESTS
+                self._executor = ThreadPoolExecutor(threads, thread_name_prefix="energon-dali-read")
+            self._executor.submit(self._run, token)
+        except BaseException as error:  # Ctrl-C, or the system allows no more threads
+            self._active.discard(token)
+            if not isinstance(error, RuntimeError) or not self._active:
+                raise
+
+    def _run(self, token: object) -> None:
         """Runs the requests that wait, one after the other, in this thread."""
         while True:
             with self._lock:
-                if not self._waiting or self._active > self.limit:
-                    self._active -= 1
+                if not self._waiting or len(self._active) > self.limit:
+                    self._active.discard(token)
                     return
                 request = self._waiting.popleft()
             future = request.future
