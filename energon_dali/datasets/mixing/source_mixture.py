@@ -15,6 +15,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
 from energon_dali.plan import OrderSpec
+from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.store import current_scope
 from energon_dali.worker_config import WorkerConfig
 
@@ -81,6 +82,11 @@ class SourceMixtureIterator(MixtureIterator):
         self._remote = [requests.is_wanted or is_remote(member) for member in dataset.datasets]
         self._any_remote = any(self._remote)
         self._draws_ahead = REMOTE_READ_AHEAD if self._any_remote and requests.is_allowed else READ_AHEAD
+        self.after_fork()
+        drop_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leaves the threads to the parent: a forked child does not have them."""
         self._pool: ThreadPoolExecutor | None = None
 
     def _iterator(self, number: int) -> StreamIterator[Any]:
