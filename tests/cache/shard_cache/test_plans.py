@@ -92,7 +92,7 @@ def test_damaged_plans_are_not_used() -> None:
 def test_blocks_are_fetched_ahead_as_long_as_they_are_worth_it(tmp_path: Path) -> None:
     folder = block_dataset(tmp_path / "far", 2, 6)
     order = OrderSpec(Slices.whole_shards([6, 6]), 1, 0, shuffle_buffer_size=4)
-    cache = cache_of(tmp_path / "cache", room_for(6), fill_requests=2)
+    cache = cache_of(tmp_path / "cache", room_for(6), fill_requests=1)
     epoch = order.stream(0).epoch(0)
     shards, samples, _ = epoch.samples(0, 12)
     wanted = sorted(zip(shards[:6].tolist(), samples[:6].tolist(), strict=True))

@@ -61,7 +61,7 @@ def test_the_torchrun_command_trains_on_two_processes(tmp_path: Path) -> None:
     assert sorted(saved["ImageGPTDataModule"]["random"]) == ["0", "1"]
 
 
-@pytest.mark.sweep  # test_ray.py trains on Ray in each run
+@pytest.mark.sweep  # a cluster takes as long as hundreds of other tests
 def test_the_ray_command_trains_on_two_workers_and_does_not_repeat_a_wrong_configuration(tmp_path: Path) -> None:
     write_archive(tmp_path)
     program, example, *arguments = command_of("ray_train.py")

@@ -17,6 +17,7 @@ from tests.tasks.core.tiny_run import NumbersDataModule, data_config, numbers_da
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.sweep  # a cluster takes as long as hundreds of other tests
 @pytest.mark.timeout(600)  # a cluster of a dozen processes on what may be a busy machine
 def test_the_example_trains_and_continues_after_a_worker_failed(tmp_path: Path) -> None:
     numbers_dataset(tmp_path / "data", 60)
