@@ -48,7 +48,7 @@ help:
 	@echo "make demo [DATA=/path]  decodes real photographs (or your own dataset) with every decoder of this machine"
 	@echo "make demo-train         trains two models for minutes: one predicts pixels, one captions the demo's images"
 	@echo "make test               runs the tests"
-	@echo "make test-faults        damages thousands of files, fails disks and servers, kills processes; prints what survived"
+	@echo "make test-faults        the full sweeps: Ray, kills, thousands of damaged files, failing disks and servers"
 	@echo "make check              checks style, layout and types"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
 	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
