@@ -23,7 +23,7 @@ from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes
 from energon_dali.plan import OrderSpec, Slices
 from energon_dali.shards import WebdatasetFolder, prepare_dataset
 from energon_dali.shards.reader import ShardReader
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 
 BLOCK_BYTES = 64 << 10
 SHARDS = 4
@@ -65,7 +65,7 @@ def hits_of_cache(folder: WebdatasetFolder, order: OrderSpec, epochs: int, room:
     with tempfile.TemporaryDirectory() as home:
         limit = room * file_bytes(BLOCK_BYTES) + file_bytes(BLOCK_BYTES) - PAGE_BYTES
         cache = ShardCache(home, max_bytes=limit, block_bytes=BLOCK_BYTES, fill_requests=0, cache_local=True)
-        with retry_scope(RetryScope(count=lambda name, amount: counts.update({name: amount}), shard_cache=cache)):
+        with read_scope(ReadScope(count=lambda name, amount: counts.update({name: amount}), shard_cache=cache)):
             files = [cache.open(folder.root / name) for name in folder.shard_names]
             follower = cache.follow(order, 0, ShardReader(folder), 0, 0) if by_plan else None
             for epoch, position, shard, block in requests_of(order, epochs):

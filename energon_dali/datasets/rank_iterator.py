@@ -17,7 +17,7 @@ from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
-from energon_dali.shards.storage.store import RetryScope, forget_scope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
 from energon_dali.task_encoder.context import context_depth, leave_contexts
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RankIterator(Iterator[T], Generic[T]):
         blocks: BlockSource | None = None,
         metrics: Metrics | None = None,
         cache_pool: CachePool | None = None,
-        retries: RetryScope | None = None,
+        retries: ReadScope | None = None,
     ) -> None:
         self._limit = dataset.rank_limit()
         # The limit counts the elements of all streams together, so it is applied here.
@@ -69,7 +69,7 @@ class RankIterator(Iterator[T], Generic[T]):
         self._blocks = blocks
         self._cache_pool = cache_pool
         self.metrics = metrics or Metrics()
-        self._retries = retries or RetryScope(count=self.metrics.count)
+        self._retries = retries or ReadScope(count=self.metrics.count)
         self._streams = dataset.worker_config.streams
         self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
         self._mode = mode_of(dataset.config()) if self._log is not None else None
@@ -113,7 +113,7 @@ class RankIterator(Iterator[T], Generic[T]):
             start = time.perf_counter()
             depth = context_depth()
             try:
-                with pool_context(self._cache_pool), retry_scope(self._retries):
+                with pool_context(self._cache_pool), read_scope(self._retries):
                     element = next(self._iterator(stream))
             except StopIteration:
                 self._ended.add(stream)
@@ -231,7 +231,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 self._ended.add(stream)
             if entry_of(saved, "state") is not None:
                 iterator = self._iterator(stream)
-                with retry_scope(self._retries):
+                with read_scope(self._retries):
                     restore_stream(iterator, in_current_form(saved["state"], plain(iterator.state_dict())), stream)
                 self._restored.add(stream)
 

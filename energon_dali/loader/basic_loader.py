@@ -30,7 +30,7 @@ from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.loader.watchdog import Watchdog
-from energon_dali.shards.storage.store import retry_scope
+from energon_dali.shards.storage.store import read_scope
 
 if TYPE_CHECKING:
     from energon_dali.datasets.stream import State
@@ -255,8 +255,8 @@ class BasicDataLoader(Generic[T]):
             StateError: The key is not of this dataset, or a hook is not stateless.
         """
         self._tree.assert_can_restore()
-        retries = self._options.retry_scope(self._metrics.count, outlasts_stores=False)
-        with pool_context(self._options.cache_pool), retry_scope(retries):
+        retries = self._options.read_scope(self._metrics.count, outlasts_stores=False)
+        with pool_context(self._options.cache_pool), read_scope(retries):
             return self._tree.restore_sample(restore_key)
 
     def config(self) -> dict[str, Any]:

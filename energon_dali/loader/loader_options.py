@@ -13,7 +13,7 @@ from energon_dali.errors import ConfigError
 from energon_dali.loader.processes.launch import StartMethod, check_start_method
 from energon_dali.shards import RetryPolicy
 from energon_dali.shards.storage.request_pool import MOST_THREADS
-from energon_dali.shards.storage.store import RetryScope
+from energon_dali.shards.storage.store import ReadScope
 
 if TYPE_CHECKING:
     from energon_dali.cache import CachePool
@@ -108,14 +108,14 @@ class LoaderOptions:
             del given["retry_policy"]
         return cls(**given)
 
-    def retry_scope(self, count: Callable[[str, int], None], *, outlasts_stores: bool = True) -> RetryScope:
+    def read_scope(self, count: Callable[[str, int], None], *, outlasts_stores: bool = True) -> ReadScope:
         """Returns how one process of the loader reads.
 
         Args:
             count: Adds to a counter of the process.
             outlasts_stores: Wait for a store that is down.
         """
-        return RetryScope(
+        return ReadScope(
             self.retry_policy,
             count,
             outlasts_stores=outlasts_stores,

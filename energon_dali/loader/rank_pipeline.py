@@ -47,7 +47,7 @@ class RankPipeline:
             if on_pool is not None:
                 on_pool(self.pool)
         try:
-            retries = options.retry_scope(metrics.count)
+            retries = options.read_scope(metrics.count)
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, options.cache_pool, retries)
             if self.pool is not None:
                 self.pool.launch()

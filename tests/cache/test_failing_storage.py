@@ -23,7 +23,7 @@ from energon_dali.errors import DatasetError, StoreUnavailableError
 from energon_dali.shards import ExtentIndex, RetryPolicy, StoragePath, prepare_dataset, prepare_jsonl
 from energon_dali.shards.documents.sqlite_file import SqliteFile
 from energon_dali.shards.storage import local, store
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.failing_storage import FakeClock, failing_preads
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions
@@ -73,10 +73,10 @@ def test_errors_that_pass_cost_nothing(
     file_store, name = STORES[kind](folder)
     expected = file_store[name][0]
     counts: Counter[str] = Counter()
-    scope = RetryScope(count=lambda name, amount: counts.update({name: amount}))
+    scope = ReadScope(count=lambda name, amount: counts.update({name: amount}))
     pool = FileStoreCachePool(parent_cache_dir=folder / "cache") if cached else None
     failures += [OSError(errno.EIO, "once"), OSError(errno.ESTALE, "twice")]
-    with failing_preads(lambda path, fd: failures.pop() if failures else None), retry_scope(scope):
+    with failing_preads(lambda path, fd: failures.pop() if failures else None), read_scope(scope):
         found = file_store[name][0] if pool is None else pool.get_lazy(file_store, name).get()
     assert bytes(found) == bytes(expected)
     assert sum(counts.values()) == 2, "retries of the cache's threads count for the loader too"
@@ -94,7 +94,7 @@ def test_a_store_that_is_down_is_not_a_bad_sample(
     failures += [OSError(errno.EIO, "down")] * 10_000
     with (
         failing_preads(lambda path, fd: OSError(errno.EIO, "down")),
-        retry_scope(RetryScope(RetryPolicy(store_seconds=20))),
+        read_scope(ReadScope(RetryPolicy(store_seconds=20))),
         pytest.raises(StoreUnavailableError),
     ):
         file_store[name]
@@ -108,7 +108,7 @@ def test_a_file_that_fails_alone_is_a_bad_sample(folder: Path, clock: FakeClock)
     def fails(path: str, fd: int) -> OSError | None:
         return OSError(errno.EIO, "bad") if path.endswith("shard_1.tar") else None
 
-    with failing_preads(fails), retry_scope(RetryScope()), pytest.raises(DatasetError, match=r"shard_1\.tar"):
+    with failing_preads(fails), read_scope(ReadScope()), pytest.raises(DatasetError, match=r"shard_1\.tar"):
         file_store["s1_0.txt"]
     file_store.close()
 

@@ -20,7 +20,7 @@ from energon_dali.shards.read_ahead import read_planned
 from energon_dali.shards.storage import request_pool
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.request_pool import RequestPool
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.datasets.test_read_ahead import compositions
 from tests.shards.tars import captions
 
@@ -102,12 +102,12 @@ def interrupted(dataset: SavableDataset[Any], count: int, interrupts: Interrupts
 @pytest.mark.parametrize("name", ["source", "validation", "wide", "epochized", "blend"])
 @pytest.mark.parametrize("requests", [1, 4])
 def test_interrupts_neither_lose_nor_repeat_samples(folder: WebdatasetFolder, name: str, requests: int) -> None:
-    with retry_scope(RetryScope(read_ahead_bytes=0)):
+    with read_scope(ReadScope(read_ahead_bytes=0)):
         expected = interrupted(compositions(folder, 1)[name], 60, Interrupts(0, 0))
     total = 0
     for seed in range(4):
-        scope = RetryScope(read_ahead_bytes=1 << 20, requests_in_flight=requests)
-        with retry_scope(scope):
+        scope = ReadScope(read_ahead_bytes=1 << 20, requests_in_flight=requests)
+        with read_scope(scope):
             interrupts = Interrupts(seed, 25)
             found = interrupted(compositions(folder, 1)[name], 60, interrupts)
         total += interrupts.count
@@ -121,8 +121,8 @@ def test_interrupts_neither_lose_nor_repeat_samples(folder: WebdatasetFolder, na
 
 
 def test_an_abandoned_iterator_leaves_its_share_and_its_threads(folder: WebdatasetFolder) -> None:
-    scope = RetryScope(read_ahead_bytes=1 << 20)
-    with retry_scope(scope):
+    scope = ReadScope(read_ahead_bytes=1 << 20)
+    with read_scope(scope):
         for name, dataset in compositions(folder, 1).items():
             iterator = dataset.open(StreamContext(0))
             next(iterator)
@@ -171,7 +171,7 @@ def test_what_is_read_at_once_is_requested_at_once_whatever_may_be_read_ahead(
 
     shards = [shard for shard, count in enumerate(folder.shard_counts) for _ in range(count)]
     samples = [sample for count in folder.shard_counts for sample in range(count)]
-    with retry_scope(RetryScope(read_ahead_bytes=0)):
+    with read_scope(ReadScope(read_ahead_bytes=0)):
         reader = ShardReader(folder)
         reader.open_shards(range(len(folder.shard_counts)), 0)
         for shard in range(len(folder.shard_counts)):

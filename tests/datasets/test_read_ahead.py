@@ -21,7 +21,7 @@ from energon_dali.shards.read_ahead import PlannedReads
 from energon_dali.shards.storage import store
 from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.request_pool import RequestPool
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.datasets.oracle import check_resume, config
 from tests.datasets.test_source_mixtures import make_source
 from tests.shards.tars import captions
@@ -84,14 +84,14 @@ def test_the_order_is_that_of_direct_reads(
 ) -> None:
     with monkeypatch.context() as direct:
         direct.setattr(store, "RequestPool", RequestPool)
-        with retry_scope(RetryScope(read_ahead_bytes=0)):
+        with read_scope(ReadScope(read_ahead_bytes=0)):
             expected = {
                 (name, stream): texts(dataset, stream, 100)
                 for name, dataset in compositions(folder, streams).items()
                 for stream in range(streams)
             }
     counts: dict[str, int] = {}
-    with retry_scope(RetryScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))):
+    with read_scope(ReadScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))):
         for (name, stream), wanted in expected.items():
             assert texts(compositions(folder, streams)[name], stream, 100) == wanted, name
     assert counts["read_ahead.requests"] > 100
@@ -112,8 +112,8 @@ def test_any_plan_gives_the_samples_and_keeps_to_its_limits(folder: WebdatasetFo
         draw = random.Random(seed)
         rows = [draw.choice(list(truth)) for _ in range(draw.randrange(1, 80))]
         reader = ShardReader(folder)
-        with retry_scope(
-            RetryScope(read_ahead_bytes=draw.choice([1, 3000, 1 << 20]), requests_in_flight=draw.choice([1, 2, 8]))
+        with read_scope(
+            ReadScope(read_ahead_bytes=draw.choice([1, 3000, 1 << 20]), requests_in_flight=draw.choice([1, 2, 8]))
         ):
             reads = PlannedReads(reader, draw.choice([0, 3, 100]), draw.choice([1, 4]))
             coming, got = list(rows), []
@@ -159,7 +159,7 @@ def test_runs_are_streamed_and_requests_are_in_flight_together(
 
     shards = [shard for shard, count in enumerate(folder.shard_counts) for _ in range(count)]
     samples = [sample for count in folder.shard_counts for sample in range(count)]
-    with retry_scope(RetryScope(read_ahead_bytes=1 << 20, requests_in_flight=8)):
+    with read_scope(ReadScope(read_ahead_bytes=1 << 20, requests_in_flight=8)):
         reads = PlannedReads(ShardReader(folder), 1, 1)
         reads.plan(shards, samples)
         monkeypatch.setattr(LocalReader, "read_at", slow)
@@ -179,7 +179,7 @@ def test_closing_cancels_what_has_not_begun(folder: WebdatasetFolder, monkeypatc
         release.wait(60)
         return b""
 
-    with retry_scope(RetryScope(read_ahead_bytes=1 << 20, requests_in_flight=1)):
+    with read_scope(ReadScope(read_ahead_bytes=1 << 20, requests_in_flight=1)):
         reads = PlannedReads(ShardReader(folder), 1, 1)
         reads.plan(range(len(folder.shard_counts)), [0] * len(folder.shard_counts))
         monkeypatch.setattr(LocalReader, "read_at", stuck)
@@ -196,7 +196,7 @@ def test_a_shard_that_fails_costs_its_samples_alone(tmp_path: Path) -> None:
     prepare_dataset(tmp_path)
     (tmp_path / "shard_1.tar").unlink()
     folder = WebdatasetFolder(str(tmp_path))
-    with retry_scope(RetryScope(read_ahead_bytes=1 << 20)):
+    with read_scope(ReadScope(read_ahead_bytes=1 << 20)):
         reads = PlannedReads(ShardReader(folder), 1, 1)
         reads.plan([0, 1, 2, 1], [0, 0, 0, 1])
         first, second, third, fourth = (reads.take() for _ in range(4))

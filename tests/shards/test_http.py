@@ -13,7 +13,7 @@ import pytest
 from energon_dali.errors import ShardError, StorageError, StoreUnavailableError
 from energon_dali.shards import RawSample, RetryPolicy, ShardReader, StoragePath, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.storage import http, retry, store
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions
@@ -59,8 +59,8 @@ def test_answers_that_are_cut_off_cost_no_sample(web: Web, clock: FakeClock) -> 
 
     web.cut = cut
     counts: dict[str, int] = {}
-    scope = RetryScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))
-    with retry_scope(scope):
+    scope = ReadScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))
+    with read_scope(scope):
         reader = ShardReader(WebdatasetFolder(web.url))
         assert good(read(reader)) == ALL
         reader.close()
@@ -90,7 +90,7 @@ def test_connections_are_kept(web: Web) -> None:
 
 
 def test_one_shard_that_fails_for_ever_costs_one_budget_and_its_samples(web: Web, clock: FakeClock) -> None:
-    with retry_scope(RetryScope()):
+    with read_scope(ReadScope()):
         reader = ShardReader(WebdatasetFolder(web.url))
         assert good(read(reader, [(0, 0)])) == ["s0_0"]
         web.status = lambda method, path: 503 if path == "shard_1.tar" else None
@@ -110,7 +110,7 @@ def test_one_shard_that_fails_for_ever_costs_one_budget_and_its_samples(web: Web
 
 def test_a_server_that_fails_for_ever_ends_the_run(web: Web, clock: FakeClock) -> None:
     # One request at a time: the clock of this test does not let pauses of several overlap.
-    with retry_scope(RetryScope(RetryPolicy(store_seconds=60), requests_in_flight=1)):
+    with read_scope(ReadScope(RetryPolicy(store_seconds=60), requests_in_flight=1)):
         reader = ShardReader(WebdatasetFolder(web.url))
         assert good(read(reader, [(0, 0)])) == ["s0_0"]
         web.status, began = lambda method, path: 503, clock.time
@@ -123,7 +123,7 @@ def test_a_server_that_fails_for_ever_ends_the_run(web: Web, clock: FakeClock) -
 
 
 def test_a_server_that_fails_for_a_minute_costs_nothing(web: Web, clock: FakeClock) -> None:
-    with retry_scope(RetryScope()):
+    with read_scope(ReadScope()):
         reader = ShardReader(WebdatasetFolder(web.url))
         assert good(read(reader, [(0, 0)])) == ["s0_0"]
         end = clock.time + 60
@@ -186,7 +186,7 @@ def test_a_server_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> 
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar"
         with (
-            retry_scope(RetryScope(policy, outlasts_stores=False)),
+            read_scope(ReadScope(policy, outlasts_stores=False)),
             pytest.raises(StorageError, match=r"2 attempts.*[Tt]imed out"),
         ):
             StoragePath.of(url).open()

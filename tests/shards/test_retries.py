@@ -25,7 +25,7 @@ from energon_dali.shards import (
     prepare_jsonl,
 )
 from energon_dali.shards.storage import local, retry, store
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.failing_storage import FakeClock, failing_preads
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions
@@ -65,8 +65,8 @@ ALL = [f"s{shard}_{sample}" for shard, sample in PLACES]
 def test_one_error_costs_no_sample(dataset: Path, clock: FakeClock, number: int, name: str) -> None:
     errors = [OSError(number, "once")]
     counts: dict[str, int] = {}
-    scope = RetryScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))
-    with failing_preads(lambda path, fd: errors.pop() if path.endswith(name) and errors else None), retry_scope(scope):
+    scope = ReadScope(count=lambda name, amount: counts.update({name: counts.get(name, 0) + amount}))
+    with failing_preads(lambda path, fd: errors.pop() if path.endswith(name) and errors else None), read_scope(scope):
         assert good(read(dataset)) == ALL
     assert not errors
     assert counts == {f"retries.{store.store_of(str(dataset)).name}": 1}
@@ -90,7 +90,7 @@ def test_a_file_that_fails_for_good_costs_its_samples_and_one_budget(dataset: Pa
     def fails(path: str, fd: int) -> OSError | None:
         return OSError(errno.EIO, "bad sector") if path.endswith("shard_1.tar") else None
 
-    with failing_preads(fails) as calls, retry_scope(RetryScope()):
+    with failing_preads(fails) as calls, read_scope(ReadScope()):
         samples = read(dataset)
     assert good(samples) == ALL[:4] + ALL[8:]
     for error in samples[4:8]:
@@ -107,7 +107,7 @@ def test_a_file_that_reads_again_has_a_whole_budget_again(dataset: Path, clock: 
     def fails(path: str, fd: int) -> OSError | None:
         return errors.pop() if path.endswith("shard_1.tar") and errors else None
 
-    with failing_preads(fails), retry_scope(RetryScope()):
+    with failing_preads(fails), read_scope(ReadScope()):
         reader = ShardReader(WebdatasetFolder(str(dataset)))
         assert [type(sample) for sample in reader.read([0, 1, 1], [0, 0, 1])] == [RawSample, ShardError, RawSample]
         errors += [OSError(errno.EIO, "bad")] * 4
@@ -121,7 +121,7 @@ def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: Fa
     def fails(path: str, fd: int) -> OSError | None:
         return OSError(errno.ESTALE, "down") if "shard" in path and clock.time < end else None
 
-    with failing_preads(fails), retry_scope(RetryScope()):
+    with failing_preads(fails), read_scope(ReadScope()):
         folder = WebdatasetFolder(str(dataset))
         folder.index.shard(0)
         store.store_of(str(dataset)).forget_successes()  # nothing else answers either
@@ -138,7 +138,7 @@ def test_a_store_that_stays_down_ends_the_run(
     def fails(path: str, fd: int) -> OSError | None:
         return OSError(errno.EIO, "down") if down else None
 
-    with failing_preads(fails), retry_scope(RetryScope()):
+    with failing_preads(fails), read_scope(ReadScope()):
         reader = ShardReader(WebdatasetFolder(str(dataset)))
         assert good(reader.read([0], [0])) == ["s0_0"]
         down, began = True, clock.time
@@ -163,7 +163,7 @@ def test_the_limits_are_the_policys(dataset: Path, clock: FakeClock) -> None:
 
         reader = ShardReader(WebdatasetFolder(str(dataset)))
         before = len(clock.pauses)
-        with failing_preads(fails), retry_scope(RetryScope(policy)):
+        with failing_preads(fails), read_scope(ReadScope(policy)):
             assert isinstance(reader.read([shard], [0])[0], ShardError)
         reader.close()
         return len(clock.pauses) - before + 1
@@ -191,7 +191,7 @@ def test_without_a_loader_one_budget_is_all(dataset: Path, clock: FakeClock) -> 
 
 def test_a_closed_loader_ends_the_pauses(dataset: Path) -> None:
     """In real time: closing does not wait for the 5 s of a pause."""
-    scope = RetryScope(RetryPolicy(store_seconds=1000))
+    scope = ReadScope(RetryPolicy(store_seconds=1000))
     reader = StoragePath.of(str(dataset / "shard_0.tar")).open()
     failed = threading.Event()
 
@@ -200,7 +200,7 @@ def test_a_closed_loader_ends_the_pauses(dataset: Path) -> None:
         return OSError(errno.EIO, "down")
 
     def ask() -> bytes:
-        with retry_scope(scope):
+        with read_scope(scope):
             return reader.read_at(0, 5)
 
     with failing_preads(fails), ThreadPoolExecutor(1) as pool:
@@ -243,7 +243,7 @@ def test_lines_of_json_are_read_by_the_same_rule(tmp_path: Path, clock: FakeCloc
     assert not errors
     with (
         failing_preads(lambda path, fd: OSError(errno.EIO, "down")),
-        retry_scope(RetryScope()),
+        read_scope(ReadScope()),
         pytest.raises(StoreUnavailableError),
     ):
         reader.read([0], [0])
@@ -285,7 +285,7 @@ def test_a_file_that_begins_to_fail_is_told_from_its_store(dataset: Path, clock:
     def fails(path: str, fd: int) -> OSError | None:
         return OSError(errno.EIO, "bad") if broken and path.endswith("shard_1.tar") else None
 
-    with failing_preads(fails), retry_scope(RetryScope()):
+    with failing_preads(fails), read_scope(ReadScope()):
         reader = ShardReader(WebdatasetFolder(str(dataset)))
         assert good(reader.read([0, 1], [0, 0])) == ["s0_0", "s1_0"]
         broken, began = True, clock.time

@@ -24,7 +24,7 @@ from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage import local, retry
 from energon_dali.shards.storage.objects import ObjectReader
 from energon_dali.shards.storage.path import WindowReader
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
 from tests.shards.tars import captions, write_tar
@@ -331,7 +331,7 @@ def test_an_object_store_that_fails_for_a_moment_or_for_ever(
     expected = captions(tmp_path)
     prepare_dataset(tmp_path)
     upload(bucket, tmp_path, "set")
-    with retry_scope(RetryScope()):
+    with read_scope(ReadScope()):
         reader = ShardReader(WebdatasetFolder("s3://data/set"))
         assert contents(reader.read([0], [0])[0]) == expected["s0_0"]
         errors: list[Exception] = [ConnectionError("answered 500"), ConnectionResetError("reset")]

@@ -24,7 +24,7 @@ from benchmarks.remote.s3_server import S3Server
 from energon_dali.errors import StorageError, StoreUnavailableError
 from energon_dali.shards import StoragePath
 from energon_dali.shards.storage import aws, buckets, msc, objects, retry, storage_in_use
-from energon_dali.shards.storage.store import RetryPolicy, RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, RetryPolicy, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
 
@@ -187,9 +187,9 @@ def test_wrong_names_are_errors() -> None:
 
 def test_faults_are_retried_and_counted(s3: S3Server) -> None:
     counted: Counter[str] = Counter()
-    scope = RetryScope(RetryPolicy(attempts=20), lambda name, amount: counted.update({name: amount}))
+    scope = ReadScope(RetryPolicy(attempts=20), lambda name, amount: counted.update({name: amount}))
     s3.configure(fault_503=0.2, fault_truncated=0.2, fault_reset=0.1)
-    with retry_scope(scope):
+    with read_scope(scope):
         reader = StoragePath.of("s3://data/shard.tar").open(len(CONTENT))
 
         def read(start: int) -> bytes:
@@ -210,7 +210,7 @@ def test_a_silent_server_has_failed_after_a_third_of_the_time(s3: S3Server) -> N
     s3.configure(latency_seconds=30.0)
     policy = RetryPolicy(attempts=2, request_seconds=0.6)
     with (
-        retry_scope(RetryScope(policy, outlasts_stores=False)),
+        read_scope(ReadScope(policy, outlasts_stores=False)),
         pytest.raises(StorageError, match=r"\(2 attempts\).*timed out"),
     ):
         StoragePath.of("s3://data/shard.tar").open(len(CONTENT)).read_at(0, 10)
@@ -218,7 +218,7 @@ def test_a_silent_server_has_failed_after_a_third_of_the_time(s3: S3Server) -> N
 
 def test_a_store_that_stays_down_ends_the_run(s3: S3Server, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.1)  # of the fake clock
-    with retry_scope(RetryScope()):
+    with read_scope(ReadScope()):
         reader = StoragePath.of("s3://data/shard.tar").open(len(CONTENT))
         reader.read_at(0, 10)
         s3.configure(fault_503=1.0)
@@ -330,11 +330,11 @@ def test_expired_credentials_are_read_again(s3: S3Server, tmp_path: Path, monkey
     s3.configure(access_keys=["fourth"])
     pauses = []
 
-    def pause(self: RetryScope, *details: object) -> None:
+    def pause(self: ReadScope, *details: object) -> None:
         pauses.append(details)
         write_key("fourth")
 
-    monkeypatch.setattr(RetryScope, "pause", pause)
+    monkeypatch.setattr(ReadScope, "pause", pause)
     assert reader.read_at(5, 10) == CONTENT[5:15]
     assert len(pauses) == 1
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from energon_dali.shards.documents.content import CONTENT_READER, MAX_DOCUMENT_BYTES, read_stored, too_large
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.store import RetryScope, current_scope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, current_scope, read_scope
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Opening:
     def __init__(self) -> None:
         outer = current_scope()
         # A loader's own scope ends with the loader; any other is ended here, so that nothing waits for retries.
-        self._scope = outer if outer.outlasts_stores else RetryScope(outer.policy, outlasts_stores=False)
+        self._scope = outer if outer.outlasts_stores else ReadScope(outer.policy, outlasts_stores=False)
         self._lock = threading.Lock()
         self._found: dict[StoragePath, Future[bytes | None]] = {}
         self._planned: deque[Wanted] = deque()
@@ -116,7 +116,7 @@ class Opening:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _in_scope(self, function: Callable[[], T]) -> T:
-        with retry_scope(self._scope):
+        with read_scope(self._scope):
             return function()
 
     def _start(self) -> None:
@@ -134,7 +134,7 @@ class Opening:
 
     def _work(self, wanted: Wanted, first: Future[bytes | None]) -> None:
         try:
-            with retry_scope(self._scope):
+            with read_scope(self._scope):
                 content = self._fetch(wanted.paths[0], first)
                 for path in wanted.paths[1:]:
                     if content is None and not first.cancelled() and first.exception() is None:

@@ -202,7 +202,7 @@ class StreamFollower(Protocol):
         """Stops following the stream."""
 
 
-class RetryScope:
+class ReadScope:
     """How one loader reads in one process: its retry policy, its counters, its requests in flight, and a way to cancel
     its pauses.
 
@@ -268,11 +268,11 @@ class RetryScope:
             raise StorageError(f"Could not {what}: {error_text(error)}. The loader was closed meanwhile.") from error
 
 
-_NO_LOADER = RetryScope(outlasts_stores=False)
-_SCOPE: ContextVar[RetryScope] = ContextVar("energon_dali_retry_scope", default=_NO_LOADER)
+_NO_LOADER = ReadScope(outlasts_stores=False)
+_SCOPE: ContextVar[ReadScope] = ContextVar("energon_dali_read_scope", default=_NO_LOADER)
 
 
-def current_scope() -> RetryScope:
+def current_scope() -> ReadScope:
     """Returns the scope in which this thread reads; outside a loader, one with the default policy."""
     return _SCOPE.get()
 
@@ -292,7 +292,7 @@ def open_shard(path: StoragePath, size: int | None = None) -> RangeReader:
     return path.open(size) if cache is None else cache.open(path, size)
 
 
-class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
+class read_scope:  # noqa: N801 - read as a statement: with read_scope(scope)
     """Context manager that makes requests of this thread use a scope; None keeps the current one.
 
     Args:
@@ -301,9 +301,9 @@ class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
 
     __slots__ = ("_scope", "_token")
 
-    def __init__(self, scope: RetryScope | None) -> None:
+    def __init__(self, scope: ReadScope | None) -> None:
         self._scope = scope
-        self._token: Token[RetryScope] | None = None
+        self._token: Token[ReadScope] | None = None
 
     def __enter__(self) -> None:
         if self._scope is not None:
@@ -316,7 +316,7 @@ class retry_scope:  # noqa: N801 - read as a statement: with retry_scope(scope)
             _SCOPE.reset(self._token)
 
 
-def forget_scope(scope: RetryScope) -> None:
+def forget_scope(scope: ReadScope) -> None:
     """Makes this thread leave a scope, in case Ctrl-C interrupted the exit of its `with` block.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from energon_dali.cache.shard_cache import ShardCache
 from energon_dali.shards.storage import StoragePath
-from energon_dali.shards.storage.store import RetryScope, retry_scope
+from energon_dali.shards.storage.store import ReadScope, read_scope
 
 BLOCK = 64 << 10
 
@@ -36,7 +36,7 @@ def counted(cache: ShardCache | None = None) -> Iterator[Counter[str]]:
     def count(name: str, amount: int) -> None:
         counts[name.removeprefix("shard_cache.")] += amount
 
-    with retry_scope(RetryScope(count=count, shard_cache=cache)):
+    with read_scope(ReadScope(count=count, shard_cache=cache)):
         yield counts
 
 
