@@ -1,6 +1,6 @@
 """Packing texts: energon_dali and megatron-energon with the same packing function, and our own packer.
 
-Saved states are taken every so many packs; a run with states ends by restoring one, and checks the pack that follows.
+States are saved at a fixed interval of packs. Such a run ends by restoring one, and checks the pack that follows.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ IMAGES = 10_000
 REPETITIONS = 5
 PER_SHARD = 2_000
 IMG2DATASET_SHARE = 10
-"""img2dataset gets one of so many images, because it needs about ten times as long for each."""
+"""img2dataset gets one in this many images, because it needs about ten times as long for each."""
 
 
 def write_loose_files(folder: Path, images: int) -> Path:

@@ -22,7 +22,7 @@ from benchmarks.candidates.task import Task
 CHECKED_BATCHES = 4
 """The first batches of each worker carry the sums of their samples, which are compared before the clock starts."""
 PATIENCE = 40
-"""A loader whose first batch takes longer than so many times the timed part has the speed 0, which is a result too."""
+"""A loader whose first batch takes longer than this many times the timed part counts with a speed of 0."""
 
 EPOCH_PARTS = 6
 """Most time for the least samples, or for a whole epoch, in units of the timed part of the others."""

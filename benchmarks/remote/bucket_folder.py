@@ -116,7 +116,7 @@ class BucketFolder:
         return self.open(bucket, key).etag
 
     def remove(self, bucket: str, key: str) -> None:
-        """Removes an object, and the folders that become empty. A missing one is no error."""
+        """Removes an object, and the folders that become empty. A missing one is not an error."""
         path = self.path_of(bucket, key)
         try:
             os.unlink(path)

@@ -12,13 +12,14 @@ from tqdm import tqdm
 from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import check_image, progress_bar
 from energon_dali.cli.single_file import format_size
-from energon_dali.pack.options import KINDS, PackOptions, parse_bytes, parse_columns, parse_split
+from energon_dali.pack.options import KINDS, PackOptions, parse_columns, parse_split
 from energon_dali.pack.plan import Plan
 from energon_dali.pack.record import Skipped
 from energon_dali.pack.run import SKIPPED_NAME, PackResult, Watcher, pack_dataset
 from energon_dali.pack.sample_types import NEEDS
 from energon_dali.pack.shard_job import STATE
 from energon_dali.pack.sources.source import Source
+from energon_dali.shards.documents.byte_size import parse_bytes
 
 SHOWN_SKIPPED = 20
 
@@ -128,7 +129,7 @@ def pack(
     """
     with told_to_user():
         options = PackOptions(
-            max_bytes=parse_bytes(max_bytes),
+            max_bytes=parse_bytes(max_bytes, "--max-bytes", binary_letters=True),
             split=parse_split(split),
             columns=parse_columns(columns),
             metadata=None if metadata is None else tuple(name.strip() for name in metadata.split(",") if name.strip()),

@@ -12,13 +12,12 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.metrics import FailureRecord
-from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
+from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.error_handlers import LOGGER, log_exception
 from energon_dali.errors import (
     DecodeError,
     FatalSampleError,
     SkipSample,
-    StateError,
     StoreUnavailableError,
     WorkerError,
 )
@@ -46,9 +45,6 @@ NEVER_HEALS = (
     WorkerError,
 )
 """Errors that the next sample would meet as well: programming errors, and a process that cannot go on."""
-
-_NEVER_WORKED = -(1 << 60)
-"""Where consecutive failures are counted from until a stage works for the first time."""
 
 _FIRST_CALLS = 5
 """Calls after which a hook that has never worked is mentioned."""
@@ -80,18 +76,20 @@ class FailurePolicy:
         worker_config: Has the error handler.
     """
 
-    __slots__ = ("_consecutive", "_context", "_handler", "stage", "tolerance")
+    __slots__ = ("_consecutive", "_context", "_handler", "_has_worked", "stage", "tolerance")
 
     def __init__(self, stage: str, tolerance: int, context: StreamContext, worker_config: WorkerConfig) -> None:
         self.stage = stage
         self.tolerance = tolerance
         self._context = context
         self._handler = worker_config.global_error_handler
-        self._consecutive = _NEVER_WORKED
+        self._consecutive = 0
+        self._has_worked = False
 
     def on_success(self) -> None:
         """Ends a run of consecutive failures."""
         self._consecutive = 0
+        self._has_worked = True
 
     def on_skip(self) -> None:
         """Counts a sample that the stage dropped on purpose."""
@@ -122,10 +120,9 @@ class FailurePolicy:
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(
                 f"{self.stage} raised {text_of(error)}. This kind of error does not go away with the next sample, so "
-                f"the run ends here instead of dropping every sample; fix the cause named below.{self._spawn_hint(0)}"
+                f"the run ends here instead of dropping every sample; fix the cause named below.{self._spawn_hint()}"
             ) from error
         self._consecutive += 1
-        in_a_row = self._consecutive if self._consecutive > 0 else self._consecutive - _NEVER_WORKED
         sources = sources_of(sample)
         key = key_of(sample)
         first = sources[0] if sources else None
@@ -151,9 +148,9 @@ class FailurePolicy:
                 f"global_error_handler raised StopIteration for the sample {key!r}, on which {self.stage} had failed. "
                 "Catch it inside the handler; any other exception that the handler raises ends the run unchanged."
             ) from end
-        if in_a_row == _FIRST_CALLS and (hint := self._spawn_hint(in_a_row)):
-            LOGGER.error("%s failed in all of its first %d calls.%s", self.stage, in_a_row, hint)
-        if self.tolerance and in_a_row >= self.tolerance:
+        if self._consecutive == _FIRST_CALLS and (hint := self._spawn_hint()):
+            LOGGER.error("%s failed in all of its first %d calls.%s", self.stage, _FIRST_CALLS, hint)
+        if self.tolerance and self._consecutive >= self.tolerance:
             what = text_of(error).rstrip(".")
             cure = (
                 "Correct the data, or the dataset's settings."
@@ -162,15 +159,14 @@ class FailurePolicy:
                 "(0 is unlimited)."
             )
             raise FatalSampleError(
-                f"{self.stage} failed {in_a_row} times in a row, which is its failure tolerance; the last "
-                f"sample was {key!r}: {what}. {cure}{self._spawn_hint(in_a_row)}"
+                f"{self.stage} failed {self._consecutive} times in a row, which is its failure tolerance; the last "
+                f"sample was {key!r}: {what}. {cure}{self._spawn_hint()}"
             ) from error
         self._context.metrics.note_dropped()
 
-    def _spawn_hint(self, in_a_row: int) -> str:
+    def _spawn_hint(self) -> str:
         """Returns a sentence about state that a spawned worker lacks, if this hook has never worked in one; else ""."""
-        never_worked = self._consecutive <= 0 and self._consecutive - _NEVER_WORKED == in_a_row
-        if not (never_worked and self._context.fresh_process) or self.stage in ("read", "load", "decode"):
+        if self._has_worked or not self._context.fresh_process or self.stage in ("read", "load", "decode"):
             return ""
         return (
             " This worker was spawned: it is a new Python, without what the program set after its imports, such as "
@@ -376,42 +372,3 @@ def own_copy(output: Any) -> Any:
     results would depend on where a run was interrupted.
     """
     return copy(output) if isinstance(output, dict) or is_dataclass(output) else output
-
-
-def input_key(owner: SavableDataset[Any], function: Callable[..., Any], key: Key) -> Key:
-    """Returns the key of the input from which a hook of `owner` made the output with a key.
-
-    Raises:
-        StateError: The key is not of this dataset.
-    """
-    numbers = 2 if inspect.isgeneratorfunction(function) else 1
-    return expect_name(key, type(owner).__name__, numbers)[1 + numbers :]
-
-
-def rerun(owner: SavableDataset[Any], function: Callable[..., Any], key: Key, remake: Callable[[Key], Any]) -> Any:
-    """Returns the output that a hook gave for a key, by running it again.
-
-    Args:
-        owner: The dataset of the hook.
-        function: The hook.
-        key: The key of the output.
-        remake: Makes the hook's input from the inner part of the key.
-
-    Raises:
-        StateError: The key is not of this dataset, or the hook gives fewer outputs than before.
-    """
-    argument = remake(input_key(owner, function, key))
-    key = key_from_json(key)
-    index, num_streams = key[1], owner.worker_config.layout.num_streams
-    with hook_context(index, owner.hook_seed, getattr(owner, "samples_per_batch", None), num_streams):
-        if not inspect.isgeneratorfunction(function):
-            return set_restore_key(function(argument), key)
-        offset = key[2]
-        for number, result in enumerate(function(argument)):
-            if number == offset:
-                return set_restore_key(result, key)
-    raise StateError(
-        f"{type(owner).__name__} gave fewer than {offset + 1} outputs when its hook ran again for {key!r}. A generator "
-        "hook that is to be restored must give the same outputs each time: mark it @stateless(restore_seeds=True) if "
-        "it draws random numbers."
-    )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.state_values import from_plain, to_plain
-from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, StateError
-from energon_dali.shards.documents.state_entries import flag_of, list_of, state_of
+from energon_dali.shards.documents.state_entries import list_of
 from energon_dali.worker_config import running_stream
 
 if TYPE_CHECKING:
@@ -146,7 +146,9 @@ def _stream_copy(dataset: SavableDataset[Any], context: StreamContext) -> tuple[
     Raises:
         ConfigError: An attribute of the dataset cannot be copied.
     """
-    views = [stream_view(child, context) for child in dataset.children]
+    from energon_dali.datasets.stream_view import StreamView  # a subclass of the base class, which imports this module
+
+    views = [StreamView(child, context) for child in dataset.children]
     memo: dict[int, Any] = {id(child): view for child, view in zip(dataset.children, views, strict=True)}
     memo[id(dataset.worker_config)] = dataset.worker_config
     twin = object.__new__(type(dataset))
@@ -205,99 +207,3 @@ class _CopyIterator(StreamIterator[Any]):
         self._elements = None
         for view in self._views:
             view.close()
-
-
-def stream_view(dataset: SavableDataset[Any], context: StreamContext) -> SavableDataset[Any]:
-    """Returns one stream of a dataset, as a dataset with Energon's methods: what a worker's copy reads from."""
-    from energon_dali.datasets.base import SavableDataset
-
-    class StreamView(SavableDataset[Any]):
-        """One stream of another dataset."""
-
-        def __init__(self) -> None:
-            super().__init__(dataset.worker_config)
-            self.asked = False
-            """Whether the state was asked for."""
-            self.ended = False
-            """Whether the epoch is over, while what reads from here still empties its buffers."""
-            self.restored_at_end = False
-            """Whether it was restored in that situation: the first iteration yields nothing."""
-            self._iterator: StreamIterator[Any] | None = None
-
-        def open(self, context: StreamContext) -> StreamIterator[Any]:
-            return dataset.open(context)
-
-        @property
-        def children(self) -> tuple[SavableDataset[Any], ...]:
-            return dataset.children
-
-        def len_stream(self, stream: int) -> int:
-            return dataset.len_stream(stream)
-
-        def len_worker(self, worker_idx: int | None = None) -> int:
-            return dataset.len_stream(context.stream)
-
-        def len_rank(self) -> int:
-            return dataset.len_rank()
-
-        def worker_has_samples(self) -> bool:
-            return dataset.len_stream(context.stream) > 0
-
-        def _open_once(self) -> StreamIterator[Any]:
-            if self._iterator is None:
-                self._iterator = dataset.open(context)
-            return self._iterator
-
-        def __iter__(self) -> Iterator[Any]:
-            iterator = self._open_once()
-            if self.restored_at_end:
-                self.restored_at_end = False
-                return
-            self.ended = False
-            while True:
-                try:
-                    element = next(iterator)
-                except StopIteration:
-                    self.ended = True
-                    return
-                yield element
-
-        def save_state(self) -> State:
-            self.asked = True
-            return {"ended": self.ended, "state": plain(self._open_once().state_dict())}
-
-        def restore_state(self, state: State) -> None:
-            self.close()
-            self.ended = self.restored_at_end = flag_of(state, "ended")
-            self._open_once().load_state_dict(state_of(state, "state"))
-
-        def reset_state_own(self) -> None:
-            """Starts again at the beginning."""
-            self.close()
-
-        def reset_state_deep(self) -> None:
-            """Starts again at the beginning."""
-            self.close()
-
-        def close(self) -> None:
-            """Lets the stream go."""
-            if self._iterator is not None:
-                self._iterator.close()
-                self._iterator = None
-
-        def config(self) -> dict[str, Any]:
-            return dataset.config()
-
-        def can_restore_sample(self) -> bool:
-            return dataset.can_restore_sample()
-
-        def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
-            return dataset.restore_sample(restore_key)
-
-        def describe(self) -> str:
-            return dataset.describe()
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> SavableDataset[Any]:
-            return self
-
-    return StreamView()

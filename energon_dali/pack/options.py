@@ -20,9 +20,6 @@ AUTO = "auto"
 MAX_SAMPLES = 10_000
 MAX_BYTES = 256 << 20
 
-_UNITS = {"": 1, "B": 1, "K": 10, "KIB": 10, "M": 20, "MIB": 20, "G": 30, "GIB": 30, "T": 40, "TIB": 40}
-_DECIMAL = {"KB": 3, "MB": 6, "GB": 9, "TB": 12}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*\Z")
 _PART = re.compile(r"[A-Za-z0-9_]+\Z")
 
 
@@ -140,21 +137,6 @@ def parse_split(texts: tuple[str, ...]) -> tuple[tuple[str, float | str], ...]:
                     "as --split 'val:val/.*' --split 'train:.*'."
                 ) from None
     return tuple(rules)
-
-
-def parse_bytes(text: str) -> int:
-    """Returns a number of bytes, written as 1000000, 500MB (powers of 1000), 1.5GiB or 2G (powers of 1024).
-
-    Raises:
-        ConfigError: It is not such a number.
-    """
-    found = _SIZE.match(text)
-    unit = found[2].upper() if found else "?"
-    if found is None or (unit not in _UNITS and unit not in _DECIMAL):
-        raise ConfigError(f"The size {text!r} cannot be understood. Write a number with a unit, such as 500MB or 1GiB.")
-    if unit in _DECIMAL:
-        return int(float(found[1]) * 10 ** _DECIMAL[unit])
-    return int(float(found[1]) * (1 << (0 if unit in ("", "B") else _UNITS[unit])))
 
 
 def parse_columns(texts: tuple[str, ...]) -> dict[str, str]:

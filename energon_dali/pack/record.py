@@ -85,7 +85,7 @@ class Record:
     split_part: str | None = None
     """The part of the split that the source declares, such as "train"."""
     group: int = -1
-    """Records of a group are read together, and stay together when they are shuffled; -1 is no group."""
+    """Records of a group are read together, and stay together when they are shuffled; -1 if it is in no group."""
 
 
 class Skipped(NamedTuple):

@@ -130,9 +130,8 @@ def pack_dataset(
         if overwrite:
             _remove_earlier(root)
         plan = make_plan(opened, options, scratch, watcher.planning)
-        if strict and plan.skipped:
-            first = plan.skipped[0]
-            raise DatasetError(f"{first.what}: {first.reason}. Without --strict it would be left out.")
+        if strict:
+            _refuse(plan.skipped)
         known = _read_plan(root)
         done = _continue_or_begin(root, known, plan, options, scratch)
         jobs = [
@@ -140,9 +139,8 @@ def pack_dataset(
             for shard in plan.shards
             if shard.name not in done
         ]
-        bad = [skip for report in done.values() for skip in report.skipped]
-        if strict and bad:
-            raise DatasetError(f"{bad[0].what}: {bad[0].reason}. Without --strict it would be left out.")
+        if strict:
+            _refuse([skip for report in done.values() for skip in report.skipped])
         was_complete = not jobs and known is not None and known["reports"] is not None and info_present(root)
         kept = sum(shard.samples for shard in plan.shards if shard.name in done)
         watcher.begin(plan, kept, len(done))
@@ -155,10 +153,8 @@ def pack_dataset(
         skipped = (*plan.skipped, *(skip for report in reports for skip in report.skipped))
         written = tuple(report for report in reports if report.samples)
         if not written:
-            first = skipped[0]
-            raise DatasetError(
-                f"None of {len(skipped):,} samples can be packed. The first one, {first.what}: {first.reason}."
-            )
+            what, reason = skipped[0].what, skipped[0].reason
+            raise DatasetError(f"None of {len(skipped):,} samples can be packed. The first one, {what}: {reason}.")
         if not was_complete:
             _prepare(root, plan, opened, written, num_workers, ray_address, check_part, prepare_progress)
             _finish(root, plan, options, reports, skipped)
@@ -168,6 +164,12 @@ def pack_dataset(
     for report in written:
         counts[parts[report.name]] += report.samples
     return PackResult(root, written, counts, skipped, _type_of(root), was_complete)
+
+
+def _refuse(skipped: Sequence[Skipped]) -> None:
+    """Raises DatasetError for the first sample that cannot be packed, if there is one."""
+    for skip in skipped:
+        raise DatasetError(f"{skip.what}: {skip.reason}. Without --strict it would be left out.")
 
 
 def _check_out(root: StoragePath) -> None:

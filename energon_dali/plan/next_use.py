@@ -1,7 +1,7 @@
 """When a block of a shard is needed next: the plan's future as integers.
 
 A block is a fixed range of bytes of a shard. A stream reads samples at positions 0, 1, 2, ... of its plan, and each
-sample lies in one or more blocks, so the plan says at which positions a block is used. A cache that evicts the block
+sample is in one or more blocks, so the plan says at which positions a block is used. A cache that evicts the block
 whose next use is farthest away has the fewest misses possible (L. A. Belady, "A study of replacement algorithms for a
 virtual-storage computer", IBM Systems Journal 5, 1966).
 """

@@ -136,7 +136,7 @@ def test_split_json_and_named_splits_are_found(web: Web, folder: Path) -> None:
 
 
 def test_files_wait_for_room(web: Web, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most so many bytes are fetched ahead; a file that is larger than allowed is refused as without threads."""
+    """The bytes fetched ahead are limited; a file that is larger than allowed is refused as without threads."""
     monkeypatch.setattr(opening_module, "AHEAD_BYTES", 100)
     monkeypatch.setattr(opening_module, "KEPT_BYTES", 100)
     paths = []

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_dali.errors import ConfigError
-from energon_dali.pack.options import PackOptions, parse_bytes, parse_columns, parse_split
+from energon_dali.pack.options import PackOptions, parse_columns, parse_split
 from energon_dali.pack.plan import cut_shards
 from energon_dali.pack.record import Record
 from energon_dali.pack.split import SplitRules
+from energon_dali.shards.documents.byte_size import parse_bytes
 from tests.pack.images_folder import load, pack, write_images
 
 
@@ -73,7 +74,7 @@ def test_split_and_order_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_options_of_the_command_line() -> None:
-    assert [parse_bytes(text) for text in ("1000", "500MB", "1.5GiB", "2k", "7 b")] == [
+    assert [parse_bytes(text, binary_letters=True) for text in ("1000", "500MB", "1.5GiB", "2k", "7 b")] == [
         1000,
         500_000_000,
         3 << 29,

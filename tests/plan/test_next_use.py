@@ -13,7 +13,7 @@ SAMPLES_PER_BLOCK = 4
 
 
 def blocks_of(shard: int, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Sample i lies in block i // 4; every seventh one reaches into the next block."""
+    """Sample i is in block i // 4; every seventh one reaches into the next block."""
     which = np.arange(len(samples))
     longer = samples % 7 == 0
     first = samples // SAMPLES_PER_BLOCK

@@ -132,7 +132,7 @@ def test_writes_lists_copies_and_removes(s3: S3Server, tmp_path: Path, monkeypat
     for name in names:
         (root / name).write_bytes(name.encode() if name != "empty" else b"")
     assert root.is_dir()
-    assert not StoragePath.of("s3://data/new").is_dir()  # a prefix of the name is no folder
+    assert not StoragePath.of("s3://data/new").is_dir()  # a prefix of the name is not a folder
     assert root.list_files() == names
     assert "new set/empty" in StoragePath.of("s3://data").list_files()
     assert [(root / name).read_bytes() for name in names] == [names[0].encode(), names[1].encode(), b""]

@@ -29,17 +29,14 @@ from energon_dali.cache.shard_cache.block_file import (
     read_block,
     write_block,
 )
+from energon_dali.cache.shard_cache.block_listing import BLOCKS, CLAIMS, OBJECTS, BlockListing, block_file, list_blocks
 from energon_dali.cache.shard_cache.future import FloatArray, Future, eviction_order
 from energon_dali.cache.shard_cache.ledger import Ledger, read_ledger, write_ledger
 from energon_dali.cache.shard_cache.plan_file import FOLDER as PLANS
 from energon_dali.cache.shard_cache.private_folder import FolderLock, PrivateFolder
 from energon_dali.plan.next_use import block_ids
-from energon_dali.plan.rng import Int64Array, Uint64Array
+from energon_dali.plan.rng import Uint64Array
 from energon_dali.shards.storage.store import current_scope
-
-BLOCKS = "blocks"
-CLAIMS = "claims"
-OBJECTS = "objects"
 
 LOCK_SECONDS = 2.0
 """A block is not kept if the lock of the cache is not free for this long."""
@@ -65,29 +62,6 @@ class Claim:
     """Of the locked file."""
     reserved_bytes: int = 0
     """Counted in the ledger."""
-
-
-@dataclass(slots=True, eq=False)
-class _Listing:
-    """The blocks on disk."""
-
-    folders: list[str]
-    """Names of the folders in `blocks/`."""
-    folder: Int64Array
-    """int64[n]: index of the folder of each block."""
-    number: Int64Array
-    """int64[n]: number of the block in its shard."""
-    size: Int64Array
-    """int64[n]: bytes of the block."""
-    shard: Uint64Array
-    """uint64[n]: key of its shard."""
-    total_bytes: int
-    """Of everything in the cache's folder."""
-
-    def path(self, row: int) -> str:
-        return (
-            f"{BLOCKS}/{self.folders[int(self.folder[row])]}/{block_file(int(self.number[row]), int(self.size[row]))}"
-        )
 
 
 class BlockStore:
@@ -299,7 +273,7 @@ class BlockStore:
         return read_ledger(self._ledger) or Ledger(0)
 
     def _read_ledger(self) -> Ledger:
-        return read_ledger(self._ledger) or Ledger(self._list().total_bytes)
+        return read_ledger(self._ledger) or Ledger(list_blocks(self.folder).total_bytes)
 
     def _refused(self, name: BlockName, need: int, ledger: Ledger) -> bool:
         """Returns whether a block is needed later than everything in a full cache, as far as was found lately."""
@@ -319,7 +293,7 @@ class BlockStore:
         """
         began = time.monotonic()
         self._remove_stale_claims()
-        listing = self._list()
+        listing = list_blocks(self.folder)
         ledger.total_bytes = listing.total_bytes
         if ledger.total_bytes + need <= self.max_bytes:
             return True
@@ -348,7 +322,7 @@ class BlockStore:
         current_scope().count("shard_cache.evicted_bytes", evicted)
         return True
 
-    def _idle_seconds(self, listing: _Listing, seconds: FloatArray) -> FloatArray:
+    def _idle_seconds(self, listing: BlockListing, seconds: FloatArray) -> FloatArray:
         """Returns float64[n]: for how long the blocks without a known next use have not been read."""
         idle = np.zeros(len(seconds))
         now = time.time()
@@ -362,35 +336,6 @@ class BlockStore:
             with contextlib.suppress(OSError):
                 self._remove_stale_claim(f"{CLAIMS}/{claim}")
 
-    def _list(self) -> _Listing:
-        """Returns the blocks on disk. What does not belong here is not counted and not touched."""
-        folders = sorted(name for name in self.folder.list(BLOCKS) if len(name) == 49)
-        rows: list[tuple[int, int, int]] = []
-        keys = []
-        total = 0
-        for index, folder in enumerate(folders):
-            try:
-                keys.append(int.from_bytes(bytes.fromhex(folder[:16]), "little"))
-            except ValueError:
-                keys.append(0)
-                continue
-            total += PAGE_BYTES
-            names = self.folder.list(f"{BLOCKS}/{folder}")
-            for name in names:
-                number, _, size = name.partition("-")
-                if number.isdecimal() and size.isdecimal():
-                    rows.append((index, int(number), int(size)))
-            if not names:
-                self.folder.remove_folder(f"{BLOCKS}/{folder}")
-        table = np.array(rows, np.int64).reshape(-1, 3)
-        total += int(file_bytes(table[:, 2]).sum())
-        for folder in (CLAIMS, PLANS, OBJECTS):
-            for name in self.folder.list(folder):
-                status = self.folder.stat(f"{folder}/{name}")
-                total += 0 if status is None else -(-status.st_size // PAGE_BYTES) * PAGE_BYTES
-        shards = np.array(keys, np.uint64)[table[:, 0]] if len(table) else np.zeros(0, np.uint64)
-        return _Listing(folders, table[:, 0], table[:, 1], table[:, 2], shards, total)
-
     def remove_version(self, folder: str) -> None:
         """Removes the blocks of an object that has changed.
 
@@ -402,7 +347,7 @@ class BlockStore:
         self.folder.remove_folder(folder)
         with self._lock.held(LOCK_SECONDS) as held:
             if held:
-                write_ledger(self._ledger, Ledger(self._list().total_bytes))
+                write_ledger(self._ledger, Ledger(list_blocks(self.folder).total_bytes))
 
     def close(self) -> None:
         """Closes all files, in a forked child those of its parent."""
@@ -411,11 +356,6 @@ class BlockStore:
         for _, claim in list(self._fetching.values()):
             os.close(claim.descriptor)
         self._fetching.clear()
-
-
-def block_file(number: int, size: int) -> str:
-    """Returns the name of the file of a block in the folder of its shard."""
-    return f"{number}-{size}"
 
 
 def _path(name: BlockName, size: int) -> str:

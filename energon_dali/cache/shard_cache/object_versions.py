@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from energon_dali.cache.shard_cache.block_file import BlockName
-from energon_dali.cache.shard_cache.block_store import OBJECTS, BlockStore
+from energon_dali.cache.shard_cache.block_listing import OBJECTS
+from energon_dali.cache.shard_cache.block_store import BlockStore
 from energon_dali.shards.storage import StoragePath
 
 COMPARED_SECONDS = 3600.0

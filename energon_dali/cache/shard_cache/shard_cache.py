@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from energon_dali.cache.shard_cache.byte_size import parse_bytes, show_bytes
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
 from energon_dali.cache.shard_cache.follower import PlanFollower
 from energon_dali.cache.shard_cache.node_cache import (
@@ -23,6 +22,7 @@ from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.cache.shard_cache.shard_layout import ShardLayout
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
+from energon_dali.shards.documents.byte_size import parse_bytes, show_bytes
 from energon_dali.shards.storage import StoragePath
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ShardCache:
         return self._node().planner.wait_until_planned(seconds)
 
     def check(self) -> None:
-        """Raises ConfigError if the folder belongs to another user, or is not a folder. A failing disk is no error."""
+        """Raises ConfigError if it belongs to another user or is not a folder. A failing disk is not an error."""
         try:
             PrivateFolder(self.path, folder_name()).close()
         except OSError:

@@ -25,8 +25,8 @@ _THREADED = {
 def fork_hazard(*, uses_device: bool) -> str | None:
     """Returns why a fork of this process might hang or crash; None if a fork is safe.
 
-    Clients of object stores are no hazard: a child creates its own (`shards/storage/forks.py`). Nor are the threads of
-    OpenMP, because workers compute with one thread. Threads of the user's program are ignored.
+    Clients of object stores do not count, because a child creates its own (`shards/storage/forks.py`). Nor do the
+    threads of OpenMP, because workers compute with one thread. Threads of the user's program are ignored.
 
     Args:
         uses_device: Whether the child may use a GPU. Then a GPU in the machine is enough, because merely asking whether

@@ -15,6 +15,7 @@ the number of samples. The uuid is that of `index.uuid`, so that an index rewrit
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -24,9 +25,6 @@ import tempfile
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -39,6 +37,7 @@ from energon_dali.shards.index.scattered_extents import ScatteredExtents, even_s
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.retry import with_retries
 
@@ -48,7 +47,6 @@ _ROW = struct.Struct("<8Q")
 
 FETCHED_BYTES = 1 << 20
 """Small sections of a remote file are fetched together up to this size."""
-FETCH_THREADS = 16
 _LARGE_SECTION = 1 << 20
 """Size of a section from which on checking it touches more pages than should stay mapped."""
 _KEPT_NAMES = 4096
@@ -295,18 +293,15 @@ class _LocalCopy:
                 end = last
             asked.update(numbers)
             requests.append((start, end - start, numbers))
-        if len(requests) == 1:
-            self._fetch(*requests[0])
-        elif requests:
-            with ThreadPoolExecutor(min(FETCH_THREADS, len(requests)), "energon-dali-index") as pool:
-                jobs = [pool.submit(copy_context().run, partial(self._fetch, *request)) for request in requests]
-                for job in jobs:
-                    job.result()
+        for error in call_together(lambda number: self._fetch(*requests[number]), range(len(requests))).values():
+            if error is not None:
+                raise error
 
     def _fetch(self, start: int, size: int, numbers: list[int]) -> None:
         data = self._reader.read_at(start, size)
         with writing(tempfile.gettempdir()):
-            os.pwrite(self._file.fileno(), data, start)
+            if os.pwrite(self._file.fileno(), data, start) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for number in numbers:
             self._copied[number] = 1
 

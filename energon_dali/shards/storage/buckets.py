@@ -207,7 +207,7 @@ class Bucket:
                     return True
                 now = time.monotonic()
                 if now - self._looked_at < _LOOK_SECONDS and not _has_expired(text):
-                    return False  # a denied object is no reason to read all files again for every request
+                    return False  # for a denied object, the files are not read again with every request
                 self._looked_at = now
                 try:
                     renewed = self._access.renew(refused=True)

@@ -77,7 +77,7 @@ def lru_hits(requests: list[tuple[int, int]], capacity: int) -> int:
 
 
 def room_for(blocks: int) -> int:
-    """Returns the size of a cache with room for so many blocks, and for what else it writes."""
+    """Returns the size of a cache with room for a number of blocks, and for what else it writes."""
     return blocks * file_bytes(BLOCK) + file_bytes(BLOCK) - PAGE_BYTES
 
 

@@ -15,15 +15,17 @@ _UNITS = {
     **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
     **{f"{prefix}I": 1024**power for power, prefix in enumerate("KMGTP", 1)},
 }
+_LETTERS = frozenset("KMGTP")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_bytes(size: int | float | str, name: str) -> int:
+def parse_bytes(size: int | float | str, name: str = "size", *, binary_letters: bool = False) -> int:
     """Returns a size in bytes.
 
     Args:
-        size: A number of bytes, or text such as "500GB" (powers of 1000) or "1TiB" (powers of 1024).
+        size: A number of bytes, or text such as "500GB" and "500G" (powers of 1000) or "1TiB" (powers of 1024).
         name: Of the setting, for the message.
+        binary_letters: Take a single letter, as in "2G", for a power of 1024.
 
     Raises:
         ConfigError: It is not a size, or less than one byte.
@@ -31,7 +33,8 @@ def parse_bytes(size: int | float | str, name: str) -> int:
     number: float | int | None = None
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
-        unit = _UNITS.get(match[2].upper()) if match else None
+        letters = match[2].upper() if match else ""
+        unit = _UNITS.get(f"{letters}I" if binary_letters and letters in _LETTERS else letters)
         if match is not None and unit is not None:
             number = int(match[1]) * unit if match[1].isdigit() else float(match[1]) * unit
     elif isinstance(size, (int, float)) and not isinstance(size, bool):
