@@ -35,6 +35,7 @@ ORDER = (
     "integrations",
     "tasks",
     "diagnosis",
+    "view",
     "cli",
     "compat",
 )

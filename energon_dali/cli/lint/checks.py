@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
+from energon_dali.decode.media_check import check_media
 from energon_dali.errors import DatasetError, EnergonDaliError
 from energon_dali.shards import RawSample, ShardExtents, WebdatasetFolder
 from energon_dali.shards.index.extent_index import SQLITE_NAME
@@ -117,7 +118,7 @@ def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator
             try:
                 if isinstance(sample, Exception):
                     raise sample
-                _decode_media(sample)
+                check_media(sample)
             except Exception as error:
                 yield Flaw(raw.shard, raw.key, reason_of(error))
 
@@ -125,30 +126,3 @@ def check_samples(source: SourceDataset, shard: int, numbers: range) -> Iterator
 def _decoded(decoder: Decoder | None, samples: list[Any]) -> list[Any]:
     """Returns the samples, with the media decoded that a decoder in the rank decodes in blocks."""
     return samples if decoder is None else decode_elements(decoder, samples)
-
-
-def _decode_media(value: Any) -> None:
-    """Decodes whole audio and video files, which a loader opens only when a hook asks for frames.
-
-    Raises:
-        DecodeError: A file cannot be opened, or part of it cannot be decoded.
-    """
-    from energon_dali.av import AVDecoder
-
-    if isinstance(value, AVDecoder):
-        with (
-            value
-        ):  # close each one at once: otherwise the decoders of a whole block would hold their frames at the same time
-            if value.has_video_stream():
-                value.video.check()
-            if value.has_audio_stream():
-                value.audio.check()
-    elif isinstance(value, dict):
-        for inner in value.values():
-            _decode_media(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            _decode_media(inner)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            _decode_media(getattr(value, field.name))

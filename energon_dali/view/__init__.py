@@ -1,0 +1,1 @@
+"""The local web page that shows a dataset: `energon-dali view`."""

@@ -1,0 +1,233 @@
+"""What the scan of one dataset found: an SQLite file in the user's cache folder, never in the dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from energon_dali.errors import StorageError
+from energon_dali.view.sample_facts import PartFacts, SampleFacts
+
+BLOCK = 64
+"""Samples that are examined and stored together. What a crash interrupts is examined again."""
+KEPT_SECONDS = 90 * 24 * 3600.0
+"""Scans that were not opened for this long are removed."""
+QUERY_SECONDS = 20.0
+"""Longest time of one query."""
+_BUSY_SECONDS = 60.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, samples INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, bytes INTEGER NOT NULL, fails INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS parts (
+    sample INTEGER NOT NULL, name TEXT NOT NULL, bytes INTEGER NOT NULL, kind TEXT NOT NULL, digest BLOB,
+    format TEXT NOT NULL, width INTEGER, height INTEGER, duration REAL, mode TEXT NOT NULL, text_length INTEGER,
+    PRIMARY KEY (sample, name)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_by_digest ON parts (digest) WHERE digest IS NOT NULL;
+CREATE TABLE IF NOT EXISTS failures (
+    sample INTEGER PRIMARY KEY, shard TEXT NOT NULL, key TEXT NOT NULL, stage TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS crashes (sample INTEGER PRIMARY KEY, reason TEXT NOT NULL);
+CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (content, content='', columnsize=0);
+"""
+
+
+def scan_folder() -> Path:
+    """Returns the folder of scans: `energon-dali/view` in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "energon-dali" / "view"
+
+
+class ScanStore:
+    """The file of one dataset's scan. Several processes and threads may use it; each call opens its own connection.
+
+    Args:
+        folder: The folder of scans.
+        identity: What `ScanSource.identity` returned: a dataset that changed has another file.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.path = folder / f"{identity}.sqlite"
+        self._has_tables = False
+
+    def create(self, description: dict[str, Any]) -> None:
+        """Makes the file if there is none.
+
+        Args:
+            description: Plain values about the dataset; `num_samples` among them.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._connected(writes=True) as connection:
+                connection.executescript(_SCHEMA)
+                rows = [(name, json.dumps(value)) for name, value in description.items()]
+                connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+            os.utime(self.path)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be written: {error}. Set XDG_CACHE_HOME to a folder that can."
+            ) from error
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file has been made."""
+        return self.path.is_file()
+
+    @contextmanager
+    def reading(self, ranges: Sequence[tuple[int, int]] | None = None) -> Iterator[sqlite3.Connection]:
+        """Opens a connection for queries, which is closed at the end; a query is ended after `QUERY_SECONDS`.
+
+        Args:
+            ranges: (start, stop) of the samples to look at, which fill a temporary table `ranges`; None is all.
+
+        Raises:
+            StorageError: The file cannot be read, or a query took too long.
+        """
+        with self._connected() as connection:
+            deadline = time.monotonic() + QUERY_SECONDS
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
+            connection.execute("CREATE TEMP TABLE ranges (start INTEGER PRIMARY KEY, stop INTEGER)")
+            rows = [(0, 2**62)] if ranges is None else merge_ranges(ranges)
+            connection.executemany("INSERT INTO temp.ranges VALUES (?, ?)", rows)
+            yield connection
+
+    @contextmanager
+    def _connected(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
+                if writes:
+                    with suppress(sqlite3.OperationalError):  # some network file systems cannot
+                        connection.execute("PRAGMA journal_mode = WAL")
+                    connection.execute("PRAGMA synchronous = NORMAL")
+                yield connection
+        except sqlite3.Error as error:
+            if "interrupt" in str(error):
+                raise StorageError(
+                    f"The query took longer than {QUERY_SECONDS:g} seconds and was ended. Give more conditions."
+                ) from error
+            raise StorageError(
+                f"{self.path} cannot be used: {error}. Remove this file to scan the dataset again."
+            ) from error
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def write_block(self, number: int, facts: Sequence[SampleFacts]) -> None:
+        """Stores the samples of a block, all of them or none.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        with self._connected(writes=True) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            done = connection.execute("SELECT 1 FROM blocks WHERE number = ?", (number,)).fetchone()
+            if done is None:
+                for sample in facts:
+                    _insert(connection, sample)
+                connection.execute("INSERT INTO blocks VALUES (?, ?)", (number, len(facts)))
+            connection.execute("COMMIT")
+
+    def record_crash(self, sample: int, reason: str) -> None:
+        """Notes that examining a sample ended the process, so that it is not tried again.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        with self._connected(writes=True) as connection:
+            connection.execute("INSERT OR REPLACE INTO crashes VALUES (?, ?)", (sample, reason))
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def crashes(self) -> dict[int, str]:
+        """Returns the reasons of the samples that ended the process."""
+        with self._connected() as connection:
+            return dict(connection.execute("SELECT sample, reason FROM crashes").fetchall())
+
+    def done_blocks(self) -> set[int]:
+        """Returns the numbers of the blocks that are stored."""
+        with self._connected() as connection:
+            return {number for (number,) in connection.execute("SELECT number FROM blocks")}
+
+    def num_scanned(self) -> int:
+        """Returns the number of samples that are stored; 0 without a file."""
+        if not self.exists:
+            return 0
+        with self._connected() as connection:
+            if not self._has_tables:
+                found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'crashes'").fetchone()
+                if found is None:  # it is just being made
+                    return 0
+                self._has_tables = True
+            (count,) = connection.execute("SELECT coalesce(sum(samples), 0) FROM blocks").fetchone()
+            return int(count)
+
+    def description(self) -> dict[str, Any]:
+        """Returns what `create` was given; {} without a file."""
+        if not self.exists:
+            return {}
+        with self._connected() as connection:
+            return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM meta")}
+
+
+def _insert(connection: sqlite3.Connection, sample: SampleFacts) -> None:
+    size = sum(part.num_bytes for part in sample.parts)
+    key = sample.key.encode("utf-8", "replace").decode()
+    connection.execute("INSERT INTO samples VALUES (?, ?, ?, ?)", (sample.index, key, size, bool(sample.reason)))
+    connection.executemany(
+        "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [_part_row(sample.index, part) for part in sample.parts],
+    )
+    if sample.reason:
+        reason = sample.reason.encode("utf-8", "replace").decode()
+        connection.execute(
+            "INSERT INTO failures VALUES (?, ?, ?, ?, ?)", (sample.index, sample.shard, key, sample.stage, reason)
+        )
+    if sample.text:
+        text = sample.text.encode("utf-8", "replace").decode().replace("\0", " ")
+        connection.execute("INSERT INTO texts (rowid, content) VALUES (?, ?)", (sample.index, text))
+
+
+def _part_row(sample: int, part: PartFacts) -> tuple[Any, ...]:
+    return (
+        sample,
+        part.name.encode("utf-8", "replace").decode(),
+        part.num_bytes,
+        part.kind,
+        part.digest,
+        part.format,
+        part.width,
+        part.height,
+        part.duration,
+        part.mode,
+        part.text_length,
+    )
+
+
+def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns half-open ranges in ascending order, without overlaps and empty ones, neighbours joined."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((int(start), int(stop)) for start, stop in ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        elif stop > start:
+            merged.append((start, stop))
+    return merged
+
+
+def remove_old_scans(folder: Path) -> None:
+    """Removes the scans that were not opened for `KEPT_SECONDS`."""
+    oldest = time.time() - KEPT_SECONDS
+    with suppress(OSError):
+        for path in folder.glob("*.sqlite"):
+            with suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+                        (folder / name).unlink(missing_ok=True)
