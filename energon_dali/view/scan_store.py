@@ -83,17 +83,20 @@ class ScanStore:
         return self.path.is_file()
 
     @contextmanager
-    def reading(self, ranges: Sequence[tuple[int, int]] | None = None) -> Iterator[sqlite3.Connection]:
-        """Opens a connection for queries, which is closed at the end; a query is ended after `QUERY_SECONDS`.
+    def reading(
+        self, ranges: Sequence[tuple[int, int]] | None = None, *, seconds: float = QUERY_SECONDS
+    ) -> Iterator[sqlite3.Connection]:
+        """Opens a connection for queries, which is closed at the end.
 
         Args:
             ranges: (start, stop) of the samples to look at, which fill a temporary table `ranges`; None is all.
+            seconds: Longest time of all queries.
 
         Raises:
-            StorageError: The file cannot be read, or a query took too long.
+            StorageError: The file cannot be read, or the queries took too long.
         """
         with self._connected() as connection:
-            deadline = time.monotonic() + QUERY_SECONDS
+            deadline = time.monotonic() + seconds
             connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
             connection.execute("CREATE TEMP TABLE ranges (start INTEGER PRIMARY KEY, stop INTEGER)")
             rows = [(0, 2**62)] if ranges is None else merge_ranges(ranges)
@@ -112,7 +115,7 @@ class ScanStore:
         except sqlite3.Error as error:
             if "interrupt" in str(error):
                 raise StorageError(
-                    f"The query took longer than {QUERY_SECONDS:g} seconds and was ended. Give more conditions."
+                    "The query took too long and was ended. Give more conditions, or a smaller part of the dataset."
                 ) from error
             raise StorageError(
                 f"{self.path} cannot be used: {error}. Remove this file to scan the dataset again."
