@@ -81,6 +81,11 @@ if TYPE_CHECKING:
         VideoClips as VideoClips,
     )
     from energon_dali.decode.dali import DaliTuning as DaliTuning
+    from energon_dali.decode.front_ends import (
+        FrontEnd as FrontEnd,
+        VisionInput as VisionInput,
+        batch_vision as batch_vision,
+    )
     from energon_dali.error_handlers import (
         log_exception as log_exception,
         reraise_exception as reraise_exception,

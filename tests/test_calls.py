@@ -40,6 +40,7 @@ NOT_CALLED = {
     "FileCacheLazy",
     "FileStore",
     "FileStoreDecoder",
+    "FrontEnd",
     "Lazy",
     "MediaHandle",
     "MockLazy",
@@ -48,6 +49,7 @@ NOT_CALLED = {
     "SavableDataset",
     "SourceInfo",
     "TaskEncoder",
+    "VisionInput",
 }
 
 

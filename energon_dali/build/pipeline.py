@@ -12,6 +12,7 @@ from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset
 from energon_dali.datasets.native_source import NativeSourceDataset
 from energon_dali.datasets.worker_border import WorkerBorder
+from energon_dali.datasets.wrappers.decode import DecodeDataset
 from energon_dali.datasets.wrappers.epochize import EpochizeDataset
 from energon_dali.datasets.wrappers.limit import LimitDataset
 from energon_dali.datasets.wrappers.map import MapDataset
@@ -66,6 +67,11 @@ def build_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Savab
         # The packing buffer of a split encoder holds encoded media; the packing stage decodes those that are chosen.
         pack_decoder = decoder if split and options.packing_buffer_size is not None else None
         tree = WorkerBorder(tree, None if pack_decoder else decoder, block_size=block_size(options.batch_size))
+    elif (late := _late_decoder(encoder)) is not None:
+        if split and options.packing_buffer_size is not None:
+            pack_decoder = late
+        else:
+            tree = DecodeDataset(tree, late)
     if overridden(encoder, "encode_sample"):
         tree = _map(tree, encoder, "encode_sample")
     if decoder is None:
@@ -88,6 +94,12 @@ def rank_decoder(encoder: AnyEncoder) -> Decoder | None:
     """Returns the encoder's decoder if it runs in the rank's process; None if it runs in the workers."""
     decoder = encoder.decoder
     return decoder if decoder is not None and decoder.placement == "rank" else None
+
+
+def _late_decoder(encoder: AnyEncoder) -> Decoder | None:
+    """Returns the encoder's decoder if workers leave media encoded until the hooks before decoding ran."""
+    decoder = encoder.decoder
+    return decoder if decoder is not None and decoder.decodes_late else None
 
 
 def _check_hooks(encoder: AnyEncoder, options: DatasetOptions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.formats import ImageHeader
+from energon_dali.decode.front_ends import FrontEnd, VisionInput, batch_vision
 from energon_dali.decode.interface import Decoded, DecodeFailure, Decoder, MediaHandle, Outcome, map_handles
 from energon_dali.decode.media_decoder import MediaDecoder
 from energon_dali.decode.operations import (
@@ -28,6 +29,7 @@ __all__ = [
     "DecodeFailure",
     "Decoded",
     "Decoder",
+    "FrontEnd",
     "HorizontalFlip",
     "ImageHeader",
     "ImageSpec",
@@ -41,6 +43,8 @@ __all__ = [
     "Resize",
     "SampleDecoder",
     "VideoClips",
+    "VisionInput",
+    "batch_vision",
     "map_handles",
     "screen_image",
 ]

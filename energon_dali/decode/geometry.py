@@ -60,6 +60,11 @@ class Geometry:
     a resize. It contains the box and is inside the image."""
 
     @property
+    def box_is_window(self) -> bool:
+        """Whether the box is made of whole pixels, and the filter reads nothing else."""
+        return (self.top, self.left, self.height, self.width) == self.window
+
+    @property
     def resamples(self) -> bool:
         """Whether sizes change. If not, the result is the window, flipped or not."""
         return self.height != self.out_height or self.width != self.out_width
@@ -148,6 +153,20 @@ def handle_geometry(handle: EncodedImage) -> Geometry | None:
     if spec.apply_exif_orientation and handle.orientation >= 5:
         return draw_geometry(spec.geometric, handle.height, handle.width, handle.seed)
     return draw_geometry(spec.geometric, handle.width, handle.height, handle.seed)
+
+
+def result_size(handle: EncodedImage) -> tuple[int, int]:
+    """Returns (height, width) of an image after its rotation and all declared operations.
+
+    Raises:
+        DecodeError: A crop is larger than the image.
+    """
+    geometry = handle_geometry(handle)
+    if geometry is not None:
+        return geometry.out_height, geometry.out_width
+    if handle.spec.apply_exif_orientation and handle.orientation >= 5:
+        return handle.width, handle.height
+    return handle.height, handle.width
 
 
 def resized_size(size: int | tuple[int, int], height: int, width: int) -> tuple[int, int]:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import Self
 
 from energon_dali.cache import FileStoreDecoder, Lazy
+from energon_dali.decode.geometry import result_size
 from energon_dali.decode.pil import decode_image
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon_dali.decode.front_ends import ImageLayout
     from energon_dali.decode.spec import ImageSpec
     from energon_dali.samples import SourceInfo
 
@@ -50,6 +53,33 @@ class MediaHandle:
     """Seed of this part's random operations, a function of (seed, sample, epoch, part)."""
     source: SourceInfo | None = None
     """Where it came from, for messages."""
+
+    @property
+    def layout(self) -> ImageLayout:
+        """What the decoder's front end makes of the image: views, grid, number of tokens. Computed from the header.
+
+        Raises:
+            ConfigError: The decoder has no front end.
+            DecodeError: The front end refuses images of this size, or a crop is larger than the image.
+        """
+        front_end = self.spec.front_end
+        if front_end is None:
+            raise ConfigError(
+                "This handle's decoder has no front end, so its layout and tokens are unknown. Give the decoder "
+                "front_end=FrontEnd.from_processor(...)."
+            )
+        height, width = result_size(self)
+        return front_end.layout(width, height)
+
+    @property
+    def num_tokens(self) -> int:
+        """Placeholder tokens that stand for the image in the text, computed from the header.
+
+        Raises:
+            ConfigError: The decoder has no front end.
+            DecodeError: The front end refuses images of this size.
+        """
+        return self.layout.num_tokens
 
     def decode(self) -> Any:
         """Returns the pixels, decoded now on the CPU in the calling thread, with all declared operations applied.
@@ -101,6 +131,10 @@ class Decoder(ABC):
 
     placement: Placement
     """"worker": workers decode parts as they read them. "rank": media travel encoded to the rank's process."""
+
+    decodes_late = False
+    """Whether workers keep media as handles until the hooks before decoding ran, and then decode them themselves. Only
+    for placement "worker"."""
 
     trusts_pickles = False
     """Whether pickled parts are unpickled, which runs code that the dataset brings."""

@@ -22,6 +22,7 @@ from energon_dali.errors import ConfigError, DecodeError
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits, MediaFile
     from energon_dali.decode.clips import ClipsHandle
+    from energon_dali.decode.front_ends import FrontEnd
     from energon_dali.samples import SourceInfo
 
 
@@ -90,6 +91,7 @@ class DecoderOptions(TypedDict, total=False):
     apply_exif_orientation: bool
     max_pixels: int
     max_bytes: int
+    front_end: FrontEnd | None
 
 
 class MediaDecoder(Decoder):
@@ -108,6 +110,8 @@ class MediaDecoder(Decoder):
         guess_content: Finds media by the content of each part (package `filetype`) instead of by its suffix. Costs
             about 20 us per part.
         operations: Applied to each image inside the decoder, in this order.
+        front_end: Makes of each image what a vision-language model takes, after all operations; the images become
+            VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md.
         image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
@@ -135,6 +139,7 @@ class MediaDecoder(Decoder):
         apply_exif_orientation: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        front_end: FrontEnd | None = None,
     ) -> None:
         if not isinstance(av_decode, VideoClips) and av_decode not in get_args(AVDecode):
             raise ConfigError(
@@ -151,6 +156,7 @@ class MediaDecoder(Decoder):
             apply_exif_orientation,
             max_pixels,
             max_bytes,
+            front_end,
         )
         self.av_decode = av_decode
         self.av_limits = av_limits
@@ -258,9 +264,12 @@ class MediaDecoder(Decoder):
             DecodeError: The header was refused.
         """
         header = screen_image(raw, max_pixels=self.spec.max_pixels, max_bytes=self.spec.max_bytes, for_dali=False)
-        return MediaHandle(
+        handle = MediaHandle(
             name, raw, header.format, header.width, header.height, self.spec, header.orientation, seed, source
         )
+        if self.spec.front_end is not None:
+            handle.layout  # noqa: B018 - raises if the front end refuses the size
+        return handle
 
     def config(self) -> dict[str, Any]:
         """Returns the options as plain values."""
@@ -280,6 +289,7 @@ class MediaDecoder(Decoder):
             "apply_exif_orientation": spec.apply_exif_orientation,
             "max_pixels": spec.max_pixels,
             "max_bytes": spec.max_bytes,
+            **({} if spec.front_end is None else {"front_end": spec.front_end.config()}),
         }
 
     def __repr__(self) -> str:

@@ -12,10 +12,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from energon_dali.decode.formats import Buffer
 from energon_dali.decode.formats.registry import FORMATS, PIL_NAMES
+from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, draw_geometry
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
+    from energon_dali.decode.front_ends import FrontEnd, VisionInput
     from energon_dali.decode.spec import EncodedImage, ImageSpec
 
 _FILTERS = {
@@ -81,6 +83,8 @@ def decode_image(handle: EncodedImage) -> Any:
         if pixels > spec.max_pixels:
             raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
         image.load()
+        if spec.front_end is not None:
+            return _rendered(image, handle, spec.front_end)
         if spec.mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
             # PIL would warn that it drops the transparency, which is what was asked for.
             del image.info["transparency"]
@@ -96,6 +100,40 @@ def decode_image(handle: EncodedImage) -> Any:
         return image if spec.container == "pil" else pack_image(image, spec)
     except Exception as error:
         raise _decode_error(error, handle.format, pixels) from error
+
+
+def _rendered(image: Image.Image, handle: EncodedImage, front_end: FrontEnd) -> VisionInput:
+    """Returns what a front end makes of an image, with one resampling where operations and front end both have one."""
+    if image.mode != "RGB" or "transparency" in image.info:
+        image = _on_white(image, front_end)
+    if handle.spec.apply_exif_orientation:
+        image = _upright(image, handle)
+    geometry = draw_geometry(handle.spec.geometric, image.width, image.height, handle.seed)
+    height, width = (image.height, image.width) if geometry is None else (geometry.out_height, geometry.out_width)
+    if geometry is not None and geometry.box_is_window:
+        top, left, box_height, box_width = geometry.window
+        image = image.crop((left, top, left + box_width, top + box_height))
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if geometry.flip else image
+    elif geometry is not None:
+        image = transform(image, geometry, handle.spec)
+    return front_end.render(Pixels(image=image), front_end.layout(width, height))
+
+
+def _on_white(image: Image.Image, front_end: FrontEnd) -> Image.Image:
+    """Returns the image in RGB, transparent pixels on white, as transformers converts it.
+
+    Raises:
+        DecodeError: The front end converts nothing.
+    """
+    transparent = "A" in image.getbands() or image.info.get("transparency") is not None
+    if not front_end.convert_rgb:
+        if image.mode == "RGB":  # its transparent colour is ignored
+            return image
+        raise DecodeError(f"The processor does not convert images to RGB, and this one is {image.mode}")
+    if not transparent:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
 
 
 def transform(image: Image.Image, geometry: Geometry, spec: ImageSpec) -> Image.Image:

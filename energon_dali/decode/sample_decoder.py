@@ -37,8 +37,13 @@ class SampleDecoder(MediaDecoder):
         future.set_result([decode_on_cpu(handle) for handle in handles])
         return future
 
+    @property
+    def decodes_late(self) -> bool:  # type: ignore[override]
+        """With a front end: hooks before decoding see handles that know their number of tokens."""
+        return self.spec.front_end is not None
+
     def _finish_image(self, handle: MediaHandle) -> Any:
-        return decode_image(handle)
+        return handle if self.decodes_late else decode_image(handle)
 
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
         from energon_dali.decode.pyav import decode_clips

@@ -19,6 +19,7 @@ from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_dali.decode.formats import Buffer
+    from energon_dali.decode.front_ends import FrontEnd
 
 ImageDecode = Literal[
     "l8",
@@ -101,6 +102,8 @@ class ImageSpec:
     """Largest width x height; a larger image is a DecodeError before memory is allocated."""
     max_bytes: int = DEFAULT_MAX_BYTES
     """Largest encoded size in bytes; a larger file is a DecodeError."""
+    front_end: FrontEnd | None = None
+    """What a model makes of each image after all operations; the decoder's output is then a VisionInput."""
 
     container: Container = field(init=False, compare=False)
     """Type of the result: "torch", "numpy" or "pil"."""
@@ -130,6 +133,10 @@ class ImageSpec:
         container, mode, dtype = _FORMS[self.image_decode]
         _store(self, container=container, mode=mode, channels=len(mode))
         _store(self, operations=_checked_operations(self.operations))
+        if self.front_end is not None:
+            self._check_front_end(self.front_end)
+            mode, dtype = "RGB", "uint8"
+            _store(self, container="torch", mode=mode, channels=3)
         normalize = _the_normalize(self.operations, self.channels)
         _store(self, normalize=normalize, dtype=self.image_dtype or dtype, layout=self._checked_layout())
         _store(self, geometric=tuple(op for op in self.operations if isinstance(op, GEOMETRIC_OPERATIONS)))
@@ -144,7 +151,27 @@ class ImageSpec:
                     f"out for the default of {DEFAULT_MAX_PIXELS if name == 'max_pixels' else DEFAULT_MAX_BYTES:,}."
                 )
 
+    def _check_front_end(self, front_end: object) -> None:
+        from energon_dali.decode.front_ends import FrontEnd
+
+        if not isinstance(front_end, FrontEnd):
+            raise ConfigError(
+                f"front_end={front_end!r} is not a front end. Make one with FrontEnd.from_processor(processor)."
+            )
+        for name, default in (("image_decode", "torchrgb"), ("image_dtype", None), ("image_layout", None)):
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} was given with a front end, which decides what images become. "
+                    f"Leave {name} out, and give the front end a dtype."
+                )
+        if any(isinstance(operation, Normalize) for operation in self.operations):
+            raise ConfigError(
+                "Normalize was given with a front end, which normalises as its processor does. Leave it out."
+            )
+
     def _checked_layout(self) -> ImageLayout:
+        if self.front_end is not None:
+            return "HWC"
         if self.image_layout is None:
             return "HW" if self.mode == "L" else "CHW" if self.container == "torch" else "HWC"
         if self.container == "pil":

@@ -99,8 +99,8 @@ class PackingDataset(GroupingDataset):
 
     @property
     def runs_in_rank(self) -> bool:  # type: ignore[override]
-        """Whether it decodes the chosen samples."""
-        return self.decoder is not None
+        """Whether it decodes the chosen samples on a device."""
+        return self.decoder is not None and self.decoder.placement == "rank"
 
     def describe(self) -> str:
         return f"PackingDataset(buffer_size={self.buffer_size})"

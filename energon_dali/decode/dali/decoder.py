@@ -171,7 +171,10 @@ class DaliDecoder(MediaDecoder):
         spec = self.spec
         header = screen_image(raw, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
         kind = DaliHandle if is_eligible_image(header, spec) else MediaHandle
-        return kind(name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
+        handle = kind(name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
+        if spec.front_end is not None:
+            handle.layout  # noqa: B018 - raises if the front end refuses the size
+        return handle
 
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
         """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
@@ -219,8 +222,15 @@ class DaliDecoder(MediaDecoder):
             tuning=self.tuning,
         )
 
+    @property
+    def decodes_late(self) -> bool:  # type: ignore[override]
+        return self.spec.front_end is not None and self.placement == "worker"
+
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"
+        if self.spec.front_end is not None:
+            # Not decoded here, whatever decodes it: hooks before decoding see its size and its tokens.
+            return handle
         if in_rank and isinstance(handle, DaliHandle) and self._prefers_dali(handle):
             return handle
         pixels = decode_image(handle)

@@ -16,7 +16,7 @@ from energon_dali.decode.dali.eligibility import (
     is_eligible_image,
 )
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
-from energon_dali.decode.dali.images.engine import DaliImageEngine
+from energon_dali.decode.dali.images.engine import DaliImageEngine, render
 from energon_dali.decode.dali.images.graph import ImageGraph
 from energon_dali.decode.dali.runtime.device import Device, resolve_device, use_device
 from energon_dali.decode.dali.runtime.futures import (
@@ -27,6 +27,7 @@ from energon_dali.decode.dali.runtime.futures import (
     work_stream,
 )
 from energon_dali.decode.dali.runtime.registry import EngineOptions, engine_for
+from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
@@ -165,7 +166,30 @@ def _submit_to_engine(
         options.on(device, on_host=on_host),
         gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
     )
-    return engine.submit(handles, stream=stream)
+    decoded = engine.submit(handles, stream=stream)
+    if spec.front_end is None or device.kind == "gpu":
+        return decoded
+    return _render_when_decoded(decoded, handles)
+
+
+def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
+    """Returns a future of what front ends make of pixels that DALI decodes on the CPU, in threads of their own."""
+    block = FutureGroup(len(handles))
+
+    def start(done: Future[list[Outcome]]) -> None:
+        try:
+            for position, outcome in enumerate(done.result()):
+                # PIL renders what it decodes after a failure of DALI.
+                if isinstance(outcome, Decoded) and not isinstance(outcome.value, VisionInput):
+                    task = _pool().submit(_render, handles[position], outcome)
+                    block.put_when_done([position], task)
+                else:
+                    block.put([position], [outcome])
+        except BaseException as error:  # nobody would hear of an error raised in a callback
+            block.fail(error)
+
+    decoded.add_done_callback(start)
+    return block.future
 
 
 def _is_eligible(handle: MediaHandle) -> bool:
@@ -198,6 +222,10 @@ def _decode_in_pool(
     outcomes = [decode(handle, lambda value: bring_to_device(value, device, copies))]
     seal(outcomes, work, consumer)
     return outcomes
+
+
+def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:
+    return [Decoded(render(handle, outcome.value), outcome.route)]
 
 
 def _take_pixels(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:

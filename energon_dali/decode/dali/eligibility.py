@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.images.graph import crops_resized
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.interface import MediaHandle
@@ -60,6 +61,14 @@ def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
     """Returns whether DALI is certain to decode an image, and to the pixels that PIL gives."""
     if not header.dali_decodable or header.bit_depth > 8:
         return False
+    if spec.front_end is not None:
+        # Transparent images are put on white, and a front end may refuse what is not RGB: both by PIL. So are crops
+        # after a resize, which are resampled twice.
+        return (
+            not header.has_alpha
+            and (spec.front_end.convert_rgb or header.color not in ("gray", "palette", "cmyk", "ycck"))
+            and not crops_resized(spec.geometric)
+        )
     if spec.mode == "RGBA":
         return not header.has_alpha  # DALI drops the alpha channel
     # PIL converts palettes and CMYK to gray with other formulas than RGB.

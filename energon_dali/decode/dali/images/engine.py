@@ -16,11 +16,15 @@ from energon_dali.decode.dali.images.recovery import decode_suspects
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
 from energon_dali.decode.dali.runtime.futures import FutureGroup, bring_to_device
 from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
+from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.interface import DecodeFailure, MediaHandle, Outcome, Route
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends import VisionInput
     from energon_dali.decode.spec import ImageSpec
 
 
@@ -60,7 +64,14 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         set_inputs(pipeline, self.graph, batch)
 
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
-        return take_values(outputs, batch.handles[0].spec, stream)
+        values = take_values(outputs, batch.handles[0].spec, stream)
+        if self.device.kind == "gpu" and batch.handles[0].spec.front_end is not None:
+            import torch
+
+            # Kernels are only started here. On the CPU other threads render: `dispatch`.
+            with torch.cuda.stream(stream):
+                return [render(handle, value) for handle, value in zip(batch.handles, values, strict=True)]
+        return values
 
     def route_of(self, batch: ImageBatch, position: int) -> Route:
         return "dali-cpu" if self.device.kind == "cpu" else image_route(batch.handles[position].format)
@@ -77,6 +88,18 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
             lambda value: bring_to_device(value, self.device, stream),
             self.device,
         )
+
+
+def render(handle: MediaHandle, pixels: torch.Tensor) -> VisionInput:
+    """Returns what the front end of a handle makes of its pixels.
+
+    Args:
+        handle: A handle whose spec has a front end.
+        pixels: uint8[H, W, 3], decoded, turned, cropped and flipped, but not resampled.
+    """
+    front_end = handle.spec.front_end
+    assert front_end is not None
+    return front_end.render(Pixels(tensor=pixels.permute(2, 0, 1)), handle.layout)
 
 
 def split_block(

@@ -69,7 +69,8 @@ class ImageGraph:
     def from_spec(cls, spec: ImageSpec) -> ImageGraph:
         """Returns the graph that produces what a spec asks for."""
         normalize, operations = spec.normalize, spec.geometric
-        resamples = any(isinstance(op, (Resize, RandomResizedCrop)) for op in operations)
+        # A front end resamples: DALI only decodes, crops and flips.
+        resamples = spec.front_end is None and any(isinstance(op, (Resize, RandomResizedCrop)) for op in operations)
         return cls(
             mode=spec.mode,
             dtype="float32" if spec.dtype == "bfloat16" else spec.dtype,
@@ -78,7 +79,7 @@ class ImageGraph:
             std=None if normalize is None else _per_channel(normalize.std, spec.channels),
             crops=any(isinstance(op, (CenterCrop, RandomCrop, RandomResizedCrop)) for op in operations),
             resamples=resamples,
-            crops_resized=_crops_resized(operations),
+            crops_resized=crops_resized(operations),
             flips=any(isinstance(op, HorizontalFlip) for op in operations),
             size=_fixed_size(operations) if resamples else None,
             interpolation=spec.interpolation,
@@ -238,7 +239,8 @@ def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     return values * channels if len(values) == 1 else values
 
 
-def _crops_resized(operations: tuple[GeometricOperation, ...]) -> bool:
+def crops_resized(operations: tuple[GeometricOperation, ...]) -> bool:
+    """Returns whether a crop follows a resize, so that the box is in fractions of source pixels."""
     resized = False
     for operation in operations:
         if resized and isinstance(operation, (CenterCrop, RandomCrop, RandomResizedCrop)):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.dali.runtime.device import Device
+from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, Outcome
 from energon_dali.samples.transfer import map_tensors
 
@@ -118,16 +119,19 @@ def bring_to_device(value: Any, device: Device, stream: Any) -> Any:
     The copy to a GPU runs on `stream`, from page-locked memory, and the host does not wait for it.
 
     Args:
-        value: Torch tensor, numpy array or PIL image.
+        value: Torch tensor, VisionInput, numpy array or PIL image.
         device: Where the other values of the block are.
         stream: torch.cuda.Stream that copies.
     """
-    if device.kind == "cpu" or not hasattr(value, "pin_memory"):
+    if device.kind == "cpu" or not (hasattr(value, "pin_memory") or isinstance(value, VisionInput)):
         return value
     import torch
 
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(f"cuda:{device.ordinal}", non_blocking=True)
+
     with torch.cuda.stream(stream):
-        return value.pin_memory().to(f"cuda:{device.ordinal}", non_blocking=True)
+        return map_tensors(value, move)
 
 
 def seal(outcomes: Sequence[Outcome], work: Any, consumer: Any) -> None:

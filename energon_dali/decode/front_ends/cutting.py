@@ -1,0 +1,67 @@
+"""Cuts a canvas of bytes into tiles or patches; nothing is converted yet, so this moves as few bytes as possible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def cut_tiles(planes: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Returns the tiles of a canvas, row by row.
+
+    Args:
+        planes: uint8[3, rows * height, columns * width].
+        height: Pixels of a tile.
+        width: Likewise.
+
+    Returns:
+        uint8[rows * columns, 3, height * width]; a view if there is one tile.
+    """
+    channels, rows, columns = planes.shape[0], planes.shape[1] // height, planes.shape[2] // width
+    cut = planes.reshape(channels, rows, height, columns, width).permute(1, 3, 0, 2, 4)
+    return cut.reshape(rows * columns, channels, height * width)
+
+
+def cut_patches(planes: torch.Tensor, patch: int, merge: int = 1) -> torch.Tensor:
+    """Returns the square patches of a canvas, those that a model merges next to each other.
+
+    Args:
+        planes: uint8[3, H, W]; H and W are multiples of patch * merge.
+        patch: Pixels of a side.
+        merge: Patches per side of a block. Blocks follow each other row by row, and so do the patches of a block.
+
+    Returns:
+        uint8[H / patch * W / patch, 3, patch * patch].
+    """
+    channels, height, width = planes.shape
+    rows, columns = height // patch, width // patch
+    if planes.is_cuda:
+        grid = planes.reshape(channels, rows // merge, merge, patch, columns // merge, merge, patch)
+        return grid.permute(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, channels, patch * patch)
+    import torch
+
+    # One row of a patch is one item of numpy, which copies it at once. torch would copy byte by byte.
+    items = np.ascontiguousarray(planes.numpy()).view(f"V{patch}")
+    grid_of_rows = items.reshape(channels, rows // merge, merge, patch, columns // merge, merge)
+    cut = np.ascontiguousarray(grid_of_rows.transpose(1, 4, 2, 5, 0, 3)).view(np.uint8)
+    return torch.from_numpy(cut.reshape(rows * columns, channels, patch * patch))
+
+
+def cut_pixel_patches(pixels: torch.Tensor, patch: int) -> torch.Tensor:
+    """Returns the square patches of a canvas, row by row, with the channel of each pixel last.
+
+    Args:
+        pixels: uint8[3, H, W], fastest in memory [H, W, 3]; H and W are multiples of `patch`.
+        patch: Pixels of a side.
+
+    Returns:
+        uint8[H / patch * W / patch, patch * patch, 3].
+    """
+    channels, height, width = pixels.shape
+    rows, columns = height // patch, width // patch
+    grid = pixels.permute(1, 2, 0).reshape(rows, patch, columns, patch * channels)
+    return grid.permute(0, 2, 1, 3).reshape(rows * columns, patch * patch, channels)

@@ -1,0 +1,231 @@
+"""The description of what a vision-language model wants of an image: sizes as integers, and how to render them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.cutting import cut_tiles
+from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
+from energon_dali.decode.front_ends.pixel_values import PixelValues
+from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
+from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+    from energon_dali.decode.spec import ImageDtype
+
+DTYPES = ("float32", "bfloat16", "float16", "uint8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEnd(ABC):
+    """What a vision-language model wants of an image, declared on a decoder; `from_processor` makes one.
+
+    It has two halves. `layout` computes canvas, tiles, patch grid and number of tokens from the size in the header.
+    `render` resamples, pads, cuts, rescales and normalises decoded pixels. Values are frozen, hashable and picklable.
+
+        front_end = FrontEnd.from_processor("folder/of/a/processor", dtype="bfloat16")
+        front_end.layout(1024, 768).num_tokens
+        decoder = DaliDecoder(front_end=front_end)      # images become VisionInput
+
+    Raises:
+        ConfigError: A field has an invalid value.
+    """
+
+    values: PixelValues
+    """What a byte becomes."""
+    filter: Filter
+    """The filter of all resamplings."""
+    resampling: Resampling = "pil"
+    """Who resamples: "pil" or "torch"."""
+    dtype: ImageDtype = "float32"
+    """Type of the values: "float32", "bfloat16", "float16", or "uint8": bytes that the model normalises
+    (`normalization`)."""
+    convert_rgb: bool = True
+    """Converts gray, palette and CMYK images to RGB and puts transparent ones on white. If not, an image that is not
+    RGB is a DecodeError of its sample."""
+
+    family: ClassVar[str]
+    """Name of the family, for messages and `config`."""
+    processors: ClassVar[tuple[str, ...]]
+    """Classes of transformers that it stands for, without the suffixes of their backends."""
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
+    """Keys of `collate` that the model's forward takes."""
+    fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
+    """Bytes around a view on its canvas; None: zeros after normalisation."""
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("filter", self.filter, tuple(PIL_FILTERS)),
+            ("resampling", self.resampling, get_args(Resampling)),
+            ("dtype", self.dtype, DTYPES),
+        ):
+            if value not in allowed:
+                raise ConfigError(
+                    f"{type(self).__name__}({name}={value!r}) is unknown. Give one of {', '.join(allowed)}."
+                )
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        """Returns the front end for a processor's configuration; takes every value that changes pixels.
+
+        Raises:
+            ConfigError: A value is not supported.
+        """
+
+    @staticmethod
+    def from_processor(
+        processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+    ) -> FrontEnd:
+        """Returns the front end that makes what a Hugging Face processor makes.
+
+        Args:
+            processor: An image or video processor, or a processor that has one; or the folder (or JSON file) that it
+                was saved to, for which transformers need not be installed.
+            dtype: Type of the values.
+            resampling: Who resamples; None follows the processor's backend, and takes "pil" for a folder.
+            **fields: Further fields of the family's front end, such as patch_size, which some processors do not know.
+
+        Raises:
+            ConfigError: No front end covers this processor, or one of its values. The message lists those that exist.
+        """
+        from energon_dali.decode.front_ends.registry import make_front_end
+
+        return make_front_end(processor, dtype=dtype, resampling=resampling, **fields)
+
+    @abstractmethod
+    def layout(self, width: int, height: int) -> ImageLayout:
+        """Returns what an image of this size becomes.
+
+        Args:
+            width: Pixels, after EXIF rotation and declared operations.
+            height: Likewise.
+
+        Raises:
+            DecodeError: The processor refuses images of this size.
+        """
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        """Returns what the processor returns for these images.
+
+        Args:
+            samples: The images of each sample.
+        """
+
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""
+        table = self.values.table()
+        scale = tuple(float(row[255] - row[0]) / 255 for row in table)
+        return scale, tuple(float(row[0]) for row in table)
+
+    def with_fields(self, **fields: Any) -> Self:
+        """Returns a copy with some fields changed.
+
+        Raises:
+            ConfigError: There is no such field, or its value is invalid.
+        """
+        try:
+            return replace(self, **fields)
+        except TypeError as error:
+            names = ", ".join(self.__dataclass_fields__)
+            raise ConfigError(f"{type(self).__name__} has no such field: {error}. Its fields are {names}.") from error
+
+    def config(self) -> dict[str, Any]:
+        """Returns family and fields as plain values."""
+        return {"family": self.family, **asdict(self)}
+
+    # --- rendering -------------------------------------------------------------------------------------------------
+
+    def render(self, pixels: Pixels, layout: ImageLayout) -> VisionInput:
+        """Returns an image as the model takes it.
+
+        Args:
+            pixels: The decoded image. Its size may differ from the layout's where declared operations end with a
+                resampling: it is then resampled once, from its own pixels.
+            layout: Of its size.
+        """
+        return VisionInput(self.arrange(pixels, layout), layout, self)
+
+    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
+        """Returns the values of an image: by default dtype[tiles, 3, height, width], the tiles of all views in turn."""
+        import torch
+
+        parts = []
+        for view, canvas in self.canvases(pixels, layout):
+            height, width = view.tile_size
+            tiles = self.values.convert(cut_tiles(canvas, height, width), self.torch_dtype, channel_axis=1)
+            tiles = tiles.view(-1, 3, height, width)
+            if self.fill is None:
+                _clear_outside(tiles, view)
+            parts.append(tiles)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def canvases(self, pixels: Pixels, layout: ImageLayout) -> Iterator[tuple[View, torch.Tensor]]:
+        """Yields the views that are part of the result, with their canvases as uint8[3, H, W], contiguous."""
+        made: list[Pixels] = []
+        height, width = pixels.size
+        scale_y, scale_x = height / layout.height, width / layout.width
+        for view in layout.views:
+            source = pixels if view.source == IMAGE else made[view.source]
+            if view.box is not None:
+                left, top, right, bottom = view.box
+                if view.source == IMAGE and (scale_y, scale_x) != (1.0, 1.0):
+                    left, right = round(left * scale_x), max(round(left * scale_x) + 1, round(right * scale_x))
+                    top, bottom = round(top * scale_y), max(round(top * scale_y) + 1, round(bottom * scale_y))
+                source = source.cropped((left, top, right, bottom))
+            made.append(source.resized(view.height, view.width, self.filter, self.resampling))
+            if view.emitted:
+                yield view, _placed(made[-1], view, self.fill or (0, 0, 0))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+
+def _placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tensor:
+    """Returns the canvas of a view: uint8[3, H, W], contiguous."""
+    planes = pixels.planes()
+    height, width = view.canvas_size
+    if (height, width) == (view.height, view.width) and view.position == (0, 0):
+        return planes
+    import torch
+
+    if len(set(fill)) == 1:
+        canvas = torch.full((3, height, width), fill[0], dtype=torch.uint8, device=planes.device)
+    else:
+        canvas = torch.tensor(fill, dtype=torch.uint8, device=planes.device)[:, None, None].repeat(1, height, width)
+    top, left = view.position
+    rows = slice(max(0, top), min(height, top + view.height))
+    columns = slice(max(0, left), min(width, left + view.width))
+    canvas[:, rows, columns] = planes[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    return canvas
+
+
+def _clear_outside(tiles: torch.Tensor, view: View) -> None:
+    """Sets what is outside the view to zero, in the tiles [n, 3, height, width] of its canvas."""
+    height, width = view.tile_size
+    columns = view.canvas_size[1] // width
+    top, left = view.position
+    for number in range(len(tiles)):
+        tile_top, tile_left = number // columns * height, number % columns * width
+        first_row, last_row = (min(max(edge - tile_top, 0), height) for edge in (top, top + view.height))
+        first, last = (min(max(edge - tile_left, 0), width) for edge in (left, left + view.width))
+        tile = tiles[number]
+        tile[:, :first_row] = 0
+        tile[:, last_row:] = 0
+        tile[:, :, :first] = 0
+        tile[:, :, last:] = 0

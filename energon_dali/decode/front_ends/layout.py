@@ -1,0 +1,74 @@
+"""What a front end makes of an image of a given size, as integers: computed from the header, before any decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IMAGE = -1
+"""`View.source` of a view that is resampled from the decoded image."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A rectangle of the image, resampled once, placed on a canvas, and cut into tiles of one size.
+
+    All views of a layout come from one decode. Sizes are in pixels.
+    """
+
+    height: int
+    """Height after resampling."""
+    width: int
+    """Width after resampling."""
+    box: tuple[int, int, int, int] | None = None
+    """(left, top, right, bottom) of the source that is resampled, right and bottom exclusive; None is all of it. The
+    filter reads nothing outside it."""
+    source: int = IMAGE
+    """What is resampled: `IMAGE`, or the index of an earlier view of the layout (its resampled pixels, without its
+    canvas)."""
+    canvas: tuple[int, int] | None = None
+    """(height, width) of the canvas; None is the size of the view."""
+    position: tuple[int, int] = (0, 0)
+    """(top, left) of the view on its canvas. What does not fit is cut off, so both may be negative."""
+    tile: tuple[int, int] | None = None
+    """(height, width) of the tiles that the canvas is cut into, row by row; None is one tile, the canvas. The canvas is
+    a whole number of tiles."""
+    emitted: bool = True
+    """Whether the view is part of the result; False if other views are only resampled from it."""
+
+    @property
+    def canvas_size(self) -> tuple[int, int]:
+        """(height, width) of the canvas."""
+        return self.canvas or (self.height, self.width)
+
+    @property
+    def tile_size(self) -> tuple[int, int]:
+        """(height, width) of a tile."""
+        return self.tile or self.canvas_size
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of this view in the result."""
+        (height, width), (tile_height, tile_width) = self.canvas_size, self.tile_size
+        return (height // tile_height) * (width // tile_width) if self.emitted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """The views of one image, and what follows from its size."""
+
+    height: int
+    """Height of the image in pixels, as the front end sees it: after rotation and declared operations."""
+    width: int
+    """Width likewise."""
+    views: tuple[View, ...]
+    """In the order of the result."""
+    num_tokens: int
+    """Vision tokens: placeholder tokens that stand for image features in the text."""
+    grid: tuple[int, ...] = ()
+    """Integers of the family: the patch grid (frames, rows, columns), the tile grid (rows, columns), an index of an
+    aspect ratio. The family's class says which."""
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of all views in the result."""
+        return sum(view.num_tiles for view in self.views)

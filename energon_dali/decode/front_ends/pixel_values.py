@@ -1,0 +1,158 @@
+"""From bytes to the values that a model takes: rescaling and normalisation, with a processor's own rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Arithmetic = Literal["pil", "torch"]
+_CHUNK_VALUES = 1 << 17
+"""Values that are converted at a time: their float32 stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelValues:
+    """What a byte of an image becomes: value = (byte * rescale - mean) / std, each step only where it is given.
+
+    A byte has 256 values, so `table` is the whole definition, and each way of computing must agree with it bit for bit.
+    """
+
+    rescale: float | None = 1 / 255
+    """Factor of each byte; None leaves 0 to 255."""
+    mean: tuple[float, ...] | None = None
+    """Per channel, after rescaling; None does not normalise."""
+    std: tuple[float, ...] | None = None
+    """Likewise."""
+    arithmetic: Arithmetic = "pil"
+    """Order of the steps: "pil" as transformers' PIL backend (rescale in float64, round to float32, subtract, divide),
+    "torch" as its torchvision backend (mean and std are multiplied by 1 / rescale, one subtraction, one division)."""
+
+    def table(self, channels: int = 3) -> NDArray[np.float32]:
+        """Returns the value of each byte: float32[channels, 256]. Shared: do not change it."""
+        return _table(self, channels)
+
+    def convert(self, pixels: torch.Tensor, dtype: torch.dtype, *, channel_axis: int, repeat: int = 1) -> torch.Tensor:
+        """Returns the values of bytes as a new tensor.
+
+        Args:
+            pixels: uint8[items, a, b], on any device.
+            dtype: Of the result. Narrower types are rounded from float32; torch.uint8 leaves the bytes as they are.
+            channel_axis: Which of the axes, 1 or 2, is the channel.
+            repeat: How often each item is repeated after its axis 1, as the frames of a temporal patch are.
+
+        Returns:
+            dtype[items, a, b], or dtype[items, a, repeat, b] if `repeat` is more than 1.
+        """
+        import torch
+
+        items, first, second = pixels.shape
+        shape = (items, first, second) if repeat == 1 else (items, first, repeat, second)
+        out = torch.empty(shape, dtype=dtype, device=pixels.device)
+        if dtype == torch.uint8:
+            out.copy_(pixels if repeat == 1 else pixels[:, :, None, :])
+            return out
+        channels = pixels.shape[channel_axis]
+        axes = (1, channels, 1) if channel_axis == 1 else (1, 1, channels)
+        recipe = _recipe(self, channels)
+        per_item = max(1, first * second)
+        step = items if pixels.is_cuda else max(1, _CHUNK_VALUES // per_item)
+        scratch = torch.empty((min(step, items), first, second), dtype=torch.float32, device=pixels.device)
+        for start in range(0, items, step):
+            part = pixels[start : start + step]
+            values = scratch[: len(part)]
+            _compute(recipe, part, values, axes, channel_axis)
+            out[start : start + step] = values if repeat == 1 else values[:, :, None, :]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """Steps in float32 that give the table bit for bit, or the table itself."""
+
+    divisor: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    table: NDArray[np.float32] | None = None
+
+
+def _compute(
+    recipe: _Recipe, pixels: torch.Tensor, values: torch.Tensor, axes: tuple[int, int, int], channel_axis: int
+) -> None:
+    """Writes the values of uint8[n, a, b] into float32[n, a, b]."""
+    import torch
+
+    if recipe.table is not None:
+        table = torch.from_numpy(recipe.table).to(pixels.device)
+        for channel in range(table.shape[0]):
+            chosen = pixels.select(channel_axis, channel)
+            values.select(channel_axis, channel).copy_(table[channel][chosen.int()])
+        return
+    if recipe.divisor is None:
+        values.copy_(pixels)
+    else:
+        torch.div(pixels, recipe.divisor, out=values)
+    if recipe.mean is not None and recipe.std is not None:
+        values.sub_(torch.tensor(recipe.mean, dtype=torch.float32, device=values.device).view(axes))
+        values.div_(torch.tensor(recipe.std, dtype=torch.float32, device=values.device).view(axes))
+
+
+def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:
+    return np.array(values * channels if len(values) == 1 else values, np.float32)
+
+
+@lru_cache(maxsize=64)
+def _table(values: PixelValues, channels: int) -> NDArray[np.float32]:
+    levels = np.arange(256)[None].repeat(channels, 0)
+    if values.mean is None or values.std is None:
+        if values.rescale is None:
+            result = levels.astype(np.float32)
+        elif values.arithmetic == "torch":
+            result = levels.astype(np.float32) * np.float32(values.rescale)
+        else:
+            result = (levels.astype(np.float64) * values.rescale).astype(np.float32)
+    else:
+        mean, std = _channels(values.mean, channels)[:, None], _channels(values.std, channels)[:, None]
+        if values.arithmetic == "torch":
+            if values.rescale is not None:
+                scale = np.float32(1.0 / values.rescale)
+                mean, std = mean * scale, std * scale
+            result = (levels.astype(np.float32) - mean) / std
+        else:
+            scaled = levels.astype(np.float64) if values.rescale is None else levels * np.float64(values.rescale)
+            result = (scaled.astype(np.float32) - mean) / std
+    result.setflags(write=False)
+    return np.asarray(result, np.float32)
+
+
+@lru_cache(maxsize=64)
+def _recipe(values: PixelValues, channels: int) -> _Recipe:
+    """Returns the fastest recipe whose results equal the table for all bytes."""
+    import torch
+
+    table = _table(values, channels)
+    mean = None if values.mean is None else tuple(float(value) for value in _channels(values.mean, channels))
+    std = None if values.std is None else tuple(float(value) for value in _channels(values.std, channels))
+    candidates = [_Recipe(None if values.rescale is None else 1.0 / values.rescale, mean, std)]
+    if mean is not None and std is not None and values.rescale is not None:
+        scale = np.float32(1.0 / values.rescale)
+        candidates.append(
+            _Recipe(
+                None,
+                tuple(float(np.float32(value) * scale) for value in mean),
+                tuple(float(np.float32(value) * scale) for value in std),
+            )
+        )
+    levels = torch.arange(256, dtype=torch.uint8).repeat(channels, 1)[None]  # uint8[1, channels, 256]
+    for candidate in candidates:
+        found = torch.empty(levels.shape, dtype=torch.float32)
+        _compute(candidate, levels, found, (1, channels, 1), 1)
+        if np.array_equal(found[0].numpy(), table):
+            return candidate
+    return _Recipe(table=np.array(table))

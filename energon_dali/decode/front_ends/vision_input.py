@@ -1,0 +1,81 @@
+"""What a decoder with a front end makes of an image, and how several become a model's input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends.front_end import FrontEnd
+    from energon_dali.decode.front_ends.layout import ImageLayout
+
+
+@dataclass(slots=True, eq=False)
+class VisionInput:
+    """One image as a model takes it."""
+
+    values: torch.Tensor
+    """Patches or tiles in the front end's dtype; the front end's class says their shape."""
+    layout: ImageLayout
+    """Size of the image, views, grid and number of tokens."""
+    front_end: FrontEnd
+    """What made it; one object for all images of a decoder within a process."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Placeholder tokens that stand for this image in the text."""
+        return self.layout.num_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"VisionInput({self.front_end.family}: {self.layout.width}x{self.layout.height} -> "
+            f"{list(self.values.shape)} {str(self.values.dtype).removeprefix('torch.')}, {self.num_tokens} tokens)"
+        )
+
+
+def batch_vision(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str, Any]:
+    """Returns several images or videos as a processor returns them: its keys, shapes and dtypes.
+
+    Args:
+        inputs: What the decoder gave for each image, in the order of the text's placeholders; or one list of these per
+            sample, which some families need to know (Idefics3, Mllama), and which may be empty.
+        for_model: Keeps only what the model's `forward` takes.
+
+    Returns:
+        A dict such as {"pixel_values": ..., "image_grid_thw": ...}; empty without inputs.
+
+    Raises:
+        ConfigError: Something else was given, or the inputs come from different front ends.
+    """
+    samples: list[Sequence[Any]] = []
+    given = list(inputs)
+    nested = bool(given) and all(isinstance(entry, (list, tuple)) for entry in given)
+    samples = given if nested else [[entry] for entry in given]
+    batch: dict[str, Any] = {}
+    kinds: dict[type, list[list[Any]]] = {}
+    for number, sample in enumerate(samples):
+        for entry in sample:
+            if not hasattr(entry, "front_end"):
+                raise ConfigError(
+                    f"batch_vision was given a {type(entry).__name__}. It takes what a decoder with front_end=... made "
+                    "of images and videos. Give the decoder a front end, or stack plain tensors yourself."
+                )
+            rows = kinds.setdefault(type(entry), [[] for _ in samples])
+            rows[number].append(entry)
+    for rows in kinds.values():
+        entries = [entry for row in rows for entry in row]
+        front_end = entries[0].front_end
+        for entry in entries:
+            if entry.front_end is not front_end and entry.front_end != front_end:
+                raise ConfigError(
+                    f"batch_vision was given inputs of different front ends: {front_end!r} and {entry.front_end!r}. A "
+                    "model takes those of one. Use the same front end for all datasets of a blend."
+                )
+        made: Mapping[str, Any] = front_end.collate(rows)
+        batch.update({key: made[key] for key in front_end.model_keys if key in made} if for_model else made)
+    return batch
