@@ -289,7 +289,7 @@ class MediaDecoder(Decoder):
             "apply_exif_orientation": spec.apply_exif_orientation,
             "max_pixels": spec.max_pixels,
             "max_bytes": spec.max_bytes,
-            **({} if spec.front_end is None else {"front_end": spec.front_end.config()}),
+            "front_end": None if spec.front_end is None else spec.front_end.config(),
         }
 
     def __repr__(self) -> str:

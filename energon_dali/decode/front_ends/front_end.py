@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
@@ -49,6 +49,8 @@ class FrontEnd(ABC):
     dtype: ImageDtype = "float32"
     """Type of the values: "float32", "bfloat16", "float16", or "uint8": bytes that the model normalises
     (`normalization`)."""
+    image_token: str = "<image>"
+    """Placeholder of an image in the text, and of each of its features after `expand_text`."""
     convert_rgb: bool = True
     """Converts gray, palette and CMYK images to RGB and puts transparent ones on white. If not, an image that is not
     RGB is a DecodeError of its sample."""
@@ -121,6 +123,36 @@ class FrontEnd(ABC):
         Args:
             samples: The images of each sample.
         """
+
+    def image_text(self, layout: ImageLayout) -> str:
+        """Returns the text that stands for one image: its placeholder tokens, and those that mark rows and tiles.
+
+        Args:
+            layout: Of the image.
+        """
+        return self.image_token * layout.num_tokens
+
+    def expand_text(self, text: str, layouts: Iterable[ImageLayout]) -> str:
+        """Returns a text with each image token replaced by the tokens of its image, as the processor expands it.
+
+        Args:
+            text: With one `image_token` per image.
+            layouts: Of the images (`handle.layout`, or `VisionInput.layout`), in the order of the text.
+
+        Raises:
+            ConfigError: The text has more or fewer image tokens than there are images.
+        """
+        images = list(layouts)
+        pieces = text.split(self.image_token)
+        if len(pieces) != len(images) + 1:
+            raise ConfigError(
+                f"The text has {len(pieces) - 1} {self.image_token!r}, and there are {len(images)} images. Write one "
+                "for each image."
+            )
+        expanded = [pieces[0]]
+        for layout, piece in zip(images, pieces[1:], strict=True):
+            expanded += (self.image_text(layout), piece)
+        return "".join(expanded)
 
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""
