@@ -1,0 +1,309 @@
+"""Runs the user's task encoder on one sample, and on the first batch, as a loader would."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from energon_dali.build.mixture import open_sources
+from energon_dali.build.options import DatasetOptions
+from energon_dali.build.pipeline import build_stages
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.mixing.source_mixture import with_source
+from energon_dali.datasets.source import SourceDataset
+from energon_dali.decode import Normalize
+from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
+from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.plan import OrderSpec, Slices
+from energon_dali.task_encoder import TaskEncoder, overridden
+from energon_dali.view.encoded_fields import FieldDescriber, ShownField
+from energon_dali.view.pixels import Normalisation
+from energon_dali.worker_config import WorkerConfig
+
+MAX_ELEMENTS = 8
+"""Encoded samples that are shown of one sample, if hooks make several of it."""
+_TOKENIZERS = ("tokenizer", "text_tokenizer", "processor.tokenizer", "processor", "tok")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """What is encoded, and how; plain values."""
+
+    path: str
+    """A prepared folder, a `.jsonl` file, or a metadataset."""
+    encoder: str
+    """`MODULE:CLASS` of the task encoder; a function or an instance is taken too."""
+    split_part: str = "train"
+    """Part of the split, for the batch."""
+    batch_size: int | None = 4
+    """Samples per batch; None batches only if the encoder groups samples itself."""
+    packing_buffer_size: int | None = None
+    """Number of samples from which the encoder chooses packs; None packs nothing."""
+    dataset_config: str | None = None
+    """Name of dataset.yaml; only for a folder."""
+    split_config: str | None = None
+    """Name of the split file; only for a folder."""
+    trust_dataset_code: bool = False
+    """Let code and pickled parts of the dataset run."""
+
+
+@dataclass(slots=True)
+class EncodedElement:
+    """One encoded sample or batch."""
+
+    type_name: str
+    """Name of its class."""
+    keys: list[str]
+    """Keys of its samples."""
+    fields: list[ShownField]
+    """Its fields, without those that every sample has."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        return {"type_name": self.type_name, "keys": self.keys, "fields": [one.as_dict() for one in self.fields]}
+
+
+@dataclass(slots=True)
+class EncodedView:
+    """What came of encoding one sample or batch."""
+
+    elements: list[EncodedElement] = field(default_factory=list)
+    """What the encoder made; several for a sample if a hook is a generator, none if it was skipped or failed."""
+    error: str = ""
+    """What went wrong, in one line; "" if nothing did."""
+    trace: str = ""
+    """The traceback."""
+    note: str = ""
+    """What the user should know about it; "" if nothing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        elements = [element.as_dict() for element in self.elements]
+        return {"elements": elements, "error": self.error, "trace": self.trace, "note": self.note}
+
+
+def load_encoder(name: str) -> TaskEncoder[Any, Any, Any, Any]:
+    """Returns the task encoder of `MODULE:CLASS`. This runs code, which the user named.
+
+    Args:
+        name: Module and class, or a function or instance in its place; modules of the current folder are found.
+
+    Raises:
+        ConfigError: It is not `MODULE:CLASS`, or does not name a task encoder that can be made without arguments.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"--encoder {name} is invalid: write MODULE:CLASS, such as my_project.encoders:Captions.")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for step in attribute.split("."):
+            found = getattr(found, step)
+        made = found() if callable(found) and not isinstance(found, TaskEncoder) else found
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(f"--encoder {name} cannot be used: {type(error).__name__}: {error}") from error
+    if not isinstance(made, TaskEncoder):
+        raise ConfigError(
+            f"--encoder {name} is a {type(made).__name__}, and not a TaskEncoder. Name a class derived from "
+            "TaskEncoder or DefaultTaskEncoder that takes no arguments, or a function that returns an instance."
+        )
+    return made
+
+
+class EncoderSession:
+    """A task encoder and a dataset. Not thread-safe.
+
+    Args:
+        options: What is encoded, and how.
+
+    Raises:
+        ConfigError: The encoder cannot be used.
+    """
+
+    def __init__(self, options: EncoderOptions) -> None:
+        self.options = options
+        self.encoder = load_encoder(options.encoder)
+        self._describer = FieldDescriber(find_token_text(self.encoder), find_normalisation(self.encoder))
+        self._trees: dict[tuple[str, str], tuple[SavableDataset[Any], SourceDataset]] = {}
+        self._errors: list[BaseException] = []
+
+    def sample(self, path: str, index: int, split_part: str = "train") -> EncodedView:
+        """Returns what the encoder makes of one sample, before samples are packed and batched.
+
+        Args:
+            path: Path of the dataset: that of the options, or one that the metadataset names.
+            index: Index of the sample in the whole dataset.
+            split_part: Part of the split of the options' path that reads the dataset.
+        """
+        view = EncodedView()
+        with self._failures(view):
+            dataset, source = self._loaded(path, split_part)
+            shard, inside = source.reader.locate(index)
+            one = Slices(np.array([shard]), np.array([inside]), np.array([inside + 1]))
+            dataset = with_source(dataset, lambda each: _only(each, one))
+            self._take(build_stages(dataset, self._options(split_part, batched=False)), view, MAX_ELEMENTS)
+            if not view.elements and not self._errors:
+                view.note = "The encoder skips this sample."
+        return view
+
+    def batch(self) -> EncodedView:
+        """Returns the first batch of training, in the order of a job with one stream."""
+        from energon_dali.build.datasets import get_train_dataset
+
+        view, options = EncodedView(), self.options
+        packs = overridden(self.encoder, "select_samples_to_pack")
+        if packs and options.packing_buffer_size is None:
+            view.note = "This encoder packs samples. Give --packing-buffer-size to see its packs."
+        with self._failures(view):
+            dataset = get_train_dataset(
+                options.path,
+                split_part=options.split_part,
+                worker_config=self._config(),
+                batch_size=options.batch_size,
+                packing_buffer_size=options.packing_buffer_size,
+                task_encoder=self.encoder,
+                **self._source_options(),
+            )
+            self._take(dataset, view, 1)
+            if not view.elements and not self._errors:
+                view.note = "The encoder makes no batch of this dataset."
+        return view
+
+    def _config(self) -> WorkerConfig:
+        def note(error: Exception, *_: Any) -> None:
+            self._errors.append(error)
+
+        return WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1, global_error_handler=note)
+
+    def _source_options(self) -> dict[str, Any]:
+        names = ("dataset_config", "split_config", "trust_dataset_code")
+        return {name: value for name in names if (value := getattr(self.options, name))}
+
+    def _options(self, split_part: str, *, batched: bool) -> DatasetOptions:
+        sizes: dict[str, Any] = {}
+        if batched:
+            sizes = {"batch_size": self.options.batch_size, "packing_buffer_size": self.options.packing_buffer_size}
+        return DatasetOptions.of_call(
+            _unbatched(self.encoder) if not batched else self.encoder,
+            self._config(),
+            self._source_options(),
+            split_part=split_part,
+            training=False,
+            **sizes,
+        )
+
+    def _loaded(self, path: str, split_part: str) -> tuple[SavableDataset[Any], SourceDataset]:
+        """Returns (the dataset of loaded samples, its source) of one of the datasets of the options' path."""
+        if (path, split_part) not in self._trees:
+            _, opened = open_sources(self.options.path, self._options(split_part, batched=False))
+            for dataset, source in opened:
+                self._trees.setdefault((source.name, split_part), (dataset, source))
+        if (path, split_part) not in self._trees:
+            known = sorted(name for name, part in self._trees if part == split_part)
+            raise DatasetError(f"The split part {split_part!r} does not read {path}, only {', '.join(known)}.")
+        return self._trees[path, split_part]
+
+    def _take(self, dataset: SavableDataset[Any], view: EncodedView, most: int) -> None:
+        with get_savable_loader(dataset, watchdog_timeout_seconds=None) as loader:
+            for element in loader:
+                view.elements.append(self._element(element))
+                if len(view.elements) == most:
+                    break
+
+    def _element(self, element: Any) -> EncodedElement:
+        keys = (element.get("__key__") if isinstance(element, dict) else getattr(element, "__key__", None)) or []
+        shown = [one for one in self._describer.describe(element) if not one.name.startswith("__")]
+        texts = [str(key) for key in keys] if isinstance(keys, (list, tuple)) else [str(keys)]
+        return EncodedElement(type(element).__name__, texts[:64], shown)
+
+    @contextmanager
+    def _failures(self, view: EncodedView) -> Iterator[None]:
+        """Notes in a view what goes wrong inside."""
+        self._errors.clear()
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._errors.append(error)
+        if self._errors:
+            # A fatal error is chained to the one that the encoder raised.
+            first = self._errors[0]
+            view.error = f"{type(first).__name__}: {first}"
+            is_ours = isinstance(first, EnergonDaliError) and first.__cause__ is None
+            view.trace = "" if is_ours else "".join(traceback.format_exception(first))
+            if view.elements:
+                view.note = f"{len(self._errors):,} samples failed before it; the first of them is shown."
+
+
+def _only(source: SourceDataset, slices: Slices) -> SourceDataset:
+    """Returns a source of a few samples, in file order."""
+    twin = copy.copy(source)
+    spec = source.order.spec if not isinstance(source.order, OrderSpec) else source.order
+    twin.order = replace(spec, base=slices, shuffle=False, num_streams=1, range_offset=0)
+    twin.repeat = False
+    return twin
+
+
+def _unbatched(encoder: TaskEncoder[Any, Any, Any, Any]) -> TaskEncoder[Any, Any, Any, Any]:
+    """Returns an encoder whose samples are not grouped into batches, which happens without a batch size as well."""
+    if not overridden(encoder, "batch_group_criterion"):
+        return encoder
+    kind = type(encoder)
+    twin = copy.copy(encoder)
+    twin.__class__ = type(kind.__name__, (kind,), {"batch_group_criterion": TaskEncoder.batch_group_criterion})
+    return twin
+
+
+def find_token_text(encoder: object) -> Callable[[int], str] | None:
+    """Returns a function from a token to its text, from the tokenizer of an encoder; None if it has none.
+
+    Args:
+        encoder: Looked at: its attributes `tokenizer`, `text_tokenizer`, `processor` and `tok`.
+    """
+    for name in _TOKENIZERS:
+        found: Any = encoder
+        for step in name.split("."):
+            found = getattr(found, step, None)
+        if found is None:
+            continue
+        for method in ("decode", "detokenize"):
+            if callable(getattr(found, method, None)):
+                return _single(getattr(found, method), getattr(found, "convert_ids_to_tokens", None))
+        if callable(getattr(found, "id_to_token", None)):
+            return partial(_name_of, found)
+    return None
+
+
+def _name_of(tokenizer: Any, token: int) -> str:
+    return str(tokenizer.id_to_token(token))
+
+
+def _single(decode: Callable[[list[int]], Any], convert: Any) -> Callable[[int], str]:
+    def text(token: int) -> str:
+        decoded = str(decode([token]))
+        if convert is not None and ("\ufffd" in decoded or not decoded):  # part of a character
+            return str(convert([token])[0])
+        return decoded
+
+    return text
+
+
+def find_normalisation(encoder: TaskEncoder[Any, Any, Any, Any]) -> Normalisation | None:
+    """Returns mean and standard deviation by which the encoder's decoder normalises images; None if it does not."""
+    spec = getattr(encoder.decoder, "spec", None)
+    for operation in getattr(spec, "operations", ()):
+        if isinstance(operation, Normalize):
+            return operation.mean, operation.std
+    return None
