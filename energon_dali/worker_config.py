@@ -126,6 +126,12 @@ class WorkerConfig:
     logged where they are delivered) and {pid}. None logs to `energon_dali.debug`."""
     worker_log_level: int = 0
     """0 logs nothing; 1 and more log the keys of each delivered element."""
+    trace_path: str | os.PathLike[str] | None = None
+    """File for a trace that Perfetto opens: what each process of this rank does, and when the trainer waits
+    (docs/observing.md). May contain {rank} and {pid}, and must contain one of them if there are several ranks. None
+    traces nothing. Costs some microseconds per sample and stage."""
+    trace_max_bytes: int = 2**30
+    """Size at which the trace ends; training goes on."""
     global_error_handler: ErrorHandler = field(default=log_exception)
     """Called with (exception, sample, sources) for every sample that failed."""
     restore_error_handler: ErrorHandler = field(default=reraise_exception)
@@ -155,7 +161,24 @@ class WorkerConfig:
             raise ConfigError(
                 f"num_workers={self.num_workers} is negative: give 0 (in this process) or a positive number."
             )
+        if self.trace_path is not None:
+            self._check_trace_path()
         _ = self.layout  # raises LayoutError if the number of streams does not fit
+
+    def _check_trace_path(self) -> None:
+        path = os.fspath(self.trace_path or "")
+        try:
+            own, other = (path.format(rank=self.rank + n, pid=os.getpid() + n) for n in range(2))
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"trace_path={path!r} has braces with another content than {{rank}} and {{pid}}. Give a path such as "
+                "'trace-{rank}.json'; a brace of the name itself is written twice."
+            ) from error
+        if own == other and self.world_size > 1:
+            raise ConfigError(
+                f"trace_path={path!r} is the same file for all {self.world_size} ranks. Put {{rank}} into it, as in "
+                "'trace-{rank}.json'."
+            )
 
     @property
     def layout(self) -> Layout:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
 from energon_dali.metadataset.join.reader import JoinedRaw
 from energon_dali.samples import Sample
 from energon_dali.shards import RawSample
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.trace import TracedMetrics
 
 
 class JoinedSampleLoader(SampleLoader):
@@ -45,6 +49,11 @@ class JoinedSampleLoader(SampleLoader):
         self.loaders = tuple(loaders)
         self.joiner = joiner
         self.names = None if names is None else tuple(names)
+
+    def traced(self, metrics: TracedMetrics) -> SampleLoader:
+        twin = copy.copy(self)
+        twin.loaders = tuple(load.traced(metrics) for load in self.loaders)
+        return twin
 
     def __call__(self, raw: RawSample, seed: int) -> Any:
         """Returns the sample.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,6 +85,21 @@ class Metrics:
         """
         if self.on_dropped is not None:
             self.on_dropped()
+
+    def begin_block(self) -> None:
+        """Notes that the work on a block begins; only a trace wants to know."""
+
+    def end_block(self, stream: int, size_bytes: int) -> None:
+        """Notes that a block is ready to be sent; only a trace wants to know."""
+
+    def watch(self, name: str, future: Future[Any], count: int) -> None:
+        """Notes how long work takes that has just been started; only a trace wants to know.
+
+        Args:
+            name: What is done, such as "decode".
+            future: Is done when the work is.
+            count: Number of media.
+        """
 
     def dropped(self) -> Counter[str]:
         """Returns how many samples each stage dropped since the start, drained or not.

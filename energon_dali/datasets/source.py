@@ -18,6 +18,7 @@ from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, try_restore
 from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.errors import DatasetError, DatasetFormatError, StateError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
 from energon_dali.shards import RawSample
@@ -150,8 +151,9 @@ class _SourceIterator(StreamIterator[Any]):
         self._reader = dataset.reader
         spec = dataset.order.spec if isinstance(dataset.order, RepeatedOrder) else dataset.order
         self._reader.expect_order(spec.window, spec.base.num_samples / max(1, len(spec.slices)))
-        self._load = dataset.load
         self._metrics = context.metrics
+        metrics = context.metrics
+        self._load = dataset.load.traced(metrics) if isinstance(metrics, TracedMetrics) else dataset.load
         self._read_policy = FailurePolicy("read", dataset.failure_tolerance, context, dataset.worker_config)
         self._load_policy = FailurePolicy("load", dataset.failure_tolerance, context, dataset.worker_config)
         self._epoch = 0

@@ -275,7 +275,11 @@ class _DecodeIterator(StreamIterator[Any]):
             before = len(handles)
             handles += handles_of(element)
             counts.append(len(handles) - before)
-        return _Running(block, counts, self._decoder.start_block(handles) if handles else None)
+        if not handles:
+            return _Running(block, counts, None)
+        future = self._decoder.start_block(handles)
+        self._metrics.watch("decode", future, len(handles))
+        return _Running(block, counts, future)
 
     def last_key(self, element: Any) -> Key:
         return get_restore_key(element) if self._key is None else self._key

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from typing_extensions import Unpack
 from energon_dali.cache import CachePool, pool_context
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
-from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.stream import plain
 from energon_dali.error_handlers import LOGGER
@@ -29,6 +27,7 @@ from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics
+from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.storage.store import read_scope
 
@@ -106,7 +105,7 @@ class BasicDataLoader(Generic[T]):
             rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
         )
         self._shared_cache: CachePool | None = None
-        self._metrics = Metrics()
+        self._metrics, self._clock = open_metrics(self.worker_config)
         self._watchdog = Watchdog(
             self._options.watchdog_timeout_seconds,
             self._options.watchdog_initial_timeout_seconds,
@@ -114,7 +113,6 @@ class BasicDataLoader(Generic[T]):
             metrics=self._metrics,
         )
         self._failures_logged = 0
-        self._clock = _TrainerClock()
         self._ranges = _Ranges()
         self._prefetcher: Prefetcher | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -150,6 +148,7 @@ class BasicDataLoader(Generic[T]):
             # Threads that share a loader take turns; a signal handler inside a wait may ask for a batch as well.
             with self._turn, self._ranges.named("energon_dali.next"):
                 if epoch != self._epoch:  # another iterator reached its end
+                    self._clock.stop_without_batch(started, "the epoch is over")
                     raise StopIteration
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
@@ -161,6 +160,7 @@ class BasicDataLoader(Generic[T]):
                     self._epoch, self._given = self._epoch + 1, 0
                     self._note_closed(prefetcher)
                     self._log_failures()
+                    self._clock.stop_without_batch(started, "the epoch is over")
                     raise
                 self._note_closed(prefetcher)
                 self._given += 1
@@ -169,7 +169,8 @@ class BasicDataLoader(Generic[T]):
             return element  # type: ignore[no-any-return]
         except StopIteration:
             raise
-        except BaseException:
+        except BaseException as error:
+            self._clock.stop_without_batch(started, type(error).__name__)
             self.close()
             if taken:
                 self._snapshot = before
@@ -225,6 +226,7 @@ class BasicDataLoader(Generic[T]):
         if self._shared_cache is not None:
             self._shared_cache.close()
         self._log_failures()
+        flush_trace(self._metrics)
 
     def _log_failures(self) -> None:
         """Logs how many samples failed in which way, if more failed than were printed."""
@@ -338,47 +340,6 @@ class _Ranges:
         if self._annotate is None:
             return contextlib.nullcontext()
         return cast("contextlib.AbstractContextManager[Any]", self._annotate(name, domain="energon_dali"))
-
-
-class _TrainerClock:
-    """Measures how long the trainer waits, in constant memory."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-        self._batches = 0
-        self._blocked = 0.0
-        self._first: float | None = None
-        self._fill_sum = 0.0
-        self._fills = 0
-
-    def start(self) -> float:
-        """Returns the time at which the trainer asked for a batch."""
-        now = time.perf_counter()
-        if self._began is None:
-            self._began = now
-        return now
-
-    def stop(self, started: float, occupancy: float | None) -> None:
-        """Notes that the batch requested at `started` arrived, and how full the queue was then, 0 to 1."""
-        waited = time.perf_counter() - started
-        self._batches += 1
-        if self._first is None:
-            self._first = waited
-        else:
-            self._blocked += waited
-        if occupancy is not None:
-            self._fill_sum += occupancy
-            self._fills += 1
-
-    def times(self) -> dict[str, Any]:
-        """Returns the fields of LoaderStatistics that are measured here."""
-        return {
-            "batches": self._batches,
-            "elapsed_seconds": 0.0 if self._began is None else time.perf_counter() - self._began,
-            "blocked_seconds": self._blocked,
-            "first_batch_seconds": self._first,
-            "queue_occupancy": self._fill_sum / self._fills if self._fills else None,
-        }
 
 
 @explain_call

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, EpochEnded, FinalStats, decode, encode
 from energon_dali.loader.processes.serialization import serialize
@@ -81,7 +82,7 @@ class DecodeServer(BlockServer):
 
         # One arena per credit, one in the trainer's hands, and one for the batch that is being made.
         spare_arenas = task.options.prefetch_factor + 2
-        super().__init__(channel, spare_arenas)
+        super().__init__(channel, spare_arenas, child_metrics(task.dataset.worker_config, "decode process", 1))
         self._task = task
         self._device_arenas = DeviceArenaStore(spare_arenas)
         self._pipeline: RankPipeline | None = None

@@ -11,8 +11,9 @@ from typing import Any
 _DRIVER_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 
 _OWN_THREADS = "energon-dali-"
-_HARMLESS = ("energon-dali-watchdog", "energon-dali-open", "energon-dali-fetch")
-"""Threads that hold nothing that a child uses: the watchdog, and those that opened a remote dataset and are ending."""
+_HARMLESS = ("energon-dali-watchdog", "energon-dali-open", "energon-dali-fetch", "energon-dali-trace")
+"""Threads that hold nothing that a child uses: the watchdog, those that opened a remote dataset and are ending, and the
+one that writes the trace."""
 
 _THREADED = {
     "grpc._cython.cygrpc": "gRPC is loaded, whose threads and locks do not survive a fork",

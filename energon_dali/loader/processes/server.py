@@ -107,6 +107,7 @@ class BlockServer(ABC):
     Args:
         channel: Connection to the receiver.
         spare_arenas: Free arenas to keep.
+        metrics: Those of this process.
     """
 
     block_counter: str
@@ -114,11 +115,9 @@ class BlockServer(ABC):
     byte_counter: str
     """Name under which their bytes are counted."""
 
-    def __init__(self, channel: Channel, spare_arenas: int) -> None:
-        from energon_dali.datasets.metrics import Metrics
-
+    def __init__(self, channel: Channel, spare_arenas: int, metrics: Metrics) -> None:
         self._channel = channel
-        self.metrics = Metrics()
+        self.metrics = metrics
         self._arenas = ArenaStore(spare_arenas)
         self._report = DropReport(channel, self.metrics)
 
@@ -155,6 +154,7 @@ class BlockServer(ABC):
         else:
             arena = self._arenas.take(size)
             block.write(arena.memory.data)
+        self.metrics.end_block(stream, size)
         descriptor = None if arena is None else arena.descriptor
         message = BlockSent(
             stream,
@@ -200,6 +200,7 @@ class DropReport:
     def begin_block(self) -> None:
         """Notes that the work on a block begins."""
         self._last = time.monotonic()
+        self._metrics.begin_block()
 
     def send_if_due(self) -> None:
         """Sends the counts, if the last report is a second old."""

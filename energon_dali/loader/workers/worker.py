@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from energon_dali.datasets.trace import child_metrics
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.messages import Credits, Message, StartStream, decode
 from energon_dali.loader.processes.serialization import serialize
@@ -92,9 +93,10 @@ class WorkerServer(BlockServer):
     byte_counter = "blocks.bytes"
 
     def __init__(self, channel: Channel, task: WorkerTask) -> None:
-        super().__init__(channel, task.spare_arenas)
+        config = task.borders[0].worker_config
+        super().__init__(channel, task.spare_arenas, child_metrics(config, f"worker {task.worker}", 2 + task.worker))
         self._task = task
-        self._num_streams = task.borders[0].worker_config.layout.num_streams
+        self._num_streams = config.layout.num_streams
         self._streams: dict[int, _Stream] = {}
 
     def serve(self) -> None:
