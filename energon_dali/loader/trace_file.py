@@ -7,6 +7,7 @@ each write, so that it can be opened while the run goes on, and after the run wa
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import logging
 import os
@@ -31,6 +32,8 @@ _WRITE_SECONDS = 0.5
 """How long events wait in memory."""
 _IDLE_SECONDS = 5.0
 """How long the thread that writes waits for events before it ends."""
+_RESERVED_BYTES = 1000
+"""Room that is left for the last event of a trace that is full."""
 _MOST_WAITING = 20_000
 """Events in memory at which the thread that adds one writes them itself."""
 
@@ -108,16 +111,19 @@ class TraceFile:
                 events, self._waiting = self._waiting, []
             if not events or self._stopped:
                 return
-            self._append([text for event in events for text in self._texts(event)])
-            if self._end > self._max_bytes:
+            texts = [text for event in events for text in self._texts(event)]
+            sizes = itertools.accumulate((len(text) + 2 for text in texts), initial=self._end + _RESERVED_BYTES)
+            room = sum(1 for size in sizes if size <= self._max_bytes) - 1
+            if room < len(texts):
                 self._stopped = True
-                full = TraceEvent(events[-1].process, "trainer", 0, "i", "the trace is full", events[-1][5], 0.0, None)
-                self._append(list(self._texts(full)))
+                full = events[-1]._replace(lane="trace", phase="i", name="the trace is full", arguments=None)
+                texts = texts[: max(0, room)] + self._texts(full)
                 _LOG.warning(
                     "The trace %s has reached trace_max_bytes=%d and ends here; training continues without it.",
                     self.path,
                     self._max_bytes,
                 )
+            self._append(texts)
 
     def _append(self, texts: list[str], *, first: bool = False) -> None:
         """Writes events over the end of the array, and the end again, in one call."""
