@@ -109,6 +109,13 @@ class SavableDataset(ABC, Generic[T]):
         """
         return None
 
+    def unknown_to_plan(self) -> str | None:
+        """Returns what nobody can tell about the elements of this dataset before they are made, in a sentence.
+
+        None if integers alone decide which samples each element holds.
+        """
+        return f"{self.describe()} decides at run time which elements it yields."
+
     def describe(self) -> str:
         """Returns one line about this dataset alone, for `str()`."""
         return type(self).__name__

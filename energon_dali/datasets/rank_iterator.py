@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from energon_dali.cache import pool_context
 from energon_dali.datasets.debug_log import DebugLog, keys_of, mode_of
 from energon_dali.datasets.metrics import Metrics, describe_dropped
+from energon_dali.datasets.planned import in_turn
+from energon_dali.datasets.skipped_steps import SkippedSteps, as_entry, skipped_by_state
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
@@ -77,6 +79,8 @@ class RankIterator(Iterator[T], Generic[T]):
         self._counts = dict.fromkeys(self._streams, 0)
         self._ended: set[int] = set()
         self._given = 0
+        self._skipped: list[SkippedSteps] = []
+        """Ranges of steps to leave out that are not over yet, in order."""
         self._begun = False
         self._warm = False
         self._restored: set[int] = set()
@@ -94,6 +98,53 @@ class RankIterator(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         self._begun = True
+        while True:
+            if self._skipped:
+                self._skip()
+            stream, element = self._take()
+            if not self._skipped or not self._is_skipped(self._step - 1):
+                break
+        if self._log is not None:
+            self._log.element(stream, self._counts[stream] - 1, keys_of(element), mode=self._mode)
+        return element
+
+    @property
+    def _step(self) -> int:
+        """Number of the next step: how many elements the rank has passed since the data began."""
+        return sum(self._counts.values())
+
+    def _is_skipped(self, step: int) -> bool:
+        found = any(step in one.steps(self._dataset.worker_config) for one in self._skipped)
+        if found:
+            self.metrics.count("steps.skipped")
+        return found
+
+    def _skip(self) -> None:
+        """Moves past the steps that are to be left out where integers tell how; forgets ranges that are over."""
+        config = self._dataset.worker_config
+        while True:
+            step = self._step
+            self._skipped = [one for one in self._skipped if one.steps(config).stop > step]
+            now = next((one for one in self._skipped if one.by == "plan" and step in one.steps(config)), None)
+            if now is None:
+                return
+            count = now.steps(config).stop - step
+            if self._limit is not None:
+                count = min(count, self._limit.length - self._given)
+            with pool_context(self._cache_pool), read_scope(self._retries):
+                moved = in_turn(self._streams, self._counts, self._ended, count, self._skip_of_stream)
+            if not moved:
+                return  # the epoch is over
+            self._given += moved
+            self.metrics.count("steps.skipped", moved)
+            logger.info("Steps %d to %d are left out, as skip_steps asked.", step, step + moved - 1)
+
+    def _skip_of_stream(self, stream: int, count: int) -> int:
+        self._restored.add(stream)  # it is not started at its beginning
+        return self._iterator(stream).skip(count)
+
+    def _take(self) -> tuple[int, T]:
+        """Returns (stream, element) of the next step; StopIteration if the epoch is over."""
         if not self._warm:
             self._start_streams()
         if self._limit is not None and self._given >= self._limit.length:
@@ -125,9 +176,7 @@ class RankIterator(Iterator[T], Generic[T]):
                 self.metrics.add_time("rank", time.perf_counter() - start)
             self._counts[stream] += 1
             self._given += 1
-            if self._log is not None:
-                self._log.element(stream, self._counts[stream] - 1, keys_of(element), mode=self._mode)
-            return element
+            return stream, element
 
     def _start_streams(self) -> None:
         """Starts all workers at once, instead of each when the first element of its stream is wanted."""
@@ -162,7 +211,9 @@ class RankIterator(Iterator[T], Generic[T]):
         if len(self._ended) == len(self._streams):
             self._ended.clear()
             self._counts = dict.fromkeys(self._streams, 0)
+            self._skipped = []  # the steps of the next pass over the data have the same numbers
         if self._limit is not None and self._limit.restart:
+            self._skipped = []
             self.close()
             self._ended.clear()
             self._counts = dict.fromkeys(self._streams, 0)
@@ -180,6 +231,7 @@ class RankIterator(Iterator[T], Generic[T]):
         return {
             "given": self._given,
             **({"shares": "even"} if self._even_ranges else {}),
+            **as_entry(self._skipped),
             "streams": {
                 str(stream): {
                     "count": self._counts[stream],
@@ -220,6 +272,7 @@ class RankIterator(Iterator[T], Generic[T]):
             self._dataset, self._even_ranges = self._dataset.with_old_ranges(), False
             self.close()
 
+        self._skipped = skipped_by_state(state)
         self._given = count_of(state, "given") if "given" in state else 0
         if self._limit is not None and self._given > self._limit.length:
             # The epochs became shorter, or there are fewer ranks: the remainder is the position in the current epoch.

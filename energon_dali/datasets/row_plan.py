@@ -14,6 +14,7 @@ from energon_dali.errors import DatasetError
 from energon_dali.plan.order import StreamOrder
 from energon_dali.plan.repeated import RepeatedStream
 from energon_dali.shards import RawSample
+from energon_dali.shards.raw_sample import IndexedSample
 
 PLANNED_ROWS = 128
 """Samples that are planned together."""
@@ -41,6 +42,9 @@ class Reader(Protocol):
 
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
         """Returns (name of the shard, key of the sample); "" for what is not known."""
+
+    def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
+        """Returns what the index knows of a sample; reads no shard."""
 
     def planned_reads(self, window: int, lanes: int) -> Reads | None:
         """Returns an object that reads ahead in a planned order; None where reading waits for nothing.

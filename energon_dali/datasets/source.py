@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, try_restore
 from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
@@ -70,6 +71,9 @@ class SourceDataset(SavableDataset[Any]):
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
+
+    def unknown_to_plan(self) -> None:
+        """Returns None: the order is integers."""
 
     def describe(self) -> str:
         return f"SourceDataset({self.name}, repeat={self.repeat})"
@@ -198,6 +202,14 @@ class _SourceIterator(StreamIterator[Any]):
 
     def _read(self) -> None:
         """Reads the next samples; raises StopIteration at the end of an epoch that is not repeated."""
+        self._enter_epoch()
+        if self._reads_ahead():
+            self._take()
+        else:
+            self._read_rows(self._position, self._read_size)
+
+    def _enter_epoch(self) -> None:
+        """Goes on to the next epoch that has samples where one is over; StopIteration if the data does not repeat."""
         empty_epochs = 0
         while self._position >= self._epoch_length():
             self._epoch += 1
@@ -210,10 +222,30 @@ class _SourceIterator(StreamIterator[Any]):
                     f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or "
                     "look at split.yaml in its .nv-meta folder."
                 )
-        if self._reads_ahead():
-            self._take()
-        else:
-            self._read_rows(self._position, self._read_size)
+
+    def skip(self, count: int) -> int:
+        self._ahead.clear()
+        whole, cycle = self._order.cycle() if self._dataset.repeat else (0, 0)
+        rounds = max(0, count - 1) // whole if whole else 0  # a cycle has as many samples wherever it begins
+        self._epoch += rounds * cycle
+        return rounds * whole + sum(stop - start for _, start, stop in self._ranges(count - rounds * whole))
+
+    def plan(self, count: int) -> Planned:
+        self._ahead.clear()
+        pieces = [self._order.epoch(epoch).samples(start, stop) for epoch, start, stop in self._ranges(count)]
+        return Planned.of_source(self._dataset, pieces)
+
+    def _ranges(self, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yields (epoch, start, stop) of the next `count` samples, and moves there; fewer if the epoch ends."""
+        while count:
+            try:
+                self._enter_epoch()
+            except StopIteration:
+                return
+            start = self._position
+            self._position = min(self._epoch_length(), start + count)
+            count -= self._position - start
+            yield self._epoch, start, self._position
 
     def _epoch_length(self) -> int:
         """Returns the number of samples of the current epoch, without building the order of an empty one."""

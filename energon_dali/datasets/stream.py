@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from energon_dali.datasets.metrics import Metrics
+from energon_dali.datasets.planned import Planned, skip_by_taking
 from energon_dali.datasets.restore_key import Key, get_restore_key
-from energon_dali.errors import StateError
+from energon_dali.errors import ConfigError, StateError
 from energon_dali.shards.documents.state_entries import DAMAGED
 
 if TYPE_CHECKING:
@@ -107,6 +108,34 @@ class StreamIterator(Iterator[T], ABC, Generic[T]):
             element: That element; not read if the iterator knows the key.
         """
         return get_restore_key(element)
+
+    def skip(self, count: int) -> int:
+        """Skips elements, without reading where their number alone decides the position after them.
+
+        Where a hook makes one element of each, it does not run: it is taken to drop none. What decides at run time
+        which elements it yields is run.
+
+        Args:
+            count: Number of elements.
+
+        Returns:
+            How many were skipped. Fewer than `count` if the epoch ended; the next element is of the next epoch then.
+        """
+        return skip_by_taking(self, count)
+
+    def plan(self, count: int) -> Planned:
+        """Returns which samples the next elements hold, and skips these elements; reads nothing.
+
+        Args:
+            count: Number of elements. There are fewer if the epoch ends before; the end is taken then.
+
+        Raises:
+            ConfigError: What the elements are made of is decided at run time.
+        """
+        raise ConfigError(
+            f"{type(self).__name__.strip('_')} decides at run time which elements it yields, so no plan can tell what "
+            "they hold."
+        )
 
     def read_ahead(self, count: int) -> None:
         """Reads what the next elements need, without changing the state.

@@ -5,18 +5,29 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, get_restore_key
-from energon_dali.datasets.stream import Block, BlockSource, State, StreamContext, StreamIterator, restore_stream
+from energon_dali.datasets.stream import (
+    Block,
+    BlockSource,
+    State,
+    StreamContext,
+    StreamIterator,
+    plain,
+    restore_stream,
+)
 from energon_dali.decode import DecodeFailure, Decoder, MediaHandle
 from energon_dali.decode.interface import Outcome, map_handles
 from energon_dali.errors import DecodeError
+
+T = TypeVar("T")
 
 BLOCKS_AHEAD = 1
 """Blocks per stream that are being decoded while the block before them is consumed."""
@@ -73,6 +84,9 @@ class WorkerBorder(PassThroughDataset[Any]):
             stream: Number of the stream, the same for all borders of a tree.
         """
         return self.number * self.worker_config.layout.num_streams + stream
+
+    def unknown_to_plan(self) -> None:
+        """Returns None: elements pass. One that cannot be decoded is dropped; `plan_steps` says so of all trees."""
 
     def describe(self) -> str:
         decoder = f", decoder={type(self.decoder).__name__}" if self.decoder else ""
@@ -210,6 +224,7 @@ class _DecodeIterator(StreamIterator[Any]):
     def __init__(self, dataset: WorkerBorder, context: StreamContext) -> None:
         self._dataset = dataset
         self._stream = context.stream
+        self._context = context
         self._blocks: BlockIterator = dataset.open_blocks(context)
         self._decoder = dataset.decoder
         self._blocks_ahead = BLOCKS_AHEAD if dataset.decoder is not None else 0
@@ -280,6 +295,31 @@ class _DecodeIterator(StreamIterator[Any]):
         future = self._decoder.start_block(handles)
         self._metrics.watch("decode", future, len(handles))
         return _Running(block, counts, future)
+
+    def skip(self, count: int) -> int:
+        return self._pass(lambda inner: inner.skip(count))
+
+    def plan(self, count: int) -> Planned:
+        return self._pass(lambda inner: inner.plan(count))
+
+    def _pass(self, move: Callable[[StreamIterator[Any]], T]) -> T:
+        """Moves the part below, from after the last element that was taken, and forgets the blocks that were made."""
+        inner = self._dataset.dataset.open(replace(self._context, blocks=None))
+        if self._state is not None:
+            restore_stream(inner, self._state, self._stream)
+        result = move(inner)
+        self._state = inner.state_dict()
+        for running in self._ahead:
+            if running.future is not None:
+                running.future.cancel()
+        self._ahead.clear()
+        self._block = None
+        if self._context.blocks is None:
+            self._blocks = _LocalBlocks(inner, self._stream, self._dataset.block_size)
+        else:
+            inner.close()  # it is only a position: the stream goes on where it runs
+            self._blocks.load_state_dict(plain(self._state))
+        return result
 
     def last_key(self, element: Any) -> Key:
         return get_restore_key(element) if self._key is None else self._key

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.skipped_steps import as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
 from energon_dali.loader.state_compatibility import adapt_state, as_plain, config_in_todays_form
 from energon_dali.shards.documents.content import excerpt, excerpt_names
@@ -45,6 +46,7 @@ def make_state(rank_state: State, dataset: SavableDataset[Any], packed_config: s
         "world_size": config.world_size,
         "config": packed_config or pack_config(dataset.config()),
         "given": {str(config.rank): rank_state["given"]},
+        **as_entry(skipped_by_state(rank_state)),
         "streams": rank_state["streams"],
     }
 
@@ -63,7 +65,8 @@ def merge_states(states: Sequence[State]) -> State:
     for name in ("num_streams", "world_size", "config"):
         if any(state[name] != first[name] for state in states):
             raise StateError(f"These states are not of one job: their {name!r} differ. Give the states of one save.")
-    merged: State = {**first, "given": {}, "streams": {}}
+    skipped = as_entry(one for state in states for one in skipped_by_state(state))
+    merged: State = {**first, "given": {}, **skipped, "streams": {}}
     for state in states:
         twice = sorted(merged["streams"].keys() & state["streams"].keys())
         if twice:
@@ -145,6 +148,7 @@ def rank_state(state: State, dataset: SavableDataset[Any]) -> tuple[State, Savab
     rank = {
         "given": _given(state, config),
         "shares": "even",  # a dataset with other shares ignores it
+        **as_entry(skipped_by_state(state)),
         "streams": {str(stream): state["streams"][str(stream)] for stream in config.streams},
     }
     return rank, dataset
@@ -169,6 +173,7 @@ def check_format(state: Any) -> None:
         damaged = ["config"]
     if not damaged:
         check_plain(state)
+        skipped_by_state(state)
         ranks, numbers = state["world_size"], state["num_streams"]
         damaged = [
             f"given[{rank}]"

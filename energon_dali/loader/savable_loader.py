@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from typing_extensions import Unpack
 
 from energon_dali.calls import explain_call
+from energon_dali.datasets.planned import unknown_to_plan
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
-from energon_dali.errors import StateError
+from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
+from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
 from energon_dali.loader.loader_state import make_state, merge_states, pack_config, rank_state
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
+logger = logging.getLogger("energon_dali.loader")
 
 
 class SavableDataLoader(BasicDataLoader[T]):
@@ -95,7 +99,9 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "A state can only be restored before the first batch is taken, and this loader has delivered some. "
                 "Make a new loader and restore into that."
             )
+        skipped = [] if self._snapshot is None else skipped_by_state(self._snapshot)
         self._snapshot, self._tree = rank_state(state, self._tree)
+        self._snapshot.update(as_entry([*skipped, *skipped_by_state(self._snapshot)]))
 
     def state_dict(self) -> State:
         """Same as save_state_rank, under the name that torch's tools use.
@@ -114,6 +120,42 @@ class SavableDataLoader(BasicDataLoader[T]):
             LayoutError: The state does not fit this layout of ranks and workers.
         """
         self.restore_state_rank(state)
+
+    def skip_steps(self, first: int, stop: int, *, by: Literal["auto", "plan", "run"] = "auto") -> None:
+        """Leaves out the batches of a range of steps, as after a loss spike: all others come as they would have come.
+
+        Call it on every rank with the same range, before the first batch or between two batches; before or after
+        `restore_state_rank`. Epochs end where they would have ended, and states after the range equal those of a run
+        that delivered it. A state that is saved before the end of the range holds the range, so that a restored loader
+        leaves it out too, on any number of ranks.
+
+        Args:
+            first: First step to leave out. Steps count the batches of a rank from 0, over virtual epochs; where the
+                data ends (repeat=False, validation), from the beginning of the current pass over it.
+            stop: Step after the last one to leave out. Steps that were delivered before are not taken back.
+            by: "plan" moves past the steps by integers and reads nothing for them. That is exact if no hook and no
+                unreadable sample drops anything in the range; otherwise what follows is shifted by what they would have
+                dropped. What decides at run time which elements it yields (packing, filters) runs all the same. "run"
+                makes the batches and drops them, which is exact for all hooks. "auto" is "plan" where no hook can drop
+                anything, otherwise "run"; the log says which, and why.
+
+        Raises:
+            ConfigError: The numbers are no range, or `by` is unknown.
+        """
+        if by not in ("auto", "plan", "run"):
+            raise ConfigError(f'by={by!r} is unknown: give "auto", "plan" or "run".')
+        unknown = unknown_to_plan(self.dataset) if by == "auto" else []
+        chosen: SkipBy = ("run" if unknown else "plan") if by == "auto" else by
+        new = steps_to_skip(first, stop, chosen, self.worker_config)
+        why = f", because {unknown[0]}" if unknown else ""
+        logger.info("Steps %d to %d will be left out, by %s%s", first, stop - 1, chosen, why or ".")
+        with self._turn:
+            position = self._state or RankIterator(self._tree).state_dict()
+            passed = sum(entry["count"] for entry in position["streams"].values())
+            if passed >= stop:
+                logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
+            self.close()  # what was prefetched may belong to the range
+            self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
 

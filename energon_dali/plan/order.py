@@ -190,6 +190,16 @@ class StreamOrder:
         start, stop = self.range_of(epoch)
         return stop - start
 
+    def cycle(self) -> tuple[int, int]:
+        """Returns (samples of this stream, epochs) after which the lengths of its epochs repeat; (0, 0) if never.
+
+        Any consecutive epochs of that number have these samples together: each stream takes each range once.
+        """
+        spec = self.spec
+        if spec.shuffle and spec.shuffle_over_epochs == -1:
+            return 0, 0
+        return (spec.total_samples(0), spec.num_streams) if spec.shuffle else (self.num_samples(0), 1)
+
     def range_number(self, epoch: int) -> int:
         """Returns which of the equal ranges of an epoch this stream takes, 0 <= number < num_streams."""
         spec = self.spec

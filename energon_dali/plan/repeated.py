@@ -121,6 +121,10 @@ class RepeatedStream:
         """Returns the number of samples of this stream in an epoch, without building the order."""
         return sum(stop - start for _, start, stop in self._parts(epoch))
 
+    def cycle(self) -> tuple[int, int]:
+        """Returns (0, 0): the epochs do not repeat in a short cycle; see StreamOrder.cycle."""
+        return 0, 0
+
     def samples_per_pass(self) -> int:
         """Returns the number of samples of this stream in its first epoch."""
         return self.num_samples(0)

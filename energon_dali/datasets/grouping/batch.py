@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_count, check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.rerun import rerun
 from energon_dali.datasets.restore_key import (
     Key,
@@ -195,6 +197,14 @@ class BatchDataset(GroupingDataset):
         self.batcher_config = batcher_config
         self.drop_last = drop_last
 
+    def unknown_to_plan(self) -> str | None:
+        """Returns None for the batch functions of this package, which make one batch of each list."""
+        function = getattr(self.hook, "__func__", self.hook)
+        if inspect.isgeneratorfunction(function):
+            return "batch is a generator function: how many batches it makes of one list is known when it runs."
+        own = str(getattr(function, "__module__", "")).startswith("energon_dali.task_encoder.")
+        return None if own else "batch may skip batches, and what follows would then move up."
+
     def describe(self) -> str:
         return f"{type(self).__name__}(batch_size={self.batch_size}, drop_last={self.drop_last})"
 
@@ -240,6 +250,34 @@ class _BatchIterator(GroupingIterator):
                 keys.append(self._inner.last_key(sample))
         return samples, keys
 
+    def skip(self, count: int) -> int:
+        if self._runner.is_generator:
+            return super().skip(count)
+        if self._ended and count:
+            self._ended = False
+            return 0
+        wanted = count * self._size
+        skipped = self._inner.skip(wanted)
+        return self._moved(count, -(-skipped // self._size) if not self._drop_last else skipped // self._size, skipped)
+
+    def plan(self, count: int) -> Planned:
+        if self._runner.is_generator:
+            return super().plan(count)
+        if self._ended and count:
+            self._ended = False
+            return self._inner.plan(0)
+        planned = self._inner.plan(count * self._size)
+        batches = planned.grouped(self._size, drop_last=self._drop_last)
+        self._moved(count, len(batches), len(planned))
+        return batches
+
+    def _moved(self, count: int, batches: int, elements: int) -> int:
+        """Notes that `batches` of `count` batches were passed, with some elements; returns their number."""
+        self._runner.index += batches
+        # The end of the epoch was met in a smaller batch, and is still to be told if that was the last one wanted.
+        self._ended = batches == count and elements < count * self._size
+        return batches
+
     def state_dict(self) -> State:
         runner = self._runner
         if runner.running:
@@ -266,6 +304,9 @@ class BatchCountDataset(WrapperDataset[Any]):
     """
 
     shown_in_config = False
+
+    def unknown_to_plan(self) -> None:
+        """Returns None: elements pass."""
 
     def describe(self) -> str:
         return self.dataset.describe()  # invisible in a tree, since it does nothing to an element
@@ -325,6 +366,16 @@ class _CountIterator(WrapperIterator[Any]):
         key = self._inner.last_key(element)
         self._key = _joined(number, key)
         return element if self._key is key else set_restore_key(element, self._key)
+
+    def skip(self, count: int) -> int:
+        skipped = self._inner.skip(count)
+        self._count += skipped
+        return skipped
+
+    def plan(self, count: int) -> Planned:
+        planned = self._inner.plan(count)
+        self._count += len(planned)
+        return planned
 
     def last_key(self, element: Any) -> Key:
         return self._key

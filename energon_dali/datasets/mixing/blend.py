@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
 from energon_dali.calls import explain_call
@@ -15,6 +17,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
 from energon_dali.datasets.mixing.share_feedback import FEEDBACK_DRAWS
 from energon_dali.datasets.mixing.source_mixture import READ_AHEAD, SourceMixture, SourceMixtureIterator, source_of
+from energon_dali.datasets.planned import PLANNED_AT_ONCE, Planned, interleaved, joined
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
 from energon_dali.plan import blend_draws, mix
@@ -111,6 +114,43 @@ class _BlendIterator(MixtureIterator):
                 if not any(self._running):
                     self._running = [weight > 0 for weight in self._weights]
                     raise
+
+    def skip(self, count: int) -> int:
+        return len(self._pass(count, lambda number: self._skip(number, 1) == 1))
+
+    def plan(self, count: int) -> Planned:
+        parts: list[Planned] = []
+
+        def move(number: int) -> bool:
+            part = self._plan(number, 1)
+            parts.append(part)
+            return len(part) == 1
+
+        self._pass(count, move)
+        return joined(parts)
+
+    def _pass(self, count: int, move: Callable[[int], bool]) -> list[int]:
+        """Moves members by an element each, as they are drawn; returns their numbers, fewer if the epoch ends.
+
+        Args:
+            count: Elements to move by.
+            move: Moves a member; returns False where its epoch ends.
+        """
+        passed: list[int] = []
+        while len(passed) < count:
+            if not self._drawn:
+                self._draw()
+            number = self._drawn.pop()
+            self._draws += 1
+            if move(number):
+                passed.append(number)
+                continue
+            self._running[number] = False
+            self._drawn.clear()
+            if not any(self._running):
+                self._running = [weight > 0 for weight in self._weights]
+                break
+        return passed
 
     def _draw(self) -> None:
         weights = [weight if running else 0.0 for weight, running in zip(self._weights, self._running, strict=True)]
@@ -221,7 +261,7 @@ class _BlendSourceIterator(SourceMixtureIterator):
         window, index = divmod(self._draw, self._size)
         if window != self._window:
             following = self._following
-            self._draws = following[1] if following and following[0] == window else self._plan(window)
+            self._draws = following[1] if following and following[0] == window else self._plan_window(window)
             self._window = window
             self._read_until = index
         if index >= self._read_until:
@@ -241,16 +281,45 @@ class _BlendSourceIterator(SourceMixtureIterator):
             "weight 0, or find out why it is empty."
         )
 
+    def skip(self, count: int) -> int:
+        if self._feedback is not None:  # the weights of a draw follow from what earlier samples measured
+            return super().skip(count)
+        left = count
+        while left:
+            draws = self._pass(min(left, PLANNED_AT_ONCE))
+            left -= len(draws)
+            for number, taken in enumerate(np.bincount(draws).tolist()):
+                if taken:
+                    self._skip(number, taken)
+        return count
+
+    def plan(self, count: int) -> Planned:
+        if self._feedback is not None:
+            return super().plan(count)
+        draws = self._pass(count)
+        numbers = np.unique(draws).tolist()
+        return interleaved(draws, {number: self._plan_member(number, draws) for number in numbers})
+
+    def _plan_member(self, number: int, draws: NDArray[np.int64]) -> Planned:
+        return self._plan(number, int(np.count_nonzero(draws == number)))
+
+    def _pass(self, count: int) -> NDArray[np.int64]:
+        """Returns the next draws, and moves behind them."""
+        draws = blend_draws(self._weights, self._seed, self._stream, self._draw, count)
+        self._draw += count
+        self._read_until = 0  # what was read ahead is not what comes next
+        return draws
+
     def _coming(self, index: int, count: int) -> list[int]:
         """Returns the next draws, also those of the next window if its weights are known already."""
         coming = self._draws[index : index + count]
         if len(coming) < count and count > READ_AHEAD and self._feedback is None:
             if self._following is None or self._following[0] != self._window + 1:
-                self._following = (self._window + 1, self._plan(self._window + 1))
+                self._following = (self._window + 1, self._plan_window(self._window + 1))
             coming += self._following[1][: count - len(coming)]
         return coming
 
-    def _plan(self, window: int) -> list[int]:
+    def _plan_window(self, window: int) -> list[int]:
         """Returns which dataset each draw of a window takes."""
         weights = self._weights if self._feedback is None else self._feedback.weights(window)
         return blend_draws(weights, self._seed, self._stream, window * self._size, self._size).tolist()  # type: ignore[no-any-return]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.mixture import MixtureDataset, MixtureIterator, numbered
 from energon_dali.datasets.mixing.source_mixture import SourceMixture, rotated, source_of, with_source
+from energon_dali.datasets.planned import Planned, joined
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError
@@ -111,6 +112,33 @@ class _ConcatIterator(MixtureIterator):
                 self._current += 1
         self._current = 0
         raise StopIteration
+
+    def skip(self, count: int) -> int:
+        return self._pass(count, self._skip)
+
+    def plan(self, count: int) -> Planned:
+        parts = []
+
+        def move(number: int, wanted: int) -> int:
+            parts.append(self._plan(number, wanted))
+            return len(parts[-1])
+
+        self._pass(count, move)
+        return joined(parts)
+
+    def _pass(self, count: int, move: Callable[[int, int], int]) -> int:
+        """Moves by elements, with a function that moves (a member, by its elements); returns by how many."""
+        moved = 0
+        while moved < count:
+            if self._current == len(self._datasets):
+                self._current = 0
+                break
+            wanted = count - moved
+            taken = move(self._current, wanted)
+            moved += taken
+            if taken < wanted:
+                self._current += 1
+        return moved
 
     def state_dict(self) -> State:
         if self._of_sources:

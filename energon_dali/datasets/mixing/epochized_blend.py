@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from energon_dali.datasets.arguments import check_number
 from energon_dali.datasets.base import SavableDataset
@@ -16,6 +19,7 @@ from energon_dali.datasets.mixing.source_mixture import (
     source_of,
     with_source,
 )
+from energon_dali.datasets.planned import Planned, interleaved, joined
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.errors import ConfigError, DatasetError
@@ -129,10 +133,7 @@ class _EpochIterator(SourceMixtureIterator):
         while True:
             number = self._next_member()
             if number is None:
-                self._epoch += 1
-                self._window = self._index = 0
-                self._ended.clear()
-                self._interleave = self._draws = None
+                self._enter_next_epoch()
                 if not self._dataset.repeat:
                     raise StopIteration
                 continue
@@ -141,8 +142,82 @@ class _EpochIterator(SourceMixtureIterator):
             except StopIteration:
                 self._ended.add(number)
 
-    def _next_member(self) -> int | None:
-        """Returns the number of the member whose turn it is; None at the end of the epoch."""
+    def skip(self, count: int) -> int:
+        moved = 0
+        while moved < count:
+            draws = self._pass_window(count - moved, self._skip)
+            if draws is None:
+                break
+            moved += len(draws)
+        return moved
+
+    def plan(self, count: int) -> Planned:
+        pieces: dict[int, Planned] = {}
+
+        def move(number: int, wanted: int) -> int:
+            pieces[number] = self._plan(number, wanted)
+            return len(pieces[number])
+
+        parts: list[Planned] = []
+        moved = 0
+        while moved < count:
+            pieces.clear()
+            draws = self._pass_window(count - moved, move)
+            if draws is None:
+                break
+            if len(draws):
+                parts.append(interleaved(draws, pieces))
+                moved += len(draws)
+        return joined(parts)
+
+    def _pass_window(self, count: int, move: Callable[[int, int], int]) -> NDArray[np.int64] | None:
+        """Moves the members by up to `count` draws of the current window, or to the next window or epoch.
+
+        Args:
+            count: At least 1.
+            move: Moves (a member, by its elements); returns by how many, fewer if its epoch ended.
+
+        Returns:
+            The draws that gave an element, none between windows and epochs; None if the epoch ended for good.
+        """
+        none = np.zeros(0, np.int64)
+        number = self._next_member(read=False)
+        if number is None:
+            self._enter_next_epoch()
+            return none if self._dataset.repeat else None
+        assert self._interleave is not None
+        if self._draws is None:  # the windows are over; members tell their ends
+            if move(number, 1):
+                return np.array([number])
+            self._ended.add(number)
+            return none
+        self._index -= 1  # `_next_member` took it
+        coming = np.array(self._draws[self._index :], np.int64)
+        open_draws = np.flatnonzero(~np.isin(coming, sorted(self._ended)))[:count]
+        taken = coming[open_draws]
+        kept = np.ones(len(taken), bool)
+        for member in np.unique(taken).tolist():
+            mine = np.flatnonzero(taken == member)
+            moved = move(member, len(mine))
+            if moved < len(mine):
+                self._ended.add(member)
+                kept[mine[moved:]] = False
+        self._index += int(open_draws[-1]) + 1
+        self._read_until = self._index
+        return taken[kept]
+
+    def _enter_next_epoch(self) -> None:
+        self._epoch += 1
+        self._window = self._index = 0
+        self._ended.clear()
+        self._interleave = self._draws = None
+
+    def _next_member(self, *, read: bool = True) -> int | None:
+        """Returns the number of the member whose turn it is; None at the end of the epoch.
+
+        Args:
+            read: Let the members read ahead.
+        """
         if self._interleave is None:
             lengths = self._dataset.lengths(self._stream, self._epoch)
             self._interleave = Interleave(lengths, self._dataset.seed, self._stream, self._epoch)
@@ -151,7 +226,7 @@ class _EpochIterator(SourceMixtureIterator):
                 self._draws = self._interleave.draws(self._window).tolist()
                 self._read_until = self._index
             while self._index < len(self._draws):
-                if self._index >= self._read_until:
+                if read and self._index >= self._read_until:
                     self._read_until = min(self._index + READ_AHEAD, len(self._draws))
                     coming = self._draws[self._index : self._index + self._draws_ahead]
                     missing = self._draws_ahead - len(coming)

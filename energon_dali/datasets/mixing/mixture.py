@@ -10,6 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, expect_name, key_from_json, set_restore_key
 from energon_dali.datasets.stream import Rest, Snapshot, State, StreamContext, StreamIterator, plain, restore_stream
 from energon_dali.errors import ConfigError, StateError
@@ -67,6 +68,10 @@ class MixtureDataset(SavableDataset[Any]):
         twin = copy.copy(self)
         twin.datasets = children
         return twin
+
+    def unknown_to_plan(self) -> str | None:
+        """Returns None: the members are drawn by integers, unless a subclass says otherwise."""
+        return None
 
     @property
     def counters(self) -> list[str]:
@@ -159,6 +164,18 @@ class MixtureIterator(StreamIterator[Any]):
         if self._counters:
             self._metrics.count(self._counters[number])
         return set_restore_key(element, self._key)
+
+    def _skip(self, number: int, count: int) -> int:
+        """Skips elements of a member; returns how many, fewer if its epoch ended."""
+        iterator = self._iterator(number)
+        self._moved.add(number)
+        return iterator.skip(count)
+
+    def _plan(self, number: int, count: int) -> Planned:
+        """Returns which samples the next elements of a member hold, and skips these elements."""
+        iterator = self._iterator(number)
+        self._moved.add(number)
+        return iterator.plan(count)
 
     def last_key(self, element: Any) -> Key:
         return self._key

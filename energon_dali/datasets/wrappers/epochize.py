@@ -37,6 +37,9 @@ class EpochizeDataset(PassThroughDataset[Any]):
         super().__init__(dataset, worker_config=worker_config)
         self.length = check_count("length", length, "it counts the elements of each rank in an epoch")
 
+    def unknown_to_plan(self) -> None:
+        """Returns None: elements pass, and their number tells where epochs end."""
+
     def describe(self) -> str:
         return f"{type(self).__name__}(length={self.length})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.arguments import check_function
 from energon_dali.datasets.base import SavableDataset, WrapperDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, NOTHING, HookRunner
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.rerun import input_key, rerun
 from energon_dali.datasets.restore_key import Key, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
@@ -59,6 +61,12 @@ class MapDataset(WrapperDataset[Any]):
         self.stage = stage or str(getattr(map_fn, "__name__", type(map_fn).__name__))
         self.samples_per_batch = samples_per_batch
 
+    def unknown_to_plan(self) -> str:
+        """Returns that the function may drop elements, or make several of one."""
+        if inspect.isgeneratorfunction(self.map_fn):
+            return f"{self.stage} is a generator function: how many samples it makes of one is known when it runs."
+        return f"{self.stage} may skip samples, and what follows would then move up."
+
     def describe(self) -> str:
         return f"MapDataset({self.stage})"
 
@@ -107,6 +115,20 @@ class _MapIterator(WrapperIterator[Any]):
             result = runner.step()
             if result is not NOTHING:
                 return result
+
+    def skip(self, count: int) -> int:
+        if self._runner.is_generator:
+            return super().skip(count)
+        skipped = self._inner.skip(count)
+        self._runner.index += skipped
+        return skipped
+
+    def plan(self, count: int) -> Planned:
+        if self._runner.is_generator:
+            return super().plan(count)
+        planned = self._inner.plan(count)
+        self._runner.index += len(planned)
+        return planned
 
     def read_ahead(self, count: int) -> None:
         self._inner.read_ahead(count)
