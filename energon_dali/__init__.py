@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         VisionInput as VisionInput,
         batch_vision as batch_vision,
     )
+    from energon_dali.diagnosis.step_plan import plan_steps as plan_steps
     from energon_dali.error_handlers import (
         log_exception as log_exception,
         reraise_exception as reraise_exception,

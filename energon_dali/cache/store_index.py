@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from energon_dali.errors import DatasetError, DatasetFormatError, FileMissingError
+from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError, FileMissingError
 from energon_dali.samples.media_metadata import MediaMetadata, read_media_metadata
 from energon_dali.shards import StoragePath
 from energon_dali.shards.documents.content import excerpt
@@ -82,6 +82,14 @@ class StoreIndex:
                 f"prepare-media {shlex.quote(str(self.root))}` with options that take it in."
             )
         return read_media_metadata(*row)
+
+    def has_media(self) -> bool:
+        """Returns whether media metadata was stored; False also where there is no index, or it cannot be read."""
+        try:
+            self._ask({"media_metadata"}, "SELECT 1 FROM media_metadata WHERE entry_key = ?", ("",))
+        except EnergonDaliError:
+            return False
+        return True
 
     def _ask(self, tables: set[str], query: str, values: tuple[str, ...]) -> Any:
         if self._pid != os.getpid():

@@ -21,6 +21,7 @@ _HOMES = {
     "lint": "lint.command:lint",
     "mount": "mount.command:mount",
     "pack": "pack:pack",
+    "plan": "plan:plan",
     "prepare": "prepare:prepare",
     "prepare-media": "prepare_media:prepare_media",
     "preview": "preview:preview",

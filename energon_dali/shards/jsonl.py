@@ -15,7 +15,7 @@ from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliErr
 from energon_dali.plan import Slices
 from energon_dali.shards.index.extents import PartRun
 from energon_dali.shards.index.jsonl_index import BLANK, INDEX_SUFFIX, read_jsonl_offsets
-from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.path import RangeReader
@@ -234,6 +234,17 @@ class JsonlReader:
     def name(self, shard_index: int, sample_index: int) -> tuple[str, str]:
         """Returns (name of the file, key of the sample)."""
         return self.file.name, str(sample_index)
+
+    def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
+        """Returns what the index knows of a sample: the size of its line.
+
+        Raises:
+            DatasetFormatError: The index is damaged, or has no such sample.
+        """
+        extent = self._extent(sample_index)
+        if isinstance(extent, DatasetError):
+            raise extent
+        return IndexedSample(self.file.name, str(sample_index), {"json": extent[1]})
 
     def close(self) -> None:
         """Closes the file; it is opened again when needed."""

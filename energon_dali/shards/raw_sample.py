@@ -25,3 +25,15 @@ class RawSample:
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {len(content)} bytes" for name, content in self.parts.items())
         return f"RawSample({self.key!r} of {self.shard}, {parts})"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSample:
+    """What the index knows of a sample, without reading it."""
+
+    shard: str
+    """Path of its shard within the dataset."""
+    key: str
+    """Its key; "" if only the shard itself knows it."""
+    part_bytes: dict[str, int]
+    """Size of each wanted part, in file order; empty where only the shard itself knows them."""

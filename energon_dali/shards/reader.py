@@ -15,7 +15,7 @@ from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, Stor
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
-from energon_dali.shards.raw_sample import RawSample
+from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
 from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.path import RangeReader
@@ -174,6 +174,23 @@ class ShardReader:
         except (EnergonDaliError, OSError, ValueError):
             key = ""
         return names[shard_index], key
+
+    def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
+        """Returns what the index knows of a sample; no shard is opened.
+
+        Raises:
+            DatasetFormatError: The index is damaged.
+            StorageError: It cannot be read.
+        """
+        name, index = self.folder.shard_names[shard_index], self.folder.index
+        if index.source == "tar":  # there is no index, and scanning the shards is reading them
+            return IndexedSample(name, "", {})
+        if self.is_remote and index.known(shard_index) is None:
+            index.fetch([shard_index])
+        extents = index.shard(shard_index)
+        wanted = self.part_filter
+        parts = {part: size for part, _, size in extents.parts(sample_index) if wanted is None or wanted(part)}
+        return IndexedSample(name, extents.key(sample_index), parts)
 
     def close(self) -> None:
         """Closes all open files; they are opened again when needed."""

@@ -18,6 +18,7 @@ from energon_dali.plan import Slices
 from energon_dali.plan.rng import Int64Array
 from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.index.tar_index import read_tar_index
+from energon_dali.shards.raw_sample import IndexedSample
 from energon_dali.shards.read_ahead import PlannedReads
 from energon_dali.shards.storage.forks import drop_in_child
 
@@ -217,6 +218,27 @@ class JoinedReader:
             return self.readers[0].name(*self._find(0, split_index, offset))
         except (DatasetError, IndexError, OSError):
             return "", ""
+
+    def indexed(self, shard_index: int, sample_index: int) -> IndexedSample:
+        """Returns what the indices know of a joined sample; names of parts begin with the number of their dataset.
+
+        Raises:
+            DatasetError: A dataset changed since it was joined, or its index is damaged.
+            StorageError: An index cannot be read.
+        """
+        found = [column[0] for column in self.find([sample_index])]
+        samples = [
+            self.readers[number].indexed(*location) if isinstance(location, tuple) else None
+            for number, location in enumerate(found)
+        ]
+        primary = samples[0]
+        parts = {
+            f"{number}/{part}": size
+            for number, sample in enumerate(samples)
+            if sample is not None
+            for part, size in sample.part_bytes.items()
+        }
+        return IndexedSample(primary.shard if primary else "", primary.key if primary else "", parts)
 
     def close(self) -> None:
         """Closes all files; they are opened again when needed."""

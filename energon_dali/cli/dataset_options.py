@@ -1,0 +1,88 @@
+"""The options of commands that open a dataset as a training run would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from energon_dali.cli.encoder import find_encoder
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.errors import ConfigError
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_COUNT = click.IntRange(min=1)
+_OPTIONS: tuple[Callable[[FunctionT], FunctionT], ...] = (
+    click.option("--split-part", help="Part of the split. [default: train, or val with --validation]"),
+    click.option("--validation", is_flag=True, help="Open it as get_val_dataset does: in file order, one epoch."),
+    click.option("--batch-size", type=_COUNT, help="Samples per batch; without it, single samples."),
+    click.option("--batch-drop-last", is_flag=True, help="Drop the smaller batch at the end of an epoch."),
+    click.option("--shuffle-buffer-size", type=click.IntRange(min=0), help="Window of the sample shuffle."),
+    click.option("--max-samples-per-sequence", type=_COUNT, help="Most samples that are read in file order."),
+    click.option("--parallel-shard-iters", type=_COUNT, help="Slices of a stream that are read in turn."),
+    click.option("--shuffle-over-epochs-multiplier", type=int, help="Epochs whose slices are shuffled together."),
+    click.option("--packing-buffer-size", type=_COUNT, help="Samples from which the encoder chooses packs."),
+    click.option("--virtual-epoch-length", type=click.IntRange(min=0), help="Batches per rank and virtual epoch."),
+    click.option("--limit", type=_COUNT, help="With --validation: batches per rank and epoch."),
+    click.option("--no-repeat", is_flag=True, help="End after one epoch."),
+    click.option("--seed", type=int, default=0, show_default=True, help="The seed_offset of WorkerConfig."),
+    click.option("--num-streams", type=_COUNT, help="Streams of the job. [default: 4 per rank, or one per worker]"),
+    click.option("--encoder", metavar="MODULE:NAME", help="Your task encoder: a class, instance or function."),
+    click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run."),
+)
+
+
+def dataset_options(command: FunctionT) -> FunctionT:
+    """Adds the options of a dataset to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_dataset(
+    path: str, given: dict[str, Any], *, world_size: int = 1, num_workers: int | None = None, encoder: Any = None
+) -> SavableDataset[Any]:
+    """Returns the dataset of a command's options.
+
+    Args:
+        path: The dataset, metadataset or JSONL.
+        given: The values of the options that `dataset_options` added.
+        world_size: Number of ranks; the dataset is that of rank 0.
+        num_workers: Workers per rank; None is none, with 4 streams per rank.
+        encoder: Used in place of what --encoder names.
+
+    Raises:
+        ConfigError: An option is invalid.
+        DatasetError: The dataset cannot be read.
+    """
+    # Imported only here: the other commands start without the loader.
+    from energon_dali.build.datasets import get_train_dataset, get_val_dataset
+    from energon_dali.worker_config import WorkerConfig
+
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
+    streams = options.pop("num_streams", None)
+    if streams is None and num_workers is None:
+        streams = 4 * world_size
+    config = WorkerConfig(
+        rank=0,
+        world_size=world_size,
+        num_workers=num_workers or 0,
+        num_streams=streams,
+        seed_offset=options.pop("seed", 0),
+    )
+    if encoder is None:
+        encoder = find_encoder(options.pop("encoder", None))
+    options.pop("encoder", None)
+    repeat = not options.pop("no_repeat", False)
+    if not options.pop("validation", False):
+        if "limit" in options:
+            raise ConfigError("--limit is an option of validation: give --validation, or --virtual-epoch-length.")
+        return get_train_dataset(path, worker_config=config, task_encoder=encoder, repeat=repeat, **options)
+    of_training = ("shuffle_buffer_size", "max_samples_per_sequence", "shuffle_over_epochs_multiplier")
+    wrong = [name for name in (*of_training, "virtual_epoch_length") if name in options]
+    if wrong:
+        flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise ConfigError(f"{flags}: validation is not shuffled and has no virtual epochs. Leave the options out.")
+    return get_val_dataset(path, worker_config=config, task_encoder=encoder, **options)

@@ -1,0 +1,274 @@
+"""`energon-dali plan`: shows which samples the steps of a job hold, on which rank, without reading a sample."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon_dali.cli.dataset_options import dataset_options, open_dataset
+from energon_dali.cli.encoder import find_object
+from energon_dali.cli.failure import told_to_user
+from energon_dali.diagnosis.plan_difference import StepDifference, differences
+from energon_dali.diagnosis.step_plan import PlannedBatch, PlannedSample, StepPlan, plan_steps
+from energon_dali.errors import ConfigError
+from energon_dali.loader.loader_state import merge_states
+from energon_dali.loader.state_file import find_state_files, read_state_file
+from energon_dali.shards.documents.byte_size import show_bytes
+
+_SHOWN_OF_DIFFERENCE = 8
+
+
+class _Steps(click.ParamType[range]):
+    """One step, or FIRST..LAST with both included."""
+
+    name = "FIRST..LAST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        if isinstance(value, range):
+            return value
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", str(value).replace(",", "").replace("_", ""))
+        if match is None:
+            self.fail(f"{value!r} is not a step or a range of steps: write 1000 or 1000..1010.", param, ctx)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            self.fail(f"{value!r} ends before it begins.", param, ctx)
+        return range(first, last + 1)
+
+
+_ARGUMENTS = "energon_dali.cli.plan.arguments"
+
+
+class _Plan(click.Command):
+    """Keeps its arguments, which `--diff` changes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command("plan", cls=_Plan)
+@click.argument("path")
+@click.option("--step", "steps", type=_Steps(), required=True, help="A step, or a range with its last step included.")
+@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of the job.")
+@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Show this rank; may be repeated.")
+@click.option("--num-workers", type=click.IntRange(min=0), help="Workers per rank: gives the number of streams.")
+@dataset_options
+@click.option(
+    "--state",
+    "state_paths",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Plan on from a saved loader state: a file of all ranks, or the files (or folder) of each.",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(["batch", "sample"]),
+    default="batch",
+    show_default=True,
+    help="What a step is: sample shows the order before packing, grouping and batching.",
+)
+@click.option("--tokens", metavar="MODULE:NAME", help="Function from a planned sample to its number of tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--diff", metavar="OPTIONS", help="Compare with the same plan under other options, such as '--seed 1'.")
+@click.option("--diff-path", metavar="PATH", help="Compare with the same plan of another path.")
+@click.pass_context
+def plan(
+    context: click.Context, /, path: str, as_json: bool, diff: str | None, diff_path: str | None, **given: Any
+) -> None:
+    """Show which samples the steps of a job on PATH hold, on which rank, with their sizes.
+
+    PATH is a prepared dataset, a metadataset (.yaml) or a .jsonl file. The options are those that the training run
+    gives to get_train_dataset and WorkerConfig. Only indices are read.
+    """
+    with told_to_user():
+        first = make_plan(path, **given)
+        if diff is None and diff_path is None:
+            click.echo(json.dumps(as_document(first), indent=2) if as_json else "\n".join(describe(first)))
+            return
+        other = other_options(context, diff or "")
+        second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
+        found = list(differences(first, second))
+        if as_json:
+            document = {"notes": first.notes, "steps": [difference_as_json(one) for one in found]}
+            click.echo(json.dumps(document, indent=2))
+        else:
+            click.echo("\n".join(describe_differences(found)))
+
+
+def other_options(context: click.Context, diff: str) -> dict[str, Any]:
+    """Returns the values of the command with those of `--diff` in place of its own.
+
+    Args:
+        context: Of the command.
+        diff: Options, as in a shell.
+
+    Raises:
+        ConfigError: An option is unknown or invalid.
+    """
+    words = shlex.split(diff)
+    own = context.meta[_ARGUMENTS]
+    replaced = {word.partition("=")[0] for word in words} & {"--state", "--rank"}  # which may be repeated
+    for name in ("--diff", "--diff-path", *replaced):
+        own = _without(own, name)
+    try:
+        return dict(plan.make_context("--diff", [*own, *words]).params)
+    except click.ClickException as error:
+        raise ConfigError(f"--diff {diff!r}: {error.format_message()}") from error
+
+
+def _without(arguments: list[str], name: str) -> list[str]:
+    """Returns arguments without an option and its values."""
+    kept = []
+    is_value = False
+    for word in arguments:
+        if not is_value and word != name and not word.startswith(f"{name}="):
+            kept.append(word)
+        is_value = not is_value and word == name
+    return kept
+
+
+def make_plan(
+    path: str,
+    steps: range,
+    world_size: int,
+    ranks: tuple[int, ...],
+    num_workers: int | None,
+    state_paths: tuple[Path, ...],
+    unit: Any,
+    tokens: str | None,
+    **dataset: Any,
+) -> StepPlan:
+    """Returns the plan that the options of the command describe.
+
+    Raises:
+        ConfigError: An option is invalid.
+        DatasetError: The dataset cannot be read.
+        StateError: A state is of another dataset, or after the steps.
+    """
+    from energon_dali.task_encoder import Cooker, DefaultTaskEncoder
+
+    encoder: DefaultTaskEncoder[Any, Any, Any, Any] | None = None
+    if dataset["encoder"] is None:  # crude samples are planned without the cookers of the training run
+        encoder = DefaultTaskEncoder()
+        encoder.cookers = [Cooker(_as_they_are)]
+    opened = open_dataset(path, dataset, world_size=world_size, num_workers=num_workers, encoder=encoder)
+    states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
+    return plan_steps(
+        opened,
+        steps,
+        ranks=ranks or None,
+        state=merge_states(states) if states else None,
+        unit=unit,
+        count_tokens=None if tokens is None else find_object(tokens, "--tokens"),
+    )
+
+
+def _as_they_are(sample: Any) -> Any:
+    return sample
+
+
+def describe(steps: StepPlan) -> Iterator[str]:
+    """Yields lines: a heading per step, a line per batch, a line per sample."""
+    step = -1
+    for batch in steps:
+        if batch.step != step:
+            step = batch.step
+            yield f"Step {step:,}"
+        size = sum(sample.size_bytes for sample in batch.samples)
+        tokens = _tokens(batch)
+        yield (
+            f"  rank {batch.rank}, stream {batch.stream}: {len(batch.samples)} samples, {show_bytes(size)}"
+            f"{'' if tokens is None else f', {tokens:,} tokens'}"
+        )
+        for sample in batch.samples:
+            yield "    " + _line(sample)
+    for note in steps.notes:
+        yield f"Note: {note}"
+
+
+def _tokens(batch: PlannedBatch) -> int | None:
+    known = [sample.num_tokens for sample in batch.samples]
+    return None if None in known or not known else sum(number or 0 for number in known)
+
+
+def _line(sample: PlannedSample) -> str:
+    parts = ", ".join(f"{part} {show_bytes(size)}{_media(sample, part)}" for part, size in sample.part_bytes.items())
+    name = sample.key or f"sample {sample.index}"
+    tokens = "" if sample.num_tokens is None else f", {sample.num_tokens:,} tokens"
+    return f"{sample.dataset} {sample.shard} {name} (pass {sample.epoch}): {parts or 'size unknown'}{tokens}"
+
+
+def _media(sample: PlannedSample, part: str) -> str:
+    facts = asdict(sample.media[part]) if part in sample.media else {}  # type: ignore[call-overload]
+    shown = []
+    for prefix in ("", "video_"):
+        if facts.get(f"{prefix}width"):
+            shown.append(f"{facts[f'{prefix}width']} x {facts[f'{prefix}height']}")
+    shown += [f"{facts[name]:.1f} s" for name in ("video_duration", "audio_duration") if facts.get(name)][:1]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def as_document(steps: StepPlan) -> dict[str, Any]:
+    """Returns a plan as plain values."""
+    batches = [
+        {
+            "step": batch.step,
+            "rank": batch.rank,
+            "stream": batch.stream,
+            "bytes": sum(sample.size_bytes for sample in batch.samples),
+            "tokens": _tokens(batch),
+            "samples": [sample_as_json(sample) for sample in batch.samples],
+        }
+        for batch in steps
+    ]
+    return {"steps": [steps.steps.start, steps.steps.stop], "notes": steps.notes, "batches": batches}
+
+
+def sample_as_json(sample: PlannedSample) -> dict[str, Any]:
+    """Returns a planned sample as plain values."""
+    return {
+        "dataset": sample.dataset,
+        "shard": sample.shard,
+        "key": sample.key,
+        "index": sample.index,
+        "epoch": sample.epoch,
+        "bytes": sample.size_bytes if sample.part_bytes else None,
+        "parts": sample.part_bytes,
+        "media": {part: asdict(facts) for part, facts in sample.media.items()},  # type: ignore[call-overload]
+        "tokens": sample.num_tokens,
+    }
+
+
+def describe_differences(found: list[StepDifference]) -> Iterator[str]:
+    """Yields lines about the steps that differ, and one about those that do not."""
+    for one in found:
+        if one.is_same:
+            continue
+        yield (
+            f"Step {one.step:,}: {len(one.only_first)} of {one.num_first} samples go, {len(one.only_second)} of "
+            f"{one.num_second} come, {one.moved} move"
+        )
+        for sign, samples in (("-", one.only_first), ("+", one.only_second)):
+            for sample in samples[:_SHOWN_OF_DIFFERENCE]:
+                yield f"  {sign} {_line(sample)}"
+            if len(samples) > _SHOWN_OF_DIFFERENCE:
+                yield f"  {sign} ... {len(samples) - _SHOWN_OF_DIFFERENCE} more"
+    yield f"{sum(one.is_same for one in found):,} of {len(found):,} steps are the same."
+
+
+def difference_as_json(one: StepDifference) -> dict[str, Any]:
+    """Returns a difference as plain values."""
+    return {
+        "step": one.step,
+        "same": one.is_same,
+        "moved": one.moved,
+        "only_first": [sample_as_json(sample) for sample in one.only_first],
+        "only_second": [sample_as_json(sample) for sample in one.only_second],
+    }

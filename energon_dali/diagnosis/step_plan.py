@@ -1,0 +1,325 @@
+"""Which samples the steps of a job hold, computed from the plan: no sample is read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from energon_dali.cache.store_index import StoreIndex
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.grouping.batch import GroupingDataset
+from energon_dali.datasets.mixing.blend import BlendSourceDataset
+from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
+from energon_dali.datasets.planned import Planned, in_turn, joined, unknown_to_plan
+from energon_dali.datasets.rank_iterator import in_current_form
+from energon_dali.datasets.source import SourceDataset
+from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain, restore_stream
+from energon_dali.errors import ConfigError, EnergonDaliError, StateError
+from energon_dali.loader.loader_state import rank_state
+from energon_dali.samples.media_metadata import MediaMetadata
+from energon_dali.shards import ShardReader
+
+Unit = Literal["batch", "sample"]
+CountTokens = Callable[["PlannedSample"], int]
+
+_DETAILED_AT_ONCE = 65_536
+"""Samples that are looked up in the index together, shard by shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSample:
+    """A sample that a step will hold, as the index knows it."""
+
+    dataset: str
+    """Path of the dataset."""
+    shard: str
+    """Path of the shard within the dataset."""
+    key: str
+    """Its key; "" if only the shard knows it."""
+    index: int
+    """Its number in the dataset."""
+    epoch: int
+    """Number of the pass over the data."""
+    part_bytes: dict[str, int]
+    """Size of each part that is read, in bytes; empty if only the shard knows it."""
+    media: dict[str, MediaMetadata]
+    """Width, height, duration and the like by part, where `energon-dali prepare-media` stored them."""
+    num_tokens: int | None = None
+    """Its length in tokens, if `count_tokens` was given."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all parts that are read."""
+        return sum(self.part_bytes.values())
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """(dataset, number in it), which tells samples apart."""
+        return self.dataset, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """A batch of the plan; with unit="sample", a single sample."""
+
+    step: int
+    """Number of the step: how many batches the rank has before it, from 0."""
+    rank: int
+    """The rank that it is delivered to."""
+    stream: int
+    """The stream that it belongs to."""
+    samples: tuple[PlannedSample, ...]
+    """Its samples, in order."""
+
+
+class StepPlan:
+    """The batches of a range of steps; iterate it to get them as PlannedBatch, ordered by step and rank.
+
+    `plan_steps` makes it.
+
+    Args:
+        steps: The steps that exist: fewer than were asked for if the data ends before.
+        notes: What the plan cannot know, or had to do, in sentences.
+        rows: Tuples (step, rank, stream, number of the element in the plan of that stream).
+        plans: The plans of the streams.
+        count_tokens: Returns the number of tokens of a sample.
+    """
+
+    def __init__(
+        self,
+        steps: range,
+        notes: list[str],
+        rows: list[tuple[int, int, int, int]],
+        plans: dict[int, Planned],
+        count_tokens: CountTokens | None,
+    ) -> None:
+        self.steps = steps
+        self.notes = notes
+        self._rows = rows
+        self._plans = plans
+        self._count_tokens = count_tokens
+        self._media: dict[SourceDataset, StoreIndex | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[PlannedBatch]:
+        rows: list[tuple[int, int, int, int]] = []
+        size = 0
+        for row in self._rows:
+            rows.append(row)
+            size += self._size(row)
+            if size >= _DETAILED_AT_ONCE:
+                yield from self._detailed(rows)
+                rows, size = [], 0
+        yield from self._detailed(rows)
+
+    def _size(self, row: tuple[int, int, int, int]) -> int:
+        starts = self._plans[row[2]].starts
+        return int(starts[row[3] + 1] - starts[row[3]])
+
+    def _detailed(self, rows: Sequence[tuple[int, int, int, int]]) -> Iterator[PlannedBatch]:
+        """Yields batches, whose samples are looked up in the order of the shards."""
+        wanted: dict[tuple[SourceDataset, int, int], list[tuple[int, int, int]]] = {}
+        found: list[list[PlannedSample | None]] = []
+        for number, (_, _, stream, element) in enumerate(rows):
+            plan = self._plans[stream]
+            start, stop = int(plan.starts[element]), int(plan.starts[element + 1])
+            found.append([None] * (stop - start))
+            for index in range(start, stop):
+                place = plan.sources[plan.source[index]], int(plan.shard[index]), int(plan.sample[index])
+                wanted.setdefault(place, []).append((number, index - start, int(plan.epoch[index])))
+        order = {source: number for number, source in enumerate(dict.fromkeys(place[0] for place in wanted))}
+        for source, shard, sample in sorted(wanted, key=lambda place: (order[place[0]], *place[1:])):
+            first = self._sample(source, shard, sample)
+            for number, position, epoch in wanted[source, shard, sample]:
+                found[number][position] = replace(first, epoch=epoch)
+        for (step, rank, stream, _), samples in zip(rows, found, strict=True):
+            yield PlannedBatch(step, rank, stream, tuple(sample for sample in samples if sample is not None))
+
+    def _sample(self, source: SourceDataset, shard: int, sample: int) -> PlannedSample:
+        known = source.reader.indexed(shard, sample)
+        media = {}
+        index = self._media_index(source)
+        if index is not None and known.key:
+            for part in known.part_bytes:
+                try:
+                    media[part] = index.media_metadata(f"{known.key}.{part}")
+                except EnergonDaliError:  # nothing was stored of this part
+                    continue
+        number = source.reader.index_of(shard, sample)
+        planned = PlannedSample(source.name, known.shard, known.key, number, 0, known.part_bytes, media)
+        return planned if self._count_tokens is None else replace(planned, num_tokens=self._count_tokens(planned))
+
+    def _media_index(self, source: SourceDataset) -> StoreIndex | None:
+        """Returns the index of media metadata of a dataset; None if it has none."""
+        if source not in self._media:
+            index = StoreIndex(source.reader.folder.root) if isinstance(source.reader, ShardReader) else None
+            self._media[source] = index if index is not None and index.has_media() else None
+        return self._media[source]
+
+
+def plan_steps(
+    dataset: SavableDataset[Any],
+    steps: range,
+    *,
+    ranks: Sequence[int] | None = None,
+    state: State | None = None,
+    unit: Unit = "batch",
+    count_tokens: CountTokens | None = None,
+) -> StepPlan:
+    """Returns which samples a range of steps holds, on which rank, without reading a byte of the shards.
+
+    Positions are computed: a million steps before the first cost nothing for a single dataset. A blend has to count its
+    draws, some 5 million per second. Keys and sizes come from the index when the result is iterated.
+
+    Args:
+        dataset: What `get_train_dataset` or `get_val_dataset` returned, on any rank of the job.
+        steps: The steps, such as range(1000, 1010), counted from 0 over virtual epochs. Its step must be 1.
+        ranks: The ranks to plan; None plans all of the job.
+        state: Plan from a state of the loader on, such as that of a checkpoint, which knows what hooks have dropped so
+            far; of all ranks that are planned. None plans from the beginning.
+        unit: "sample" plans single samples in the order in which each stream draws them, before they are packed,
+            grouped or batched; a step is then one sample of a rank.
+        count_tokens: Returns the number of tokens of a PlannedSample, from its sizes and its media metadata. Text is
+            tokenised when it is read, so no index knows its tokens; those of an image often follow from its size.
+
+    Raises:
+        ConfigError: An argument is invalid, or the order is decided at run time (packing, grouping, generators).
+        StateError: The state is of another dataset, or after the first step.
+        LayoutError: The state lacks a rank.
+        DatasetError: The dataset has no samples.
+    """
+    config = dataset.worker_config
+    if not isinstance(steps, range) or steps.step != 1 or steps.start < 0 or not len(steps):
+        raise ConfigError(f"steps={steps!r} is invalid: give a range of steps from 0 on, such as range(1000, 1010).")
+    if unit not in ("batch", "sample"):
+        raise ConfigError(f'unit={unit!r} is unknown: give "batch" or "sample".')
+    chosen = list(range(config.world_size)) if ranks is None else list(ranks)
+    wrong = [rank for rank in chosen if type(rank) is not int or not 0 <= rank < config.world_size]
+    if wrong or not chosen:
+        raise ConfigError(f"ranks={ranks!r} is invalid: with world_size={config.world_size}, give some below it.")
+    if state is not None and unit == "sample":
+        raise ConfigError('A state holds the position of batches: give unit="batch", or no state.')
+    limit = dataset.rank_limit()
+    tree = dataset if limit is None else dataset.children[0]
+    if unit == "sample":
+        tree = below_grouping(tree)
+    rows: list[tuple[int, int, int, int]] = []
+    plans: dict[int, Planned] = {}
+    for rank in chosen:
+        job = _Rank(tree, rank, None if state is None else _state_of_rank(state, dataset, rank))
+        last = min(steps.stop, limit.length) if limit is not None and limit.restart else steps.stop
+        rows += job.plan(range(steps.start, max(steps.start, last)), plans)
+    rows.sort()
+    end = max((row[0] for row in rows), default=steps.start - 1) + 1
+    notes = _notes(dataset if unit == "batch" else tree, steps, end, unit)
+    return StepPlan(range(steps.start, end), notes, rows, plans, count_tokens)
+
+
+def _state_of_rank(state: State, dataset: SavableDataset[Any], rank: int) -> State:
+    twin = copy.copy(dataset)
+    twin.worker_config = replace(dataset.worker_config, rank=rank)
+    return rank_state(state, twin)[0]
+
+
+class _Rank:
+    """The streams of one rank."""
+
+    def __init__(self, tree: SavableDataset[Any], rank: int, state: State | None) -> None:
+        self._rank = rank
+        self._streams = tree.worker_config.layout.rank_streams(rank)
+        self._iterators: dict[int, StreamIterator[Any]] = {
+            stream: tree.open(StreamContext(stream)) for stream in self._streams
+        }
+        self._counts = dict.fromkeys(self._streams, 0)
+        self._ended: set[int] = set()
+        if state is None:
+            return
+        for stream, iterator in self._iterators.items():
+            saved = state["streams"][str(stream)]
+            self._counts[stream] = saved["count"]
+            if saved["ended"]:
+                self._ended.add(stream)
+            if saved["state"] is not None:
+                restore_stream(iterator, in_current_form(saved["state"], plain(iterator.state_dict())), stream)
+
+    def plan(self, steps: range, plans: dict[int, Planned]) -> list[tuple[int, int, int, int]]:
+        """Returns (step, rank, stream, number of the element) for each step, and adds the plans of the streams."""
+        begun = sum(self._counts.values())
+        if begun > steps.start:
+            raise StateError(
+                f"The state of rank {self._rank} is after step {begun - 1}, and step {steps.start} was asked for: give "
+                f"a range from {begun} on, or an older state."
+            )
+        for iterator in self._iterators.values():
+            iterator.plan(0)  # raises before much was computed
+        move = in_turn(
+            self._streams,
+            self._counts,
+            self._ended,
+            steps.start - begun,
+            lambda stream, number: self._iterators[stream].skip(number),
+        )
+        if move < steps.start - begun:
+            return []
+        before = dict(self._counts)
+        parts: dict[int, list[Planned]] = {stream: [] for stream in self._streams}
+
+        def take(stream: int, number: int) -> int:
+            parts[stream].append(self._iterators[stream].plan(number))
+            return len(parts[stream][-1])
+
+        in_turn(self._streams, self._counts, self._ended, len(steps), take)
+        elements = []
+        for stream, pieces in parts.items():
+            if pieces:
+                plans[stream] = joined(pieces)
+                elements += [(before[stream] + number, stream, number) for number in range(len(plans[stream]))]
+        elements.sort()
+        return [(step, self._rank, stream, number) for step, (_, stream, number) in enumerate(elements, steps.start)]
+
+
+def below_grouping(dataset: SavableDataset[Any]) -> SavableDataset[Any]:
+    """Returns the part of a tree that yields single samples: what is below its packs, groups and batches.
+
+    Raises:
+        ConfigError: Finished datasets are blended, so that there is no single such part.
+    """
+    while _groups(dataset):
+        if len(dataset.children) != 1:
+            raise ConfigError(
+                f"{dataset.describe()} mixes finished batches, which have no order of samples as a whole: give one of "
+                "its datasets."
+            )
+        (dataset,) = dataset.children
+    return dataset
+
+
+def _groups(dataset: SavableDataset[Any]) -> bool:
+    return isinstance(dataset, GroupingDataset) or any(map(_groups, dataset.children))
+
+
+def _notes(dataset: SavableDataset[Any], steps: range, end: int, unit: Unit) -> list[str]:
+    notes = [
+        "A sample that cannot be read or decoded is dropped when the job runs, and what follows in its stream moves up."
+    ]
+    notes += [f"Not known before it runs: {text}" for text in unknown_to_plan(dataset)]
+    if unit == "sample":
+        notes.append("These are samples as they are drawn; packing, grouping and batching decide on their steps.")
+    if end < steps.stop:
+        notes.append(f"The data ends after step {end - 1}." if end > steps.start else "The data ends before.")
+    blends = [one for one in _datasets(dataset) if isinstance(one, (BlendSourceDataset, EpochizedBlendDataset))]
+    if blends and steps.start:
+        notes.append(
+            f"{blends[0].describe()}: the draws of all steps before were computed, since they are not regular."
+        )
+    return notes
+
+
+def _datasets(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
+    yield dataset
+    for child in dataset.children:
+        yield from _datasets(child)
