@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V: images at their own size, as patches in the order in which they merge."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images at their own size, as patches in the order in which they merge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.vision_input import VisionInput
-from energon_dali.errors import DecodeError
+from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
     import torch
@@ -45,36 +45,41 @@ class Qwen2VL(FrontEnd):
     """Patches per side that the model merges into one token."""
     resizes: bool = True
     """Whether images are resized; if not, their sides must be multiples of patch_size * merge_size."""
+    image_token: str = "<|image_pad|>"
+    """Stands for an image in the text, and for each of its features after `expand_text`."""
 
     family: ClassVar[str] = "qwen2_vl"
-    processors: ClassVar[tuple[str, ...]] = ("Qwen2VLImageProcessor",)
+    processors: ClassVar[tuple[str, ...]] = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_grid_thw")
+
+    default_pixels: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
+    """(min_pixels, max_pixels) of a processor that does not say."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_patches(self)
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
-        # min_pixels and max_pixels are older names, and win over the size, as in transformers.
-        min_pixels, max_pixels = config.take("min_pixels"), config.take("max_pixels")
-        if {"shortest_edge", "longest_edge"} - size.keys():
-            raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
+        min_pixels, max_pixels = take_pixel_range(config, cls.default_pixels)
         return cls(
             values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
             filter=config.take_filter("bicubic"),
             convert_rgb=bool(config.take("do_convert_rgb", True)),
-            min_pixels=int(min_pixels or size["shortest_edge"]),
-            max_pixels=int(max_pixels or size["longest_edge"]),
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
             patch_size=int(config.take("patch_size", 14)),
             temporal_patch_size=int(config.take("temporal_patch_size", 2)),
             merge_size=int(config.take("merge_size", 2)),
             resizes=bool(config.take("do_resize", True)),
+            image_token=config.outer.get("image_token", cls.image_token),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        block = self.patch_size * self.merge_size
         if self.resizes:
-            out_height, out_width = smart_resize(height, width, block, self.min_pixels, self.max_pixels)
+            out_height, out_width = self.resized(height, width)
         else:
-            out_height, out_width = height, width
+            block, (out_height, out_width) = self.patch_size * self.merge_size, (height, width)
             if height % block or width % block:
                 raise DecodeError(
                     f"The processor does not resize, and {width} x {height} pixels are not multiples of {block}"
@@ -83,6 +88,14 @@ class Qwen2VL(FrontEnd):
         return ImageLayout(
             height, width, (View(out_height, out_width),), rows * columns // self.merge_size**2, (1, rows, columns)
         )
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Returns (height, width) after resizing.
+
+        Raises:
+            DecodeError: The processor refuses images of this size.
+        """
+        return smart_resize(height, width, self.patch_size * self.merge_size, self.min_pixels, self.max_pixels)
 
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
         ((_, canvas),) = self.canvases(pixels, layout)
@@ -100,6 +113,39 @@ class Qwen2VL(FrontEnd):
         }
 
 
+def take_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -> tuple[int, int]:
+    """Returns the fewest and the most pixels after resizing.
+
+    Args:
+        config: Its size has them as shortest_edge and longest_edge; min_pixels and max_pixels, which are older names,
+            win over them, as in transformers.
+        default: What the processor takes where its file does not say.
+
+    Raises:
+        ConfigError: One of the two is missing.
+    """
+    size = config.take_size("size", {"shortest_edge": default[0], "longest_edge": default[1]})
+    for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+        size[name] = int(config.take(older) or size.get(name, 0))
+    if size["shortest_edge"] < 1 or size["longest_edge"] < 1:
+        raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
+    return size["shortest_edge"], size["longest_edge"]
+
+
+def check_patches(front_end: object) -> None:
+    """Checks the sizes of patches and the range of pixels.
+
+    Raises:
+        ConfigError: One of them is not a whole number of at least 1.
+    """
+    for name in ("min_pixels", "max_pixels", "patch_size", "temporal_patch_size", "merge_size"):
+        value = getattr(front_end, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{type(front_end).__name__}({name}={value!r}) is invalid: it must be a whole number of at least 1."
+            )
+
+
 def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """Returns (height, width) rounded to blocks and brought into a range of pixels, with about the same aspect ratio.
 
@@ -108,10 +154,7 @@ def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixel
     Raises:
         DecodeError: One side is more than 200 times as long as the other.
     """
-    if max(height, width) / min(height, width) > _MAX_ASPECT_RATIO:
-        raise DecodeError(
-            f"{width} x {height} pixels have an aspect ratio above {_MAX_ASPECT_RATIO}, which the processor refuses"
-        )
+    check_aspect_ratio(height, width)
     # Python's round (half to even), as in the processor.
     rows, columns = round(height / block), round(width / block)
     if rows * columns * block * block > max_pixels:
@@ -122,3 +165,15 @@ def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixel
         grow = math.sqrt(min_pixels / (height * width))
         rows, columns = math.ceil(height * grow / block), math.ceil(width * grow / block)
     return rows * block, columns * block
+
+
+def check_aspect_ratio(height: int, width: int) -> None:
+    """Checks that no side is more than 200 times as long as the other.
+
+    Raises:
+        DecodeError: One is.
+    """
+    if max(height, width) / min(height, width) > _MAX_ASPECT_RATIO:
+        raise DecodeError(
+            f"{width} x {height} pixels have an aspect ratio above {_MAX_ASPECT_RATIO}, which the processor refuses"
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.glm4v import Glm4V
 from energon_dali.decode.front_ends.processor_config import read_processor
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
 from energon_dali.errors import ConfigError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.resampling import Resampling
     from energon_dali.decode.spec import ImageDtype
 
-FAMILIES: tuple[type[FrontEnd], ...] = (FixedSize, Qwen2VL)
+FAMILIES: tuple[type[FrontEnd], ...] = (FixedSize, Qwen2VL, Glm4V)
 
 
 def make_front_end(
