@@ -60,8 +60,13 @@ class ProcessorConfig:
         self._taken.add(name)
         return self._values.get(name, default)
 
-    def take_size(self, name: str, default: Mapping[str, int] | None = None) -> dict[str, int]:
+    def take_size(self, name: str, default: Mapping[str, int] | None = None, *, square: bool = False) -> dict[str, int]:
         """Returns a size as a dict of the sides that are given, such as {"height": 384, "width": 384}.
+
+        Args:
+            name: Of the value.
+            default: If the configuration does not have it.
+            square: Whether one number is height and width; if not, it is the shortest edge.
 
         Raises:
             ConfigError: It is not a size.
@@ -70,7 +75,7 @@ class ProcessorConfig:
         if isinstance(value, Mapping) or hasattr(value, "items"):
             sides = {side: int(length) for side, length in value.items() if length is not None}
         elif isinstance(value, int):
-            sides = {"shortest_edge": value}
+            sides = {"height": value, "width": value} if square else {"shortest_edge": value}
         elif isinstance(value, (list, tuple)) and len(value) == 2:
             sides = {"height": int(value[0]), "width": int(value[1])}
         else:
@@ -180,6 +185,9 @@ def read_processor(processor: object) -> ProcessorConfig:
     outer: dict[str, Any] = {}
     if inner is not None:
         outer = {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
+        passed = getattr(processor, "images_kwargs", None)
+        if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
+            outer["images_kwargs"] = dict(passed)
         processor = inner
     to_dict = getattr(processor, "to_dict", None)
     if not callable(to_dict):

@@ -6,16 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
 from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.glm4v import Glm4V
+from energon_dali.decode.front_ends.idefics3 import Idefics3
+from energon_dali.decode.front_ends.imagegpt import ImageGPT
+from energon_dali.decode.front_ends.pixtral import Pixtral
 from energon_dali.decode.front_ends.processor_config import read_processor
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
+from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.resampling import Resampling
     from energon_dali.decode.spec import ImageDtype
 
-FAMILIES: tuple[type[FrontEnd], ...] = (FixedSize, Qwen2VL, Glm4V)
+FAMILIES: tuple[type[FrontEnd], ...] = (
+    FixedSize,
+    Qwen2VL,
+    Glm4V,
+    Gemma3,
+    Idefics3,
+    ImageGPT,
+    Pixtral,
+    Siglip2,
+)
 
 
 def make_front_end(

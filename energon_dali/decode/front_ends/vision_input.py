@@ -43,7 +43,8 @@ def batch_vision(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str,
 
     Args:
         inputs: What the decoder gave for each image, in the order of the text's placeholders; or one list of these per
-            sample, which some families need to know (Idefics3, Mllama), and which may be empty.
+            sample, which may be empty. Some families keep samples apart (Idefics3, Mllama): to them, as to their
+            processors, images without such lists are one sample.
         for_model: Keeps only what the model's `forward` takes.
 
     Returns:
@@ -55,7 +56,7 @@ def batch_vision(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str,
     samples: list[Sequence[Any]] = []
     given = list(inputs)
     nested = bool(given) and all(isinstance(entry, (list, tuple)) for entry in given)
-    samples = given if nested else [[entry] for entry in given]
+    samples = given if nested else [given]
     batch: dict[str, Any] = {}
     kinds: dict[type, list[list[Any]]] = {}
     for number, sample in enumerate(samples):

@@ -1,0 +1,143 @@
+"""Gemma 3: images of one size, and with "pan and scan" crops of long ones after them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+_HALF = (0.5, 0.5, 0.5)
+_PROCESSOR_DEFAULTS = {
+    "do_pan_and_scan": False,
+    "pan_and_scan_min_crop_size": 256,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
+}
+"""What Gemma3Processor passes to its image processor, whatever that is set to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma3(FrontEnd):
+    """Resizes an image to a size; with `do_pan_and_scan`, also crops of an image that is longer than wide or reversed.
+
+    `layout.grid` is (crops,). Values: dtype[1 + crops, 3, height, width], the whole image first.
+    """
+
+    size: tuple[int, int] | None = (224, 224)
+    """(height, width) of the image and of each crop; None does not resize."""
+    do_pan_and_scan: bool = False
+    """Whether crops are added. Gemma3Processor adds none unless its caller says so."""
+    pan_and_scan_min_crop_size: int = 256
+    """Fewest pixels of a crop's shorter side, before resizing."""
+    pan_and_scan_max_num_crops: int = 4
+    """Most crops of an image."""
+    pan_and_scan_min_ratio_to_activate: float = 1.2
+    """Ratio of the longer to the shorter side from which on an image is cropped."""
+    image_seq_length: int = 256
+    """Tokens of the image and of each crop."""
+    image_token: str = "<start_of_image>"
+    """Placeholder of an image in the text. In the expanded text it is before the features."""
+    feature_token: str = "<image_soft_token>"
+    """Placeholder of a feature in the expanded text."""
+    end_token: str = "<end_of_image>"
+    """Text after the features."""
+
+    family: ClassVar[str] = "gemma3"
+    processors: ClassVar[tuple[str, ...]] = ("Gemma3ImageProcessor",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pan_and_scan_min_crop_size < 1 or self.pan_and_scan_max_num_crops < 1:
+            raise ConfigError(
+                f"Gemma3(pan_and_scan_min_crop_size={self.pan_and_scan_min_crop_size}, "
+                f"pan_and_scan_max_num_crops={self.pan_and_scan_max_num_crops}) is invalid. Both must be at least 1."
+            )
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        size = config.take_size("size", {"height": 224, "width": 224})
+        pair: tuple[int, int] | None = None
+        if config.take("do_resize", True):
+            if size.keys() != {"height", "width"}:
+                raise config.error(f"size={size} is not a height and a width")
+            pair = (size["height"], size["width"])
+        given = {name: config.take(name) for name in _PROCESSOR_DEFAULTS}
+        if config.outer:
+            passed = config.outer.get("images_kwargs")
+            given.update(_PROCESSOR_DEFAULTS)
+            if isinstance(passed, Mapping):
+                given.update({name: passed[name] for name in given if passed.get(name) is not None})
+        elif given["do_pan_and_scan"]:
+            missing = [name for name, value in given.items() if value is None]
+            if missing:
+                raise config.error(f"do_pan_and_scan is set, but {', '.join(missing)} is not")
+        known = {name: value for name, value in given.items() if value is not None}
+        inner_length = config.take("image_seq_length", 256)
+        front_end = cls(
+            values=config.take_values(mean=_HALF, std=_HALF),
+            filter=config.take_filter("bilinear"),
+            convert_rgb=bool(config.take("do_convert_rgb", True)) or bool(config.outer),
+            size=pair,
+            image_seq_length=int(config.outer.get("image_seq_length", inner_length)),
+            image_token=str(config.outer.get("boi_token", "<start_of_image>")),
+        )
+        return front_end.with_fields(**known)
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        boxes = self._crops(width, height) if self.do_pan_and_scan else []
+        out_height, out_width = self.size or (height, width)
+        views = [View(out_height, out_width)]
+        for left, top, right, bottom in boxes:
+            if left >= right or top >= bottom:
+                raise DecodeError(
+                    f"{width} x {height} pixels do not have enough rows or columns for {len(boxes)} crops"
+                )
+            if self.size is None:
+                raise DecodeError("The processor does not resize, and an image and its crops differ in size")
+            views.append(View(out_height, out_width, box=(left, top, right, bottom)))
+        return ImageLayout(height, width, tuple(views), self.image_seq_length * len(views), (len(boxes),))
+
+    def _crops(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
+        """Returns the boxes of the crops: equal parts of the longer side, the last one possibly smaller."""
+        long, short = max(width, height), min(width, height)
+        if long / short < self.pan_and_scan_min_ratio_to_activate:
+            return []
+        count = min(math.floor(long / self.pan_and_scan_min_crop_size), math.floor(long / short + 0.5))
+        count = min(self.pan_and_scan_max_num_crops, max(2, count))
+        length = math.ceil(long / count)
+        if min(length, short) < self.pan_and_scan_min_crop_size:
+            return []
+        edges = [(start * length, min((start + 1) * length, long)) for start in range(count)]
+        if width >= height:
+            return [(first, 0, last, height) for first, last in edges]
+        return [(0, first, width, last) for first, last in edges]
+
+    def image_text(self, layout: ImageLayout) -> str:
+        features = self.feature_token * self.image_seq_length
+        image = f"\n\n{self.image_token}{features}{self.end_token}\n\n"
+        (crops,) = layout.grid
+        if not crops:
+            return image
+        return f"Here is the original image {image} and here are some crops to help you see better " + " ".join(
+            [image] * crops
+        )
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        images = [image for sample in samples for image in sample]
+        return {
+            "pixel_values": torch.cat([image.values for image in images]),
+            "num_crops": torch.tensor([image.layout.grid[0] for image in images], dtype=torch.int64),
+        }

@@ -1,0 +1,165 @@
+"""Idefics3 and SmolVLM: an image is split into square tiles, with the whole image as the last tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+_HALF = (0.5, 0.5, 0.5)
+_LONGEST_EDGE = 4096
+"""The longer side after the first resampling is never longer."""
+_DEFAULT_TOKENS = {"Idefics3ImageProcessor": 169, "SmolVLMImageProcessor": 64}
+"""Tokens per tile of the published models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idefics3(FrontEnd):
+    """Resizes the longer side to a length, then both sides to whole tiles, and splits the image into tiles.
+
+    An image of more than one tile is followed by a tile with all of it. `layout.grid` is (rows, columns) of tiles, (0,
+    0) if there is one tile. Values: dtype[tiles, 3, tile_size, tile_size].
+    """
+
+    tile_size: int = 364
+    """Pixels of a tile's side (max_image_size)."""
+    longest_edge: int | None = 4 * 364
+    """Length of the longer side after the first resampling, or None with `size` or without this resampling."""
+    size: tuple[int, int] | None = None
+    """(height, width) after the first resampling."""
+    splits: bool = True
+    """Whether images are split into tiles. If not, each is one tile."""
+    image_seq_len: int = 169
+    """Tokens of a tile."""
+    returns_rows: bool = False
+    """Whether `batch_vision` returns the tile grids as "rows" and "cols"."""
+    fake_image_token: str = "<fake_token_around_image>"
+    """Text before and after the tokens of a tile."""
+    global_image_token: str = "<global-img>"
+    """Text before the tokens of the tile that shows the whole image."""
+
+    family: ClassVar[str] = "idefics3"
+    processors: ClassVar[tuple[str, ...]] = tuple(_DEFAULT_TOKENS)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        size = config.take_size("size", {"longest_edge": 4 * 364})
+        tile = config.take_size("max_image_size", {"longest_edge": 364})
+        if "longest_edge" not in tile:
+            raise config.error(f"max_image_size={tile} has no longest_edge")
+        config.require("do_pad", True, "images with different numbers of tiles form no batch without padding")
+        config.take("video_sampling")  # how SmolVLM chooses the frames of videos
+        resizes = bool(config.take("do_resize", True))
+        pair = (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
+        if resizes and "longest_edge" not in size and pair is None:
+            raise config.error(f"size={size} is neither a longest_edge nor a height and a width")
+        longest = size.get("longest_edge")
+        outer = config.outer
+        return cls(
+            values=config.take_values(mean=_HALF, std=_HALF),
+            filter=config.take_filter("lanczos"),
+            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            tile_size=tile["longest_edge"],
+            longest_edge=longest if resizes else None,
+            size=pair if resizes and longest is None else None,
+            splits=bool(config.take("do_image_splitting", True)),
+            image_seq_len=int(outer.get("image_seq_len", _DEFAULT_TOKENS[config.type_name])),
+            returns_rows=bool(config.take("return_row_col_info", False)),
+            image_token=str(outer.get("image_token", "<image>")),
+            fake_image_token=str(outer.get("fake_image_token", "<fake_token_around_image>")),
+            global_image_token=str(outer.get("global_image_token", outer.get("global_image_tag", "<global-img>"))),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        views: list[View] = []
+        source, tile = (height, width), self.tile_size
+        if self.size is not None or self.longest_edge is not None:
+            source = self.size or _longest_edge(height, width, self.longest_edge or 0)
+            views.append(View(*source, emitted=False))
+        rows = columns = 0
+        before = len(views) - 1
+        if self.splits:
+            whole = _whole_tiles(*source, tile)
+            if 0 in whole:
+                raise DecodeError(
+                    f"{width} x {height} pixels are too narrow: the processor makes one side 0 pixels long"
+                )
+            rows, columns = whole[0] // tile, whole[1] // tile
+            if rows * columns == 1:
+                rows = columns = 0
+                views.append(View(*whole, source=before))
+            else:
+                views.append(View(*whole, source=before, tile=(tile, tile)))
+                views.append(View(tile, tile, source=before + 1))
+        else:
+            views.append(View(tile, tile, source=before))
+        return ImageLayout(height, width, tuple(views), (rows * columns + 1) * self.image_seq_len, (rows, columns))
+
+    def image_text(self, layout: ImageLayout) -> str:
+        rows, columns = layout.grid
+        tokens = self.image_token * self.image_seq_len
+        pieces = []
+        for row in range(1, rows + 1):
+            pieces += [f"{self.fake_image_token}<row_{row}_col_{column + 1}>{tokens}" for column in range(columns)]
+            pieces.append("\n")
+        if rows:
+            pieces.append("\n")
+        pieces.append(f"{self.fake_image_token}{self.global_image_token}{tokens}{self.fake_image_token}")
+        return "".join(pieces)
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        counts = [sum(len(image.values) for image in sample) for sample in samples]
+        first = next(image.values for sample in samples for image in sample)
+        shape = (len(samples), max(counts), 3, self.tile_size, self.tile_size)
+        values = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        mask = torch.zeros((*shape[:2], *shape[3:]), dtype=torch.int64, device=first.device)
+        for number, sample in enumerate(samples):
+            if sample:
+                torch.cat([image.values for image in sample], out=values[number, : counts[number]])
+            mask[number, : counts[number]] = 1
+        batch: dict[str, Any] = {"pixel_values": values, "pixel_attention_mask": mask}
+        if self.returns_rows:
+            batch["rows"] = [[image.layout.grid[0] for image in sample] for sample in samples]
+            batch["cols"] = [[image.layout.grid[1] for image in sample] for sample in samples]
+        return batch
+
+
+def _longest_edge(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Returns (height, width) with the longer side as wanted; the shorter one is even, or 1."""
+    aspect = width / height
+    if width >= height:
+        out_height, out_width = int(longest / aspect), longest
+        out_height = max(1, out_height + out_height % 2)
+    else:
+        out_height, out_width = longest, int(longest * aspect)
+        out_width = max(1, out_width + out_width % 2)
+    if max(out_height, out_width) <= _LONGEST_EDGE:
+        return out_height, out_width
+    aspect = out_width / out_height
+    if out_width >= out_height:
+        return max(1, int(_LONGEST_EDGE / aspect)), _LONGEST_EDGE
+    return _LONGEST_EDGE, max(1, int(_LONGEST_EDGE * aspect))
+
+
+def _whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
+    """Returns (height, width) in whole tiles: the longer side rounded up, the other one after it."""
+    aspect = width / height
+    if width >= height:
+        out_width = math.ceil(width / tile) * tile
+        return math.ceil(int(out_width / aspect) / tile) * tile, out_width
+    out_height = math.ceil(height / tile) * tile
+    return out_height, math.ceil(int(out_height * aspect) / tile) * tile

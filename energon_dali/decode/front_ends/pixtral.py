@@ -1,0 +1,98 @@
+"""Pixtral and Mistral 3: images of whole patches, at most as large as a square, padded to the largest of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixtral(FrontEnd):
+    """Shrinks an image into a rectangle where needed, and rounds both sides up to whole patches.
+
+    `layout.grid` is (rows, columns) of patches, and of tokens. Values: dtype[1, 3, height, width]; `batch_vision` pads
+    them with zeros at the bottom and on the right.
+    """
+
+    size: tuple[int, int] = (1024, 1024)
+    """Most (height, width) before rounding to patches."""
+    patch_size: tuple[int, int] = (16, 16)
+    """(height, width) of what becomes one token: a patch, or the patches that the model merges."""
+    image_token: str = "[IMG]"
+    break_token: str = "[IMG_BREAK]"
+    """Text after each row of tokens but the last."""
+    end_token: str = "[IMG_END]"
+    """Text after the last row."""
+
+    family: ClassVar[str] = "pixtral"
+    processors: ClassVar[tuple[str, ...]] = ("PixtralImageProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("do_resize", True, "images that are not resized are not whole patches")
+        config.require("do_center_crop", False, "it would cut patches")
+        config.require("do_pad", True, "images of different sizes form no batch without padding")
+        size = config.take_size("size", {"longest_edge": 1024})
+        longest = size.get("longest_edge")
+        if longest is None and not {"height", "width"} <= size.keys():
+            raise config.error(f"size={size} is neither a longest_edge nor a height and a width")
+        patch = config.take_size("patch_size", {"height": 16, "width": 16}, square=True)
+        if not {"height", "width"} <= patch.keys():
+            raise config.error(f"patch_size={patch} is not a height and a width")
+        outer = config.outer
+        if "patch_size" in outer:  # the processor around it passes its own
+            side = int(outer["patch_size"]) * int(outer.get("spatial_merge_size", 1))
+            patch = {"height": side, "width": side}
+        return cls(
+            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
+            filter=config.take_filter("bicubic"),
+            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            size=(longest, longest) if longest is not None else (size["height"], size["width"]),
+            patch_size=(patch["height"], patch["width"]),
+            image_token=str(outer.get("image_token", "[IMG]")),
+            break_token=str(outer.get("image_break_token", "[IMG_BREAK]")),
+            end_token=str(outer.get("image_end_token", "[IMG_END]")),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        shrink = max(height / self.size[0], width / self.size[1])
+        inner_height, inner_width = height, width
+        if shrink > 1:
+            inner_height, inner_width = math.floor(height / shrink), math.floor(width / shrink)
+        rows = (inner_height - 1) // self.patch_size[0] + 1
+        columns = (inner_width - 1) // self.patch_size[1] + 1
+        if not rows or not columns:
+            raise DecodeError(f"{width} x {height} pixels are too narrow: the processor makes one side 0 pixels long")
+        view = View(rows * self.patch_size[0], columns * self.patch_size[1])
+        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
+
+    def image_text(self, layout: ImageLayout) -> str:
+        rows, columns = layout.grid
+        return self.break_token.join([self.image_token * columns] * rows) + self.end_token
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        images = [image.values[0] for sample in samples for image in sample]
+        sizes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64)
+        height, width = sizes.max(0).values.tolist()
+        if len({image.shape for image in images}) == 1:
+            return {"pixel_values": torch.stack(images), "image_sizes": sizes}
+        values = torch.zeros((len(images), 3, height, width), dtype=images[0].dtype, device=images[0].device)
+        for row, image in zip(values, images, strict=True):
+            row[:, : image.shape[1], : image.shape[2]] = image
+        return {"pixel_values": values, "image_sizes": sizes}

@@ -1,0 +1,98 @@
+"""SigLIP 2 NaFlex: as many patches as fit a budget, with the image's aspect ratio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.cutting import cut_pixel_patches
+from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+    from energon_dali.decode.front_ends.resampling import Pixels
+
+_HALF = (0.5, 0.5, 0.5)
+_TOLERANCE = 1e-5
+_LARGEST_SCALE = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Siglip2(FrontEnd):
+    """Resizes an image to the most patches that are allowed, and cuts it into them.
+
+    `layout.grid` is (rows, columns) of patches. Values: dtype[rows * columns, patch_size * patch_size * 3], the channel
+    of each pixel last; `batch_vision` pads them with zeros to `max_num_patches`.
+    """
+
+    patch_size: int = 16
+    """Pixels of a patch's side."""
+    max_num_patches: int = 256
+    """Most patches of an image, and the patches of each image in a batch."""
+
+    family: ClassVar[str] = "siglip2"
+    processors: ClassVar[tuple[str, ...]] = ("Siglip2ImageProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        config.require("do_resize", True, "images that are not resized are not whole patches")
+        return cls(
+            values=config.take_values(mean=_HALF, std=_HALF),
+            filter=config.take_filter("bilinear"),
+            convert_rgb=bool(config.take("do_convert_rgb", False)),
+            patch_size=int(config.take("patch_size", 16)),
+            max_num_patches=int(config.take("max_num_patches", 256)),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        rows, columns = _patch_grid(height, width, self.patch_size, self.max_num_patches)
+        view = View(rows * self.patch_size, columns * self.patch_size)
+        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
+
+    def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
+        (view,) = layout.views
+        resized = pixels.resized(view.height, view.width, self.filter, self.resampling)
+        patches = cut_pixel_patches(resized.tensor, self.patch_size)  # uint8[patches, patch_size ** 2, 3]
+        return self.values.convert(patches, self.torch_dtype, channel_axis=2).view(len(patches), -1)
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        images = [image for sample in samples for image in sample]
+        first = images[0].values
+        shape = (len(images), self.max_num_patches, first.shape[1])
+        values = torch.empty(shape, dtype=first.dtype, device=first.device)
+        mask = torch.zeros(shape[:2], dtype=torch.int32, device=first.device)
+        for number, image in enumerate(images):
+            count = len(image.values)
+            values[number, :count] = image.values
+            values[number, count:] = 0
+            mask[number, :count] = 1
+        shapes = torch.tensor([image.layout.grid for image in images], dtype=torch.int64)
+        return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+@lru_cache(maxsize=4096)
+def _patch_grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
+    """Returns (rows, columns) of patches: those of the largest scale that a bisection finds to be allowed.
+
+    The result depends on each step of the bisection, so its bounds and its end are those of the processor.
+    """
+    lowest, highest = _TOLERANCE / 10, _LARGEST_SCALE
+    while highest - lowest >= _TOLERANCE:
+        scale = (lowest + highest) / 2
+        if max(1, math.ceil(height * scale / patch)) * max(1, math.ceil(width * scale / patch)) <= most:
+            lowest = scale
+        else:
+            highest = scale
+    return max(1, math.ceil(height * lowest / patch)), max(1, math.ceil(width * lowest / patch))
