@@ -40,19 +40,13 @@ def find_object(name: str, option: str) -> Any:
 
 
 def find_encoder(name: str | None) -> Any:
-    """Returns the task encoder that an option names: an instance as it is, a class or function called; None for None.
+    """Returns the task encoder that an option names, as `view --encoder` finds it; None for None.
 
     Raises:
-        ConfigError: It cannot be imported, or cannot be made without arguments.
+        ConfigError: It cannot be imported, or does not name a task encoder that can be made without arguments.
     """
     if name is None:
         return None
-    found = find_object(name, "--encoder")
-    if not callable(found):
-        return found
-    try:
-        return found()
-    except TypeError as error:
-        raise ConfigError(
-            f"--encoder {name}: calling it without arguments failed: {error}. Name a function that makes the encoder."
-        ) from error
+    from energon_dali.view.encoder_session import load_encoder  # imported here: other commands start without it
+
+    return load_encoder(name)

@@ -14,6 +14,7 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.native_rows import RowPlanner, split_batch
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
@@ -107,6 +108,9 @@ class NativeSourceDataset(SavableDataset[Any]):
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
+
+    def unknown_to_plan(self) -> None:
+        """Returns None: the order is that of the source."""
 
     def describe(self) -> str:
         return f"NativeSourceDataset({self.source.name}, repeat={self.source.repeat})"
@@ -320,6 +324,28 @@ class _NativeIterator(StreamIterator[Any]):
         self._load_policy.on_success()
         self._decode_policy.on_success()
         return set_restore_key(sample, (NAME, raw.index, planned.epoch))
+
+    def skip(self, count: int) -> int:
+        position = self._of_source()
+        skipped = position.skip(count)
+        self._go_to(position)
+        return skipped
+
+    def plan(self, count: int) -> Planned:
+        position = self._of_source()
+        planned = position.plan(count)
+        self._go_to(position)
+        return planned
+
+    def _of_source(self) -> StreamIterator[Any]:
+        """Returns an iterator of the source at the same position; it must not be closed, since readers are shared."""
+        position = self._dataset.source.open(self._context)
+        position.load_state_dict(self.state_dict())
+        return position
+
+    def _go_to(self, position: StreamIterator[Any]) -> None:
+        self.close()
+        self.load_state_dict(position.state_dict())
 
     def state_dict(self) -> State:
         return {"epoch": self._epoch, "position": self._position}

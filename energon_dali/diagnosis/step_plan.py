@@ -16,9 +16,11 @@ from energon_dali.datasets.planned import Planned, in_turn, joined, unknown_to_p
 from energon_dali.datasets.rank_iterator import in_current_form
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain, restore_stream
-from energon_dali.errors import ConfigError, EnergonDaliError, StateError
+from energon_dali.decode import MediaHandle
+from energon_dali.decode.spec import ImageSpec
+from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, StateError
 from energon_dali.loader.loader_state import rank_state
-from energon_dali.samples.media_metadata import MediaMetadata
+from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
 
 Unit = Literal["batch", "sample"]
@@ -47,7 +49,8 @@ class PlannedSample:
     media: dict[str, MediaMetadata]
     """Width, height, duration and the like by part, where `energon-dali prepare-media` stored them."""
     num_tokens: int | None = None
-    """Its length in tokens, if `count_tokens` was given."""
+    """Its length in tokens: what `count_tokens` returned, or the vision tokens of its images if the decoder has a front
+    end and their sizes were stored; None if neither."""
 
     @property
     def size_bytes(self) -> int:
@@ -151,7 +154,8 @@ class StepPlan:
                     continue
         number = source.reader.index_of(shard, sample)
         planned = PlannedSample(source.name, known.shard, known.key, number, 0, known.part_bytes, media)
-        return planned if self._count_tokens is None else replace(planned, num_tokens=self._count_tokens(planned))
+        tokens = _vision_tokens(source, planned) if self._count_tokens is None else self._count_tokens(planned)
+        return replace(planned, num_tokens=tokens)
 
     def _media_index(self, source: SourceDataset) -> StoreIndex | None:
         """Returns the index of media metadata of a dataset; None if it has none."""
@@ -159,6 +163,19 @@ class StepPlan:
             index = StoreIndex(source.reader.folder.root) if isinstance(source.reader, ShardReader) else None
             self._media[source] = index if index is not None and index.has_media() else None
         return self._media[source]
+
+
+def _vision_tokens(source: SourceDataset, sample: PlannedSample) -> int | None:
+    """Returns the vision tokens that the decoder's front end makes of the images of a sample; None if nobody knows."""
+    decoder = getattr(source.load, "decoder", None)
+    spec: ImageSpec | None = getattr(decoder, "spec", None)
+    images = [facts for facts in sample.media.values() if isinstance(facts, ImageMetadata)]
+    if spec is None or spec.front_end is None or not images:
+        return None
+    try:
+        return sum(MediaHandle("", b"", one.format, one.width, one.height, spec).num_tokens for one in images)
+    except DecodeError:  # the front end refuses such images
+        return None
 
 
 def plan_steps(
@@ -184,7 +201,8 @@ def plan_steps(
         unit: "sample" plans single samples in the order in which each stream draws them, before they are packed,
             grouped or batched; a step is then one sample of a rank.
         count_tokens: Returns the number of tokens of a PlannedSample, from its sizes and its media metadata. Text is
-            tokenised when it is read, so no index knows its tokens; those of an image often follow from its size.
+            tokenised when it is read, so no index knows its tokens. None counts the vision tokens of images, if the
+            decoder has a front end and `energon-dali prepare-media` stored their sizes (before rotation by EXIF).
 
     Raises:
         ConfigError: An argument is invalid, or the order is decided at run time (packing, grouping, generators).

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from energon_dali import (
     ConfigError,
     DefaultTaskEncoder,
+    FrontEnd,
+    SampleDecoder,
     SkipSample,
     StateError,
     TaskEncoder,
@@ -104,6 +106,33 @@ def test_no_shard_is_needed(data: Path, tmp_path: Path) -> None:
     assert batch.samples[0].part_bytes.keys() == {"jpg", "txt"}  # the json is not read
     assert batch.samples[0].part_bytes["txt"] == len("picture number 0")
     assert batch.samples[0].size_bytes < sizes[batch.samples[0].shard]
+
+
+class Looking(DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = SampleDecoder(
+        front_end=FrontEnd.from_processor(
+            {
+                "image_processor_type": "Qwen2VLImageProcessor",
+                "min_pixels": 784,
+                "max_pixels": 1_003_520,
+                "patch_size": 14,
+                "temporal_patch_size": 2,
+                "merge_size": 2,
+                "image_mean": [0.5] * 3,
+                "image_std": [0.5] * 3,
+            }
+        )
+    )
+
+
+def test_vision_tokens_follow_from_the_stored_size(tmp_path: Path) -> None:
+    folder = captioning_dataset(tmp_path / "images", 12, 2)
+    stored = CliRunner().invoke(main, ["prepare-media", str(folder), "--media-metadata-by-extension"])
+    assert stored.exit_code == 0, stored.output
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=1)
+    tree = get_val_dataset(str(folder), worker_config=config, task_encoder=Looking())
+    for planned_one, sample in zip(plan_steps(tree, range(4)), get_savable_loader(tree), strict=False):
+        assert planned_one.samples[0].num_tokens == sample.image.num_tokens
 
 
 class Choosy(TaskEncoder[Any, Any, Any, Any]):

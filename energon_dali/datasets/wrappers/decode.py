@@ -7,6 +7,7 @@ from typing import Any
 
 from energon_dali.datasets.base import PassThroughDataset, SavableDataset
 from energon_dali.datasets.hooks import DEFAULT_FAILURE_TOLERANCE, FailurePolicy
+from energon_dali.datasets.planned import Planned
 from energon_dali.datasets.restore_key import Key
 from energon_dali.datasets.stream import StreamContext, StreamIterator, WrapperIterator
 from energon_dali.datasets.worker_border import decode_elements, handles_of, put_outcomes
@@ -33,6 +34,9 @@ class DecodeDataset(PassThroughDataset[Any]):
         super().__init__(dataset)
         self.decoder = decoder
         self.failure_tolerance = failure_tolerance
+
+    def unknown_to_plan(self) -> None:
+        """Returns None: elements pass, if they can be decoded."""
 
     def describe(self) -> str:
         return f"DecodeDataset(decoder={type(self.decoder).__name__})"
@@ -76,6 +80,12 @@ class _DecodeIterator(WrapperIterator[Any]):
                 self._policy.on_success()
                 return element
             self._policy.on_failure(DecodeError(failure.reason, failure.format, failure.route), element)
+
+    def skip(self, count: int) -> int:
+        return self._inner.skip(count)
+
+    def plan(self, count: int) -> Planned:
+        return self._inner.plan(count)
 
     def read_ahead(self, count: int) -> None:
         self._inner.read_ahead(count)
