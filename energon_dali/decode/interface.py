@@ -6,7 +6,8 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
@@ -17,7 +18,7 @@ from energon_dali.decode.pil import decode_image
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_dali.decode.front_ends import ImageLayout
+    from energon_dali.decode.front_ends import FrontEnd, ImageLayout
     from energon_dali.decode.spec import ImageSpec
     from energon_dali.samples import SourceInfo
 
@@ -81,6 +82,28 @@ class MediaHandle:
         """
         return self.layout.num_tokens
 
+    def with_front_end(self, front_end: FrontEnd) -> Self:
+        """Returns a copy that becomes what another front end makes of it: other limits, or another number of images.
+
+        For hooks before decoding, which know the whole sample. The data is shared.
+
+        Args:
+            front_end: Usually `handle.spec.front_end.with_fields(...)`.
+
+        Raises:
+            ConfigError: The decoder has no front end.
+            DecodeError: The front end refuses images of this size.
+        """
+        if self.spec.front_end is None:
+            raise ConfigError(
+                "This handle's decoder has no front end, so the handle cannot get another. Give the decoder "
+                "front_end=FrontEnd.from_processor(...)."
+            )
+        twin = copy.copy(self)
+        twin.spec = _with_front_end(self.spec, front_end)
+        twin.layout  # noqa: B018 - raises if the front end refuses the size
+        return twin
+
     def decode(self) -> Any:
         """Returns the pixels, decoded now on the CPU in the calling thread, with all declared operations applied.
 
@@ -91,6 +114,11 @@ class MediaHandle:
 
     def __repr__(self) -> str:
         return f"MediaHandle({self.name}: {self.format} {self.width}x{self.height}, {len(self.data)} bytes)"
+
+
+@lru_cache(maxsize=64)
+def _with_front_end(spec: ImageSpec, front_end: FrontEnd) -> ImageSpec:
+    return replace(spec, front_end=front_end)
 
 
 @dataclass(slots=True, eq=False)

@@ -101,17 +101,7 @@ class FixedSize(FrontEnd):
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        if self.size is not None:
-            out_height, out_width = self.size
-        elif self.shortest_edge is not None:
-            short, long = min(height, width), max(height, width)
-            longer = int(self.shortest_edge * long / short)
-            out_height, out_width = (self.shortest_edge, longer) if height <= width else (longer, self.shortest_edge)
-        else:
-            out_height, out_width = height, width
-        view = View(out_height, out_width)
-        if self.crop is not None:
-            view = View(out_height, out_width, canvas=self.crop, position=_centre((out_height, out_width), self.crop))
+        view = cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop)
         rows, columns = (0, 0)
         if self.patch_size is not None:
             rows, columns = (side // self.patch_size for side in view.canvas_size)
@@ -125,6 +115,30 @@ class FixedSize(FrontEnd):
 
 def _pair(size: dict[str, int]) -> tuple[int, int] | None:
     return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
+
+
+def resized_size(height: int, width: int, size: tuple[int, int] | None, shortest_edge: int | None) -> tuple[int, int]:
+    """Returns (height, width) after resizing to a size, or the shorter side to a length; unchanged without either."""
+    if size is not None:
+        return size
+    if shortest_edge is None:
+        return height, width
+    longer = int(shortest_edge * max(height, width) / min(height, width))
+    return (shortest_edge, longer) if height <= width else (longer, shortest_edge)
+
+
+def cropped_view(height: int, width: int, crop: tuple[int, int] | None, **fields: Any) -> View:
+    """Returns the view of a resized image whose centre is cut out.
+
+    Args:
+        height: Of the resized image.
+        width: Likewise.
+        crop: (height, width) of the centre; None keeps all.
+        **fields: Further fields of the view.
+    """
+    if crop is None or crop == (height, width):
+        return View(height, width, **fields)
+    return View(height, width, canvas=crop, position=_centre((height, width), crop), **fields)
 
 
 def _centre(size: tuple[int, int], crop: tuple[int, int]) -> tuple[int, int]:

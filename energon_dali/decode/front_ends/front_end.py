@@ -160,6 +160,10 @@ class FrontEnd(ABC):
         scale = tuple(float(row[255] - row[0]) / 255 for row in table)
         return scale, tuple(float(row[0]) for row in table)
 
+    def batches_with(self, other: FrontEnd) -> bool:
+        """Returns whether a batch may hold inputs of this front end and of another."""
+        return self == other
+
     def with_fields(self, **fields: Any) -> Self:
         """Returns a copy with some fields changed.
 
@@ -197,7 +201,7 @@ class FrontEnd(ABC):
             height, width = view.tile_size
             tiles = self.values.convert(cut_tiles(canvas, height, width), self.torch_dtype, channel_axis=1)
             tiles = tiles.view(-1, 3, height, width)
-            if self.fill is None:
+            if self.fill is None and view.fill is None:
                 _clear_outside(tiles, view)
             parts.append(tiles)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -215,9 +219,15 @@ class FrontEnd(ABC):
                     left, right = round(left * scale_x), max(round(left * scale_x) + 1, round(right * scale_x))
                     top, bottom = round(top * scale_y), max(round(top * scale_y) + 1, round(bottom * scale_y))
                 source = source.cropped((left, top, right, bottom))
-            made.append(source.resized(view.height, view.width, self.filter, self.resampling))
+            resized = source.resized(view.height, view.width, self.filter, self.resampling)
+            fills = view.canvas_size == (view.height, view.width) and view.position == (0, 0)
+            if fills and not view.emitted:
+                made.append(resized)
+                continue
+            canvas = _placed(resized, view, view.fill or self.fill or (0, 0, 0))
+            made.append(resized if fills else Pixels(tensor=canvas))
             if view.emitted:
-                yield view, _placed(made[-1], view, self.fill or (0, 0, 0))
+                yield view, canvas
 
     @property
     def torch_dtype(self) -> torch.dtype:

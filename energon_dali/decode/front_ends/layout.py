@@ -23,12 +23,13 @@ class View:
     """(left, top, right, bottom) of the source that is resampled, right and bottom exclusive; None is all of it. The
     filter reads nothing outside it."""
     source: int = IMAGE
-    """What is resampled: `IMAGE`, or the index of an earlier view of the layout (its resampled pixels, without its
-    canvas)."""
+    """What is resampled: `IMAGE`, or the index of an earlier view of the layout, which includes its canvas."""
     canvas: tuple[int, int] | None = None
     """(height, width) of the canvas; None is the size of the view."""
     position: tuple[int, int] = (0, 0)
     """(top, left) of the view on its canvas. What does not fit is cut off, so both may be negative."""
+    fill: tuple[int, int, int] | None = None
+    """Bytes around the view on its canvas; None takes those of the front end."""
     tile: tuple[int, int] | None = None
     """(height, width) of the tiles that the canvas is cut into, row by row; None is one tile, the canvas. The canvas is
     a whole number of tiles."""

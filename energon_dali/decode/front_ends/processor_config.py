@@ -37,7 +37,8 @@ class ProcessorConfig:
 
     Attributes:
         type_name: Name of the processor's class without the suffix of its backend, such as "Qwen2VLImageProcessor".
-        outer: Values of the processor around it, which also knows the text: patch_size, image_seq_length, ...
+        outer: Values of the processor around it, which also knows the text: patch_size, image_seq_length, and its class
+            as processor_class. Empty if there is none.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ def read_processor(processor: object) -> ProcessorConfig:
         passed = getattr(processor, "images_kwargs", None)
         if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
             outer["images_kwargs"] = dict(passed)
+        outer["processor_class"] = type(processor).__name__
         processor = inner
     to_dict = getattr(processor, "to_dict", None)
     if not callable(to_dict):
@@ -208,6 +210,8 @@ def _read_folder(path: Path) -> ProcessorConfig:
             raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
         values = _read_json(found[0])
         outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
+        if "processor_class" in values:
+            outer = {"processor_class": values["processor_class"], **outer}
         return _from_values(values, outer)
     if not path.is_file():
         raise ConfigError(

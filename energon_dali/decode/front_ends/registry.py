@@ -10,6 +10,10 @@ from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.glm4v import Glm4V
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
+from energon_dali.decode.front_ends.internvl import InternVL
+from energon_dali.decode.front_ends.llava_next import LlavaNext
+from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
+from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.pixtral import Pixtral
 from energon_dali.decode.front_ends.processor_config import read_processor
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
@@ -27,6 +31,10 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
     Gemma3,
     Idefics3,
     ImageGPT,
+    InternVL,
+    LlavaNext,
+    LlavaOnevision,
+    Mllama,
     Pixtral,
     Siglip2,
 )

@@ -72,7 +72,7 @@ def batch_vision(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str,
         entries = [entry for row in rows for entry in row]
         front_end = entries[0].front_end
         for entry in entries:
-            if entry.front_end is not front_end and entry.front_end != front_end:
+            if entry.front_end is not front_end and not front_end.batches_with(entry.front_end):
                 raise ConfigError(
                     f"batch_vision was given inputs of different front ends: {front_end!r} and {entry.front_end!r}. A "
                     "model takes those of one. Use the same front end for all datasets of a blend."

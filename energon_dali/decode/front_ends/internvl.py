@@ -1,0 +1,130 @@
+"""InternVL: tiles of the grid whose shape is closest to the image's, and a thumbnail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVL(FrontEnd):
+    """Resizes an image to a grid of tiles, and to one more tile, the thumbnail, if the grid has several.
+
+    `layout.grid` is (rows, columns) of tiles. Values: dtype[tiles, 3, height, width], row by row, the thumbnail last.
+    """
+
+    tile_size: tuple[int, int]
+    """(height, width) of a tile in pixels."""
+    tiles: bool = True
+    """Whether images are cut into tiles; if not, each becomes one tile ("crop_to_patches")."""
+    min_tiles: int = 1
+    """Fewest tiles of a grid, without the thumbnail."""
+    max_tiles: int = 12
+    """Most tiles of a grid, without the thumbnail; up to 1 does not cut."""
+    tile_tokens: int = 256
+    """Tokens of a tile ("image_seq_length")."""
+    start_image_token: str = "<img>"
+    """Comes before the tokens of an image."""
+    end_image_token: str = "</img>"
+    """Comes after them."""
+    resizes: bool = True
+    """Whether an image that is not cut is resized to a tile."""
+    image_token: str = "<IMG_CONTEXT>"
+
+    family: ClassVar[str] = "internvl"
+    processors: ClassVar[tuple[str, ...]] = ("GotOcr2ImageProcessor",)
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        size = config.take_size("size", {"height": 384, "width": 384}, square=True)
+        if size.keys() != {"height", "width"}:
+            raise config.error(f"size={size} is not a height and a width")
+        outer = config.outer
+        around = outer.get("processor_class")
+        if around not in (None, "InternVLProcessor"):
+            raise config.error(
+                f"The text of {around} is not covered, only that of InternVLProcessor. Give its image_processor if you "
+                "expand the text yourself"
+            )
+        # InternVL's processor cuts images whatever its image processor says.
+        tiles = bool(config.take("crop_to_patches", False)) or around is not None
+        return cls(
+            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
+            filter=config.take_filter("bicubic"),
+            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            tile_size=(size["height"], size["width"]),
+            tiles=tiles,
+            min_tiles=int(config.take("min_patches", 1)),
+            max_tiles=int(config.take("max_patches", 12)),
+            tile_tokens=int(outer.get("image_seq_length") or 256),
+            resizes=bool(config.take("do_resize", True)),
+            image_token=str(outer.get("image_token") or "<IMG_CONTEXT>"),
+            start_image_token=str(outer.get("start_image_token") or "<img>"),
+            end_image_token=str(outer.get("end_image_token") or "</img>"),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        tile_height, tile_width = self.tile_size
+        if not self.tiles or self.max_tiles <= 1:
+            whole = View(tile_height, tile_width) if self.resizes else View(height, width)
+            return ImageLayout(height, width, (whole,), self.tile_tokens, (1, 1))
+        grid = _choose_grid(height, width, tile_height * tile_width, self.min_tiles, self.max_tiles)
+        rows, columns = grid
+        views = [View(tile_height * rows, tile_width * columns, tile=self.tile_size)]
+        if rows * columns > 1:
+            views.append(View(tile_height, tile_width))
+        tiles = rows * columns + len(views) - 1
+        return ImageLayout(height, width, tuple(views), tiles * self.tile_tokens, grid)
+
+    def image_text(self, layout: ImageLayout) -> str:
+        return f"{self.start_image_token}{self.image_token * layout.num_tokens}{self.end_image_token}"
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        images = [image.values for sample in samples for image in sample]
+        return {
+            "pixel_values": torch.cat(images),
+            "num_patches": torch.tensor([len(image) for image in images], dtype=torch.int64),
+        }
+
+
+@lru_cache(maxsize=64)
+def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Returns (rows, columns) of all grids within a range of tiles: by tiles, then by columns."""
+    grids = [
+        (rows, columns)
+        for columns in range(1, most + 1)
+        for rows in range(1, most + 1)
+        if fewest <= rows * columns <= most
+    ]
+    return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
+
+
+@lru_cache(maxsize=4096)
+def _choose_grid(height: int, width: int, tile_area: int, fewest: int, most: int) -> tuple[int, int]:
+    """Returns (rows, columns) of the grid whose aspect ratio is closest to the image's, as GOT-OCR2's processor does.
+
+    Of equally close grids a later one, with more tiles, wins if the image has more than half of its pixels.
+    """
+    aspect_ratio = width / height
+    best, best_distance = (1, 1), float("inf")
+    for rows, columns in _grids(fewest, most):
+        distance = abs(aspect_ratio - columns / rows)
+        if distance < best_distance:
+            best, best_distance = (rows, columns), distance
+        elif distance == best_distance and width * height > 0.5 * tile_area * rows * columns:
+            best = (rows, columns)
+    return best

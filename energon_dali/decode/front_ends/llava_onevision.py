@@ -1,0 +1,139 @@
+"""LLaVA-OneVision: tiles as LLaVA-NeXT's with a limit of tokens; in samples with several images one square each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.any_resolution import (
+    AnyResolution,
+    choose_resolution,
+    take_resolution_fields,
+    without_padding,
+)
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.front_end import FrontEnd
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+_SIDES = (384, 768, 1152, 1536, 1920, 2304)
+_RESOLUTIONS = tuple((height, width) for height in _SIDES for width in _SIDES)
+_SHRINKS_FROM = 1.1
+"""Features are interpolated to fewer if their grid is longer than the limit's by more than this factor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevision(AnyResolution):
+    """Tiles of the best of several resolutions, and an overview. `layout.grid` is (height, width) of the resolution.
+
+    Tokens: those of the overview, those of the tiles without padding, interpolated to at most about `max_tiles` tiles,
+    and one at the end of each row of the tiles. With `several_images` each image is padded to a square and becomes one
+    tile; `layout.grid` is then empty.
+    """
+
+    several_images: bool = False
+    """Whether the images belong to samples with several: the processor does not cut these into tiles. The processor
+    decides it per sample; give the handles of such samples this front end: `handle.with_front_end`."""
+    num_image_tokens: int = 729
+    """Features of the vision tower for one tile."""
+    vision_feature_select_strategy: str | None = "full"
+    """"default" drops one feature of an image, the class token; others keep all."""
+    max_tiles: int = 9
+    """Tiles whose features an image may have at most: the number in vision_aspect_ratio="anyres_max_9"."""
+    background: tuple[int, int, int] = (122, 116, 104)
+    """Bytes around an image that is padded to a square."""
+
+    family: ClassVar[str] = "llava_onevision"
+    processors: ClassVar[tuple[str, ...]] = ("LlavaOnevisionImageProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes", "batch_num_images")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.several_images and not all(0 <= byte <= 255 for byte in self.background):
+            raise ConfigError(
+                f"LlavaOnevision(background={self.background}) is not a colour: bytes are 0 to 255. It comes from "
+                "image_mean * 255. Give means between 0 and 1."
+            )
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        fields = take_resolution_fields(config, {"height": 384, "width": 384}, {}, False, _RESOLUTIONS)
+        outer = config.outer
+        around = outer.get("processor_class")
+        if around not in (None, "LlavaOnevisionProcessor"):
+            raise config.error(f"The text of {around} is not covered. Give its image_processor")
+        mean = config.take("image_mean")
+        if mean is not None:
+            means = (mean,) * 3 if isinstance(mean, (int, float)) else mean
+            fields["background"] = tuple(int(value * 255) for value in means)
+        if outer.get("image_token"):
+            fields["image_token"] = str(outer["image_token"])
+        if outer.get("num_image_tokens"):
+            fields["num_image_tokens"] = int(outer["num_image_tokens"])
+            fields["vision_feature_select_strategy"] = outer.get("vision_feature_select_strategy")
+        given = outer.get("vision_aspect_ratio") or "anyres_max_9"
+        limit = str(given).removeprefix("anyres_max_")
+        if not limit.isdecimal() or int(limit) == 0:
+            raise config.error(f"vision_aspect_ratio={given!r} is not anyres_max_ with a number, such as anyres_max_9")
+        return cls(max_tiles=int(limit), **fields)
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        dropped = 1 if self.vision_feature_select_strategy == "default" else 0
+        if self.several_images:
+            tokens = self.num_image_tokens + 1 - dropped  # one ends the image
+            return ImageLayout(height, width, self._square_views(height, width), tokens)
+        views = self.views(height, width)
+        canvas = choose_resolution(height, width, self.resolutions)
+        tile_height, tile_width = self.tile_size
+        side = int(math.sqrt(self.num_image_tokens))
+        rows, columns = without_padding(
+            height, width, side * (canvas[0] // tile_height), side * (canvas[1] // tile_width)
+        )
+        shrink = math.sqrt(rows * columns / (self.max_tiles * side**2))
+        if shrink > _SHRINKS_FROM:
+            rows, columns = int(rows // shrink), int(columns // shrink)
+        return ImageLayout(height, width, views, self.num_image_tokens + rows * columns + rows - dropped, canvas)
+
+    def _square_views(self, height: int, width: int) -> tuple[View, ...]:
+        side = max(height, width)
+        square = View(
+            height,
+            width,
+            canvas=(side, side),
+            position=((side - height) // 2, (side - width) // 2),
+            fill=self.background,
+            emitted=False,
+        )
+        return square, self._finished((side, side), source=0)
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        if len(samples) == 1 and not any(_of_several(image) for image in samples[0]):
+            samples = [[image] for image in samples[0]]  # a list without samples, which the processor takes likewise
+        counts = [len(sample) for sample in samples if sample]
+        for sample in samples:
+            for image in sample:
+                wanted = len(sample) > 1
+                if _of_several(image) != wanted:
+                    raise ConfigError(
+                        f"batch_vision was given a sample with {len(sample)} images, one of which was made with "
+                        f"several_images={not wanted}. LLaVA-OneVision cuts only the image of samples with one into "
+                        f"tiles. Give the handles of this sample a front end with several_images={wanted}, by "
+                        "`handle.with_front_end`, and give batch_vision one list of images per sample."
+                    )
+        return {**self.collate_tiles(samples), "batch_num_images": torch.tensor(counts, dtype=torch.int64)}
+
+    def batches_with(self, other: FrontEnd) -> bool:
+        return isinstance(other, LlavaOnevision) and other.with_fields(several_images=self.several_images) == self
+
+
+def _of_several(image: VisionInput) -> bool:
+    return isinstance(image.front_end, LlavaOnevision) and image.front_end.several_images

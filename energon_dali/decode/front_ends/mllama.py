@@ -1,0 +1,155 @@
+"""Mllama (Llama 3.2 Vision): tiles of the canvas that an image fits best, and masks for cross attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.fixed_size import HALF
+from energon_dali.decode.front_ends.front_end import FrontEnd
+from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.vision_input import VisionInput
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mllama(FrontEnd):
+    """Fits an image into a canvas of tiles, with black at the right and at the bottom.
+
+    `layout.grid` is (rows, columns) of tiles. Values: dtype[tiles, 3, tile_size, tile_size], row by row. The model sees
+    images by cross attention: one token stands for an image in the text, however many tiles it has.
+    """
+
+    tile_size: int
+    """Pixels of a tile's side."""
+    max_tiles: int = 4
+    """Most tiles of an image."""
+    image_token: str = "<|image|>"
+
+    family: ClassVar[str] = "mllama"
+    processors: ClassVar[tuple[str, ...]] = ("MllamaImageProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        size = config.take_size("size", {"height": 224, "width": 224}, square=True)
+        if size.keys() != {"height", "width"} or size["height"] != size["width"] or size["height"] < 1:
+            raise config.error(f"size={size} is not a square, which Mllama's processor wants")
+        config.require("do_resize", True, "Mllama's processor always resizes")
+        config.require("do_pad", True, "Mllama's processor always pads")
+        around = config.outer.get("processor_class")
+        max_tiles = int(config.take("max_image_tiles", 4))
+        if max_tiles < 1:
+            raise config.error(f"max_image_tiles={max_tiles} is less than 1")
+        if around not in (None, "MllamaProcessor"):
+            raise config.error(f"The text of {around} is not covered. Give its image_processor")
+        return cls(
+            values=config.take_values(mean=HALF, std=HALF),
+            filter=config.take_filter("bilinear"),
+            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            tile_size=size["height"],
+            max_tiles=max_tiles,
+            image_token=str(config.outer.get("image_token") or "<|image|>"),
+        )
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        rows, columns = _choose_canvas(height, width, self.tile_size, self.max_tiles)
+        canvas = (rows * self.tile_size, columns * self.tile_size)
+        view = View(*_fit(height, width, canvas, self.tile_size), canvas=canvas, tile=(self.tile_size, self.tile_size))
+        return ImageLayout(height, width, (view,), 1, (rows, columns))
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        first = next(image.values for sample in samples for image in sample)
+        shape = (len(samples), max(map(len, samples)))
+        values = first.new_zeros((*shape, self.max_tiles, *first.shape[1:]))
+        ids = torch.zeros(shape, dtype=torch.int64)
+        mask = torch.zeros((*shape, self.max_tiles), dtype=torch.int64)
+        mask[:, :, 0] = 1  # also of images that are missing, as in the processor
+        known = _canvases(self.max_tiles)
+        for row, sample in enumerate(samples):
+            for column, image in enumerate(sample):
+                tiles = len(image.values)
+                values[row, column, :tiles] = image.values
+                mask[row, column, :tiles] = 1
+                rows, columns = image.layout.grid
+                ids[row, column] = known.index((rows, columns)) + 1
+        return {
+            "pixel_values": values,
+            "aspect_ratio_ids": ids,
+            "aspect_ratio_mask": mask,
+            "num_tiles": [[len(image.values) for image in sample] for sample in samples],
+        }
+
+    def cross_attention_mask(
+        self, input_ids: Sequence[Sequence[int]], num_tiles: Sequence[Sequence[int]], *, image_token_id: int
+    ) -> torch.Tensor:
+        """Returns which tiles each token attends to: those of the image before it, as the processor computes it.
+
+        Images that follow each other directly share the text after the last of them.
+
+        Args:
+            input_ids: Token ids of each sample, padded or not.
+            num_tiles: Tiles of each image of each sample: "num_tiles" of `batch_vision`.
+            image_token_id: Id of `image_token`.
+
+        Returns:
+            int64[samples, longest input_ids, most images of a sample, max_tiles], 1 where a token attends.
+        """
+        import torch
+
+        length = max(map(len, input_ids))
+        places = [[at for at, token in enumerate(row) if token == image_token_id] for row in input_ids]
+        mask = torch.zeros((len(places), length, max(map(len, places)), self.max_tiles), dtype=torch.int64)
+        for row, starts in enumerate(places):
+            # A single image is attended to by padding too; that is the processor's rule.
+            last = length if len(starts) == 1 else len(input_ids[row])
+            ends = [*starts[1:], last]
+            for number in reversed(range(len(starts) - 1)):
+                if ends[number] == starts[number] + 1:
+                    ends[number] = ends[number + 1]
+            for number, (start, end, tiles) in enumerate(zip(starts, ends, num_tiles[row], strict=False)):
+                mask[row, start:end, number, :tiles] = 1
+        return mask
+
+
+@lru_cache(maxsize=64)
+def _canvases(most: int) -> tuple[tuple[int, int], ...]:
+    """Returns (rows, columns) of all canvases, in the order of their ids."""
+    sides = range(1, most + 1)
+    return tuple((rows, columns) for rows in sides for columns in sides if rows * columns <= most)
+
+
+@lru_cache(maxsize=4096)
+def _choose_canvas(height: int, width: int, tile: int, most: int) -> tuple[int, int]:
+    """Returns (rows, columns) of the canvas in which an image is least enlarged, else least reduced.
+
+    Of canvases that are equal in this the smallest wins.
+    """
+    fits = [
+        (min(rows * tile / height, columns * tile / width), rows * columns, (rows, columns))
+        for rows, columns in _canvases(most)
+    ]
+    enlarging = [scale for scale, *_ in fits if scale >= 1]
+    wanted = min(enlarging) if enlarging else max(scale for scale, *_ in fits)
+    # The first of those with the fewest tiles.
+    return min((fit for fit in fits if fit[0] == wanted), key=lambda fit: fit[1])[2]
+
+
+def _fit(height: int, width: int, canvas: tuple[int, int], tile: int) -> tuple[int, int]:
+    """Returns (height, width) of an image on a canvas: at most the canvas, and enlarged at most to a tile."""
+    tall, wide = min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1])
+    scale_y, scale_x = tall / height, wide / width
+    if scale_x < scale_y:
+        return min(math.floor(height * scale_x) or 1, tall), wide
+    return tall, min(math.floor(width * scale_y) or 1, wide)
