@@ -26,6 +26,7 @@ _HOMES = {
     "prepare-media": "prepare_media:prepare_media",
     "preview": "preview:preview",
     "train": "train:train",
+    "view": "view:view",
 }
 """Where each command is: module in this package, and name in it."""
 

@@ -1,0 +1,66 @@
+"""`energon-dali view`: shows a dataset in the browser."""
+
+from __future__ import annotations
+
+import click
+
+from energon_dali.cli.failure import told_to_user
+
+
+@click.command("view")
+@click.argument("path")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
+@click.option("--open/--no-open", "opens", default=False, show_default=True, help="Open the page in the browser.")
+@click.option("--encoder", default="", metavar="MODULE:CLASS", help="Show what this task encoder makes of the samples.")
+@click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
+@click.option("--split-config", help="Name of the split file, if not split.yaml.")
+@click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
+def view(
+    path: str,
+    port: int,
+    opens: bool,
+    encoder: str,
+    dataset_config: str | None,
+    split_config: str | None,
+    trust_dataset_code: bool,
+) -> None:
+    """Show the dataset, the metadataset (.yaml), or the .jsonl file at PATH as a page in your browser.
+
+    The page is served on this machine alone, for the address that is printed, until Ctrl-C. Nothing of the dataset is
+    changed.
+    """
+    with told_to_user():
+        _require_packages()
+        from energon_dali.view.server import serve
+        from energon_dali.view.site import Site, ViewOptions
+
+        options = ViewOptions(
+            path,
+            encoder=encoder,
+            trust_dataset_code=trust_dataset_code,
+            dataset_config=dataset_config,
+            split_config=split_config,
+        )
+        serve(Site(options), port, lambda address: _announce(address, opens))
+
+
+def _announce(address: str, opens: bool) -> None:
+    click.echo(f"{address}\nThis address is for you alone. Ctrl-C ends the page.")
+    if opens:
+        click.launch(address)
+
+
+def _require_packages() -> None:
+    """Says what to install if the web server or the templates are missing.
+
+    Raises:
+        click.ClickException: They are.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise click.ClickException(
+            f'The page needs the package {error.name}, which is not installed: `pip install "energon-dali[view]"`.'
+        ) from error

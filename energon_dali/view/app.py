@@ -1,0 +1,114 @@
+"""The web application: which address is answered by what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from energon_dali.errors import DecodeError, EnergonDaliError
+from energon_dali.view import pages, scan_pages
+from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
+from energon_dali.view.guard import DATA_POLICY, Guard
+from energon_dali.view.part_response import send_part
+from energon_dali.view.site import STATIC, Site
+from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail
+
+_SAMPLE = "/data/{dataset:int}/sample/{index:int}"
+_PART = _SAMPLE + "/part/{part:int}"
+_PICTURE_HEADERS = {"cache-control": "private, max-age=3600", "content-security-policy": DATA_POLICY}
+
+
+def create_app(site: Site, token: str) -> Guard:
+    """Returns the application: pages of a site, behind a guard.
+
+    Args:
+        site: What is shown. It is closed when the application ends.
+        token: The secret that a browser needs.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(site.close)
+
+    routes = [
+        Route("/", pages.home),
+        Route("/data/{dataset:int}", pages.grid),
+        Route("/data/{dataset:int}/find", pages.find),
+        Route("/data/{dataset:int}/failures", scan_pages.failures),
+        Route("/data/{dataset:int}/statistics", scan_pages.statistics),
+        Route("/mixture", scan_pages.mixture),
+        Route(_SAMPLE, pages.sample),
+        Route(f"{_SAMPLE}/facts", pages.facts),
+        Route(_PART, part),
+        Route(f"{_PART}/thumbnail", thumbnail),
+        Route(f"{_PART}/image", image),
+        Route(f"{_PART}/strip", strip),
+        Route("/scan", scan_pages.progress),
+        Route("/scan/start", scan_pages.start, methods=["POST"]),
+        Route("/scan/cancel", scan_pages.cancel, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    handlers: dict[Any, Callable[[Request, Any], Response]] = {
+        HTTPException: _show_http_error,
+        EnergonDaliError: _show_error,
+        OSError: _show_error,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app.state.site = site
+    return Guard(app, token)
+
+
+def part(request: Request) -> Response:
+    """Answers `.../part/P`: the bytes of a part."""
+    entry, sample, found = pages.part_of(request)
+    return send_part(request, entry.opened, sample, found)
+
+
+def thumbnail(request: Request) -> Response:
+    """Answers `.../part/P/thumbnail`: a small picture of a media part."""
+    return _picture(request, make_thumbnail)
+
+
+def image(request: Request) -> Response:
+    """Answers `.../part/P/image`: an image in a format that every browser shows."""
+    return _picture(request, convert_image)
+
+
+def strip(request: Request) -> Response:
+    """Answers `.../part/P/strip`: frames of a video, side by side."""
+    return _picture(request, make_strip)
+
+
+def _picture(
+    request: Request, make: Callable[[ViewedDataset, ViewedSample, ViewedPart], tuple[bytes, str]]
+) -> Response:
+    entry, sample, found = pages.part_of(request)
+    try:
+        content, kind = make(entry.opened, sample, found)
+    except (EnergonDaliError, OSError, ValueError):  # a browser shows it in place of the image
+        headers = {"content-security-policy": DATA_POLICY}
+        return FileResponse(STATIC / "broken.svg", 422, headers, "image/svg+xml")
+    return Response(content, 200, _PICTURE_HEADERS, kind)
+
+
+def _show_http_error(request: Request, error: HTTPException) -> Response:
+    return _error_page(request, error.status_code, error.detail)
+
+
+def _show_error(request: Request, error: Exception) -> Response:
+    return _error_page(request, 422 if isinstance(error, DecodeError) else 500, str(error))
+
+
+def _error_page(request: Request, status: int, message: str) -> Response:
+    page = pages.site_of(request).render("error.html", page="error", entry=None, message=message)
+    return HTMLResponse(page, status)

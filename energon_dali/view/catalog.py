@@ -1,0 +1,170 @@
+"""What the page shows: the datasets that a path names, each with its samples by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from energon_dali.errors import DatasetError, DatasetFormatError, EnergonDaliError
+from energon_dali.metadataset.document import YAML_SUFFIXES
+from energon_dali.metadataset.loader import load_dataset
+from energon_dali.metadataset.reference import SourceReference
+from energon_dali.shards import StoragePath
+from energon_dali.view.dataset import ViewedDataset
+from energon_dali.view.folder_dataset import FolderDataset
+from energon_dali.view.jsonl_dataset import JsonlDataset
+
+JSONL_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a metadataset uses one of its datasets."""
+
+    split: str
+    """Split of the metadataset."""
+    split_part: str
+    """Part of the dataset's own split."""
+    weight: float | None
+    """Share of the draws; None if datasets are not blended by weight."""
+    repetitions: float | None
+    """How often its samples are repeated in an epoch; None if that is not given."""
+    location: str
+    """File and line that name it."""
+
+
+@dataclass(slots=True)
+class CatalogEntry:
+    """A dataset of the page."""
+
+    number: int
+    """Its number, which its addresses on the page begin with."""
+    path: str
+    """Local path or URL."""
+    dataset: ViewedDataset | None
+    """The dataset; None if it cannot be opened."""
+    error: str = ""
+    """Why it cannot be opened."""
+    dataset_config: str | None = None
+    """Name of its dataset.yaml; None is the usual name."""
+    split_config: str | None = None
+    """Name of its split file; None is the usual names."""
+    uses: list[Use] = field(default_factory=list)
+    """How a metadataset uses it; empty if the user gave its path."""
+
+    @property
+    def name(self) -> str:
+        """Last component of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    def count(self, split_part: str) -> int:
+        """Returns the number of samples of a part of the split; of all samples if the dataset has no such part.
+
+        Raises:
+            DatasetError: It cannot be opened, or its split is damaged.
+            StorageError: A file cannot be read.
+        """
+        known = split_part in self.opened.split_parts
+        return len(self.opened.rows(split_part if known else None))
+
+    @property
+    def opened(self) -> ViewedDataset:
+        """The dataset.
+
+        Raises:
+            DatasetError: It cannot be opened.
+        """
+        if self.dataset is None:
+            raise DatasetError(self.error)
+        return self.dataset
+
+
+class Catalog:
+    """The datasets that a path names. Thread-safe; reads no shard.
+
+    A dataset that a metadataset names several times is shown once. One that cannot be opened stays in the list with the
+    reason, unless it is the only one.
+
+    Args:
+        path: A prepared folder, a `.jsonl` file, or a metadataset (`.yaml`); a local path or a URL.
+        dataset_config: Name of dataset.yaml; only for a folder.
+        split_config: Name of the split file; only for a folder.
+
+    Raises:
+        DatasetError: The path cannot be understood.
+        ConfigError: A nested metadataset lacks a split.
+        StorageError: A file cannot be read.
+    """
+
+    def __init__(self, path: str, *, dataset_config: str | None = None, split_config: str | None = None) -> None:
+        self.path = StoragePath.of(path).url
+        self.is_metadataset = self.path.endswith(YAML_SUFFIXES)
+        self.splits: tuple[str, ...] = ()
+        """Splits of the metadataset."""
+        if not self.is_metadataset:
+            dataset = open_dataset(self.path, dataset_config, split_config)
+            self.entries: Sequence[CatalogEntry] = (
+                CatalogEntry(0, self.path, dataset, "", dataset_config, split_config),
+            )
+            """The datasets, in the order of the files."""
+            return
+        self.entries = self._read_metadataset()
+        if self.entries and all(entry.dataset is None for entry in self.entries):
+            raise DatasetFormatError(f"No dataset of {self.path} can be opened. The first: {self.entries[0].error}")
+
+    def entry(self, number: int) -> CatalogEntry | None:
+        """Returns a dataset by its number; None if there is none."""
+        return self.entries[number] if 0 <= number < len(self.entries) else None
+
+    def close(self) -> None:
+        """Closes all files."""
+        for entry in self.entries:
+            if entry.dataset is not None:
+                entry.dataset.close()
+
+    def _read_metadataset(self) -> list[CatalogEntry]:
+        loader = load_dataset(self.path)
+        self.splits = tuple(getattr(loader, "split_parts", ()))
+        entries: dict[tuple[str, str | None, str | None], CatalogEntry] = {}
+        for split in self.splits:
+            for source in loader.resolve(split).sources:
+                for path, part, config, split_config in _folders(source):
+                    entry = entries.get((path, config, split_config))
+                    if entry is None:
+                        entry = _open_entry(len(entries), path, config, split_config)
+                        entries[path, config, split_config] = entry
+                    where = "" if source.location is None else str(source.location)
+                    entry.uses.append(Use(split, part, source.weight, source.repetitions, where))
+        return list(entries.values())
+
+
+def _folders(source: SourceReference) -> list[tuple[str, str, str | None, str | None]]:
+    """Returns (path, split part, name of dataset.yaml, name of the split file) of a dataset, or of each one joined."""
+    if source.join is None:
+        return [(source.path, source.split_part, source.dataset_config, source.split_config)]
+    return [(one.path, one.split_part, one.dataset_config, one.split_config) for one in source.join.columns]
+
+
+def _open_entry(number: int, path: str, dataset_config: str | None, split_config: str | None) -> CatalogEntry:
+    try:
+        dataset = open_dataset(path, dataset_config, split_config)
+        return CatalogEntry(number, path, dataset, "", dataset_config, split_config)
+    except (EnergonDaliError, OSError) as error:
+        return CatalogEntry(number, path, None, str(error), dataset_config, split_config)
+
+
+def open_dataset(path: str, dataset_config: str | None = None, split_config: str | None = None) -> ViewedDataset:
+    """Returns one dataset.
+
+    Args:
+        path: A prepared folder or a `.jsonl` file.
+        dataset_config: Name of dataset.yaml; None for the usual name.
+        split_config: Name of the split file; None for the usual names.
+
+    Raises:
+        DatasetFormatError: It is not prepared.
+        StorageError: It cannot be read.
+    """
+    if path.endswith(JSONL_SUFFIX):
+        return JsonlDataset(path)
+    return FolderDataset(path, dataset_config=dataset_config, split_config=split_config)

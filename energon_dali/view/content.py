@@ -1,0 +1,135 @@
+"""What is shown of a part that is not an image, video or audio: its text, its values, or its first bytes."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from energon_dali.errors import EnergonDaliError
+from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
+
+MOST_TEXT_BYTES = 256 << 10
+"""Bytes of a part that are shown; more would make the page slow."""
+SNIPPET_BYTES = 600
+"""Bytes of a text that the grid shows."""
+_DUMPED_BYTES = 512
+_NPY_MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPart:
+    """A part as the page shows it."""
+
+    part: ViewedPart
+    """The part."""
+    kind: Literal["image", "av", "json", "text", "bytes", "array", "error"]
+    """How it is shown."""
+    text: str = ""
+    """Its text, a dump of its first bytes, a description, or an error."""
+    note: str = ""
+    """What is not shown, or was not as expected."""
+
+
+def show_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> ShownPart:
+    """Returns a part as the page shows it; one that cannot be read is shown with the reason.
+
+    Args:
+        dataset: The dataset.
+        sample: The sample.
+        part: One of its parts.
+    """
+    if part.kind in ("image", "av"):
+        return ShownPart(part, part.kind)
+    try:
+        content = dataset.read(sample, part, 0, MOST_TEXT_BYTES)
+    except (EnergonDaliError, OSError) as error:
+        return ShownPart(part, "error", str(error))
+    note = f"The first {len(content):,} of {part.size:,} bytes." if len(content) < part.size else ""
+    if part.kind == "json" and not note:
+        return _shown_json(part, content)
+    if part.kind in ("json", "text"):
+        return _shown_text(part, content, note)
+    if content.startswith(_NPY_MAGIC):
+        return ShownPart(part, "array", describe_npy(content), note)
+    if _is_text(content):
+        return _shown_text(part, content, note)
+    return ShownPart(part, "bytes", dump(content[:_DUMPED_BYTES]), f"The first {_DUMPED_BYTES} bytes, in hexadecimal.")
+
+
+def snippet(dataset: ViewedDataset, sample: ViewedSample) -> str:
+    """Returns the beginning of the first text or JSON part of a sample; "" if it has none or cannot be read.
+
+    Args:
+        dataset: The dataset.
+        sample: The sample.
+    """
+    part = next((part for kind in ("text", "json") for part in sample.parts if part.kind == kind), None)
+    if part is None:
+        return ""
+    try:
+        content = dataset.read(sample, part, 0, SNIPPET_BYTES)
+    except (EnergonDaliError, OSError):
+        return ""
+    return " ".join(content.decode("utf-8", "replace").split())
+
+
+def _shown_json(part: ViewedPart, content: bytes) -> ShownPart:
+    try:
+        value = parse_json(content, any_number=True)
+        return ShownPart(part, "json", json.dumps(value, indent=2, ensure_ascii=False))
+    except (ValueError, RecursionError) as error:
+        shown = _shown_text(part, content, "")
+        return ShownPart(part, "text", shown.text, f"This is not valid JSON: {str(error)[:300]}")
+
+
+def _shown_text(part: ViewedPart, content: bytes, note: str) -> ShownPart:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        text = content.decode("utf-8", "replace")
+        if len(content) - error.start > 4 or not note:  # a cut may divide the last letter
+            note = f"{note} Byte {error.start:,} is not UTF-8; what cannot be read is shown as \ufffd.".strip()
+    return ShownPart(part, "text", text, note)
+
+
+def _is_text(content: bytes) -> bool:
+    head = content[:4096]
+    if not head or b"\0" in head:
+        return False
+    text = head.decode("utf-8", "replace")
+    return sum(letter == "\ufffd" or (letter < " " and letter not in "\t\n\r") for letter in text) * 50 < len(text)
+
+
+def describe_npy(content: bytes) -> str:
+    """Returns what the header of a .npy file says, without creating an array.
+
+    Args:
+        content: The file, or its beginning.
+    """
+    try:
+        version, width = content[6], 2 if content[6] == 1 else 4
+        size = int.from_bytes(content[8 : 8 + width], "little")
+        if version not in (1, 2, 3) or size > _MOST_HEADER_BYTES:
+            raise ValueError(f"version {version}, a header of {size:,} bytes")
+        text = content[8 + width : 8 + width + size].decode("utf-8" if version == 3 else "latin-1")
+        header: Any = ast.literal_eval(text.strip())
+        if not isinstance(header, dict):
+            raise ValueError("it is not a dict")
+        order = ", in Fortran order" if header.get("fortran_order") else ""
+        return f"NumPy array of {header['descr']!r}, shape {header['shape']!r}{order}"
+    except (KeyError, IndexError, SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        return f"A NumPy file whose header cannot be read: {str(error)[:200]}"
+
+
+def dump(content: bytes) -> str:
+    """Returns bytes as a table: offset, 16 bytes in hexadecimal, and the letters among them."""
+    lines = []
+    for start in range(0, len(content), 16):
+        row = content[start : start + 16]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:08x}  {row.hex(' ', 1):<47}  {letters}")
+    return "\n".join(lines)

@@ -1,0 +1,200 @@
+"""A prepared folder of tar shards, by number."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from itertools import accumulate
+
+import numpy as np
+
+from energon_dali.decode.part_kind import find_part_kind
+from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, StorageError
+from energon_dali.plan.rng import Int64Array
+from energon_dali.shards import ShardExtents, WebdatasetFolder, is_crude
+from energon_dali.shards.documents.sqlite_file import DAMAGE, SqliteFile
+from energon_dali.shards.index.extent_index import SQLITE_NAME
+from energon_dali.shards.index.extents import changed_shard, check_member
+from energon_dali.shards.index.tar_index import missing_shard
+from energon_dali.shards.index.tar_scan import TAR_BLOCK_BYTES
+from energon_dali.shards.meta.dataset_config import DEFAULT_NAME
+from energon_dali.shards.meta.document import META
+from energon_dali.view.dataset import Rows, ViewedPart, ViewedSample
+from energon_dali.view.open_files import OpenFiles
+from energon_dali.view.restore_command import literal, python_command
+
+
+class FolderDataset:
+    """A prepared folder of tar shards.
+
+    Args:
+        path: Local path or URL.
+        dataset_config: Name of dataset.yaml; None for the usual name.
+        split_config: Name of the split file; None for the usual names.
+
+    Raises:
+        DatasetFormatError: The folder is not prepared.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(self, path: str, *, dataset_config: str | None = None, split_config: str | None = None) -> None:
+        # Names of classes are shown, and nothing of the dataset's code is loaded, so it needs no trust.
+        self.folder = WebdatasetFolder(
+            path,
+            dataset_config=dataset_config or DEFAULT_NAME,
+            split_config=split_config,
+            trust_dataset_code=True,
+        )
+        self._given = {"dataset_config": dataset_config, "split_config": split_config}
+        self.path = self.folder.path
+        self.shard_names = self.folder.shard_names
+        self.shard_starts = [0, *accumulate(self.folder.shard_counts)]
+        self.num_samples = self.shard_starts[-1]
+        self.identity = self.folder.uuid
+        self._lock = threading.RLock()
+        self._files = OpenFiles()
+        self._rows: dict[str | None, Rows] = {}
+        self._keys: SqliteFile | None = None
+        try:
+            self.split_parts = self.folder.split_parts
+        except (DatasetError, StorageError):  # the samples can be shown without it
+            self.split_parts = ()
+        self.knows_image_sizes = self._knows_image_sizes()
+
+    def _knows_image_sizes(self) -> bool:
+        """Looks at three shards: reading the names of all would take long where there are thousands."""
+        last = len(self.shard_names) - 1
+        try:
+            if last < 0 or self.folder.index.source != "extents":
+                return False
+            looked_at = [self.folder.index.shard(number) for number in sorted({0, last // 2, last})]
+        except (DatasetError, StorageError):
+            return False
+        kinds = {find_part_kind(name)[0] for extents in looked_at for name in extents.part_names}
+        return "av" not in kinds and all(len(extents.formats) > 1 for extents in looked_at if extents.num_samples)
+
+    def rows(self, split_part: str | None) -> Rows:
+        with self._lock:
+            found = self._rows.get(split_part)
+            if found is None:
+                found = self._rows[split_part] = self._find_rows(split_part)
+            return found
+
+    def _find_rows(self, split_part: str | None) -> Rows:
+        if split_part is None:
+            return Rows(np.zeros(1, np.int64), np.array([self.num_samples], np.int64))
+        ranges = self.folder.split_ranges(split_part)
+        starts = np.asarray(self.shard_starts, np.int64)[ranges.shard] + ranges.start
+        return Rows(starts, ranges.lengths)
+
+    def sample(self, index: int) -> ViewedSample:
+        if not 0 <= index < self.num_samples:
+            raise DatasetError(f"{self.path} has {self.num_samples:,} samples, and none with the number {index}.")
+        shard = bisect_right(self.shard_starts, index) - 1
+        number = index - self.shard_starts[shard]
+        extents = self.extents(shard)
+        first = extents.first_part[number]
+        parts = tuple(
+            ViewedPart(
+                position,
+                name,
+                offset,
+                size,
+                extents.formats[extents.part_format[first + position]],
+                extents.part_width[first + position],
+                extents.part_height[first + position],
+            )
+            for position, (name, offset, size) in enumerate(extents.parts(number))
+        )
+        return ViewedSample(index, extents.key(number), self.shard_names[shard], shard, number, parts)
+
+    def extents(self, shard: int) -> ShardExtents:
+        with self._lock:
+            return self.folder.index.shard(shard)
+
+    def find_key(self, key: str) -> int | None:
+        path = self.folder.root / META / SQLITE_NAME
+        if not path.is_local or not path.is_file():
+            return None
+        with self._lock:
+            if self._keys is None:
+                self._keys = SqliteFile(path.local)
+            try:
+                query = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ? LIMIT 1"
+                row = self._keys.execute(query, (key,)).fetchone()
+            except DAMAGE:
+                return None
+        found = row is not None and all(isinstance(number, int) for number in row)
+        if not found or not (0 <= row[0] < len(self.shard_names) and row[1] >= 0):
+            return None
+        index = self.shard_starts[row[0]] + row[1]
+        return index if index < self.num_samples and self.sample(index).key == key else None
+
+    def sample_bytes(self, start: int, stop: int) -> Int64Array:
+        shard = bisect_right(self.shard_starts, start) - 1
+        extents, base = self.extents(shard), self.shard_starts[shard]
+        parts = extents.array("first_part")[start - base : stop - base + 1].astype(np.int64)
+        sizes = extents.array("part_size")[int(parts[0]) : int(parts[-1])]
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])[parts - parts[0]]
+        sizes_of_samples: Int64Array = np.diff(sums)
+        return sizes_of_samples
+
+    def read(self, sample: ViewedSample, part: ViewedPart, start: int = 0, size: int | None = None) -> bytes:
+        path = self.folder.root / sample.shard
+        try:
+            reader = self._files.get(path)
+            header = reader.read_at(part.offset - TAR_BLOCK_BYTES, TAR_BLOCK_BYTES)
+            member = f"{sample.key}.{part.name}".encode()
+            check_member(sample.shard, header, member, part.size, part.offset)
+            wanted = max(0, part.size - start if size is None else min(size, part.size - start))
+            content = reader.read_at(part.offset + start, wanted)
+        except FileNotFoundError as error:
+            raise missing_shard(self.folder.root, sample.shard) from error
+        except OSError as error:
+            raise ShardError(f"{path} cannot be read: {error}", sample.shard) from error
+        if len(content) < wanted:
+            raise changed_shard(sample.shard, f"it ends before byte {part.offset + start + wanted}")
+        return content
+
+    def restore_command(self, sample: ViewedSample) -> str:
+        if self._is_crude():  # without the cookers of a task encoder, there is no more than its parts
+            return python_command(
+                "from energon_dali.shards import ShardReader, WebdatasetFolder",
+                f"reader = ShardReader(WebdatasetFolder({literal(self.path)}))",
+                f"sample = reader.read([{sample.shard_number}], [{sample.sample_number}])[0]",
+                "print(sample)",
+            )
+        given = "".join(f", {name}={literal(value)}" for name, value in self._given.items() if value)
+        part = self._part_of(sample.index)
+        return python_command(
+            "from energon_dali import DefaultTaskEncoder, WorkerConfig, get_val_dataset",
+            f"data = get_val_dataset({literal(self.path)}, split_part={literal(part)}, "
+            "worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), "
+            f"task_encoder=DefaultTaskEncoder(){given})",
+            f'sample = data.restore_sample(("Webdataset", {sample.index}, 0))',
+            "print(sample)",
+        )
+
+    def _is_crude(self) -> bool:
+        try:
+            return is_crude(self.folder.dataset_config)
+        except (DatasetError, StorageError):
+            return True
+
+    def _part_of(self, index: int) -> str:
+        """Returns the part of the split that has a sample, "train" if none has it."""
+        for part in self.split_parts:
+            try:
+                if self.rows(part).position(index) is not None:
+                    return part
+            except EnergonDaliError:
+                continue
+        return "train"
+
+    def close(self) -> None:
+        self._files.close()
+        with self._lock:
+            self.folder.index.close()
+            if self._keys is not None:
+                self._keys.close()
+                self._keys = None

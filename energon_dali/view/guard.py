@@ -1,0 +1,165 @@
+"""Who may ask for a page: the browser that was given the token, for this page alone."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
+"""Names by which a browser may ask for the page; the port may be that of a tunnel."""
+
+PAGE_POLICY = (
+    "default-src 'none'; img-src 'self'; media-src 'self'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""What a page may load and run: its own files, and nothing that is written into it."""
+DATA_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; sandbox"
+"""What data of a sample may load and run when it is opened on its own: nothing."""
+
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    # Not "no-referrer": with it, a form of this very page has the origin "null".
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+)
+_TOKEN = "token"
+
+
+class Guard:
+    """An ASGI application in front of another: refuses what does not come from the user's own page.
+
+    A request needs the token, as a cookie or, the first time, in the URL. The token in the URL is answered with the
+    cookie and a page that leads to the same address without the token. A `Host` that is not loopback is refused, so
+    that a name of a foreign site that resolves to this machine reaches nothing; so is a request that another site
+    makes. Methods other than GET and HEAD need the page's own `Origin`.
+
+    Args:
+        application: The application.
+        token: The secret.
+    """
+
+    def __init__(self, application: Application, token: str) -> None:
+        self._application = application
+        self._token = token.encode()
+        # Cookies do not tell ports apart: two pages of one user have different names.
+        self.cookie = f"energon_dali_view_{hashlib.sha256(self._token).hexdigest()[:12]}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"A {scope['type']} connection was opened, and only HTTP is served.")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in query if name == _TOKEN]
+        has_token = any(self._is_token(value) for value in given)
+        refusal = self._refusal(scope, headers, has_token)
+        if refusal:
+            await _answer(send, refusal, "This page is not for this request.")
+        elif has_token and scope["method"] in ("GET", "HEAD"):
+            rest = urlencode([(name, value) for name, value in query if name != _TOKEN])
+            # Never an absolute address: a path that begins with two slashes would lead to another host.
+            path = "/" + quote(scope["path"].lstrip("/\\"), safe="/")
+            await self._welcome(send, path + (f"?{rest}" if rest else ""))
+        elif not self._is_token(_cookies(headers.get(b"cookie", "")).get(self.cookie, "")):
+            message = "Open the address that the command printed: it has the token that this page needs."
+            await _answer(send, HTTPStatus.FORBIDDEN, message)
+        else:
+            await self._application(scope, receive, _with_headers(send))
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+
+    @staticmethod
+    def _refusal(scope: Scope, headers: MutableMapping[bytes, str], has_token: bool) -> HTTPStatus | None:
+        """Returns the status with which a request is refused; None if it may go on."""
+        method, host = scope["method"], headers.get(b"host", "")
+        if method not in ("GET", "HEAD", "POST"):
+            return HTTPStatus.METHOD_NOT_ALLOWED
+        if _name_of(host) not in LOOPBACK_NAMES:
+            return HTTPStatus.MISDIRECTED_REQUEST
+        origin = headers.get(b"origin")
+        is_own = origin in (f"http://{host}", f"https://{host}")
+        if (origin is not None and not is_own) or (method == "POST" and not is_own):
+            return HTTPStatus.FORBIDDEN
+        # A link with the token may be followed from a terminal or a notebook in the browser.
+        is_followed = has_token and headers.get(b"sec-fetch-mode") == "navigate"
+        if headers.get(b"sec-fetch-site", "none") not in ("same-origin", "none") and not is_followed:
+            return HTTPStatus.FORBIDDEN
+        return None
+
+    async def _welcome(self, send: Send, target: str) -> None:
+        """Sets the cookie. A redirection would not do: after a link of another site, it goes without the cookie."""
+        cookie = f"{self.cookie}={self._token.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        address = html.escape(target)
+        page = (
+            f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={address}">'
+            f'<title>energon-dali view</title><link rel="icon" href="/static/icon.svg"><a href="{address}">Continue</a>'
+        )
+        await _answer(send, HTTPStatus.OK, page, "text/html", [(b"set-cookie", cookie.encode())])
+
+
+def new_token() -> str:
+    """Returns a secret that nobody guesses."""
+    return secrets.token_urlsafe(24)
+
+
+def _name_of(host: str) -> str:
+    """Returns the name in a `Host` header, in lower case and without the port; "" if it cannot be understood."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower() if host and "@" not in host else ""
+    except ValueError:
+        return ""
+
+
+def _cookies(header: str) -> dict[str, str]:
+    pairs = (pair.strip().partition("=") for pair in header.split(";"))
+    return {name: value for name, _, value in pairs}
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            headers += [(name, value) for name, value in _HEADERS if name not in names]
+            if b"content-security-policy" not in names:
+                headers.append((b"content-security-policy", PAGE_POLICY.encode()))
+            if b"cache-control" not in names:
+                headers.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sending
+
+
+async def _answer(
+    send: Send,
+    status: HTTPStatus,
+    text: str,
+    kind: str = "text/plain",
+    headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    body = text.encode()
+    start = [
+        (b"content-type", f"{kind}; charset=utf-8".encode()),
+        (b"content-length", str(len(body)).encode()),
+        *headers,
+    ]
+    send = _with_headers(send)
+    await send({"type": "http.response.start", "status": int(status), "headers": start})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,68 @@
+"""Serves the page on loopback until it is interrupted."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from energon_dali.errors import ConfigError
+from energon_dali.view.app import create_app
+from energon_dali.view.guard import new_token
+from energon_dali.view.site import Site
+
+HOST = "127.0.0.1"
+
+
+def serve(site: Site, port: int, announce: Callable[[str], None]) -> None:
+    """Serves a site until Ctrl-C or SIGTERM.
+
+    Args:
+        site: What is shown; it is closed at the end.
+        port: Port on 127.0.0.1; 0 takes a free one.
+        announce: Called with the address, which has the token, when the browser may open it.
+
+    Raises:
+        ConfigError: The port is in use, or may not be used.
+    """
+    token = new_token()
+    with listen(port) as listener:
+        announce(f"http://{HOST}:{listener.getsockname()[1]}/?token={token}")
+        make_server(site, token).run(sockets=[listener])
+
+
+def make_server(site: Site, token: str) -> uvicorn.Server:
+    """Returns a server that is not running yet.
+
+    Args:
+        site: What is shown; it is closed when the server ends.
+        token: The secret that a browser needs.
+    """
+    # No access log: the first address has the token.
+    config = uvicorn.Config(
+        create_app(site, token), log_level="warning", access_log=False, server_header=False, lifespan="on"
+    )
+    return uvicorn.Server(config)
+
+
+def listen(port: int) -> socket.socket:
+    """Returns a socket that listens on loopback.
+
+    Args:
+        port: The port; 0 takes a free one.
+
+    Raises:
+        ConfigError: The port is in use, or may not be used.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Port {port} of {HOST} cannot be used: {error.strerror}. Give another --port, or none for a free one."
+        ) from error
+    return listener

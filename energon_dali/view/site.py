@@ -1,0 +1,167 @@
+"""What all pages share: the datasets, the scan, the searches, and how numbers are written."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from energon_dali.errors import ConfigError
+from energon_dali.view.catalog import Catalog, CatalogEntry
+from energon_dali.view.dataset import Rows, ViewedDataset
+from energon_dali.view.index_search import index_answers
+from energon_dali.view.query import GridQuery
+from energon_dali.view.sample_check import SampleCheck
+from energon_dali.view.scan import Scan
+from energon_dali.view.scan_source import ScanSource
+from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection
+
+TEMPLATES = Path(__file__).parent / "templates"
+STATIC = Path(__file__).parent / "static"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """Options of the command."""
+
+    path: str
+    """A prepared folder, a `.jsonl` file, or a metadataset (`.yaml`)."""
+    encoder: str = ""
+    """`MODULE:CLASS` of a task encoder; "" shows no encoded samples."""
+    trust_dataset_code: bool = False
+    """Let code and pickled parts of the dataset run."""
+    dataset_config: str | None = None
+    """Name of dataset.yaml."""
+    split_config: str | None = None
+    """Name of the split file."""
+    scan_folder: Path | None = None
+    """Folder of scans; None is that in the user's cache."""
+
+
+class Site:
+    """The datasets that are shown, and what was found out about them. Thread-safe.
+
+    Args:
+        options: Options of the command.
+
+    Raises:
+        DatasetError: The path cannot be understood.
+        ConfigError: An option is invalid.
+        StorageError: A file cannot be read.
+    """
+
+    def __init__(self, options: ViewOptions) -> None:
+        self.options = options
+        self.catalog = Catalog(options.path, dataset_config=options.dataset_config, split_config=options.split_config)
+        opened = [entry for entry in self.catalog.entries if entry.dataset is not None]
+        sources = [
+            ScanSource(entry.path, entry.dataset_config, entry.split_config, options.trust_dataset_code)
+            for entry in opened
+        ]
+        if not sources:
+            raise ConfigError(f"{options.path} names no dataset. Add one to the metadataset.")
+        self.scan = Scan(sources, folder=options.scan_folder)
+        self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
+        self.check = SampleCheck(sources)
+        self._searches = SearchCache()
+        self.version = secrets.token_hex(4)
+        """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
+        self.templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters |= {"bytes": format_bytes, "number": format_number, "percent": format_percent}
+        self._lock = threading.Lock()
+
+    def scan_number(self, entry: CatalogEntry) -> int:
+        """Returns the number that the scan has for a dataset."""
+        return self._scan_numbers[entry.number]
+
+    def select(self, entry: CatalogEntry, query: GridQuery) -> Selection:
+        """Returns the samples that meet a query.
+
+        Args:
+            entry: The dataset.
+            query: Its split, shard and conditions.
+
+        Raises:
+            ConfigError: There is no such split.
+            DatasetError: The dataset or its index is damaged.
+            StorageError: A file cannot be read.
+        """
+        dataset = entry.opened
+        rows = dataset.rows(query.split or None)
+        if query.shard:
+            rows = rows_of_shards(dataset, rows, query.shard)
+        if query.wanted.is_empty:
+            return RowPages(rows)
+        if not index_answers(dataset, query.wanted):
+            return ScanPages(self.scan, self.scan_number(entry), rows, query.wanted)
+        key = (entry.number, query.split, query.shard, query.wanted)
+        return self._searches.get(key, lambda: Search(dataset, rows, query.wanted))
+
+    def render(self, template: str, **values: Any) -> str:
+        """Returns a page. All values are escaped.
+
+        Args:
+            template: Name of its template.
+            **values: What the template shows.
+        """
+        return self.templates.get_template(template).render(site=self, catalog=self.catalog, **values)
+
+    def close(self) -> None:
+        """Ends the scan and all searches, and closes all files."""
+        self.scan.cancel()
+        self._searches.close()
+        self.check.close()
+        self.catalog.close()
+
+
+def rows_of_shards(dataset: ViewedDataset, rows: Rows, text: str) -> Rows:
+    """Returns those rows that are in shards whose path contains a text.
+
+    Args:
+        dataset: The dataset.
+        rows: The rows.
+        text: Part of the path.
+    """
+    borders = dataset.shard_starts
+    wanted = [number for number, name in enumerate(dataset.shard_names) if text in name]
+    starts: list[int] = []
+    lengths: list[int] = []
+    ends = rows.starts + rows.lengths
+    for number in wanted:
+        first, stop = borders[number], borders[number + 1]
+        for hit in np.flatnonzero((rows.starts < stop) & (ends > first)).tolist():
+            start = max(first, int(rows.starts[hit]))
+            starts.append(start)
+            lengths.append(min(stop, int(ends[hit])) - start)
+    return Rows(np.array(starts, np.int64), np.array(lengths, np.int64))
+
+
+def format_bytes(size: float) -> str:
+    """Returns a size in the unit that suits it."""
+    for unit in _UNITS:
+        if size < 1024 or unit == _UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable: the last unit takes any size")
+
+
+def format_number(number: float) -> str:
+    """Returns a number with thousands separated."""
+    return f"{number:,}"
+
+
+def format_percent(share: float) -> str:
+    """Returns a share as a percentage, which is 100 % only if nothing is missing."""
+    return "100 %" if share >= 1 else f"{min(99.9, share * 100):.1f} %"
