@@ -41,13 +41,14 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-faults check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale gpu clean
+.PHONY: help setup test test-browser test-faults check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
 	@echo "make demo [DATA=/path]  decodes real photographs (or your own dataset) with every decoder of this machine"
 	@echo "make demo-train         trains two models for minutes: one predicts pixels, one captions the demo's images"
 	@echo "make test               runs the tests"
+	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium"
 	@echo "make test-faults        the full sweeps: Ray, kills, thousands of damaged files, failing disks and servers"
 	@echo "make check              checks style, layout and types"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
@@ -92,6 +93,13 @@ $(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Chromium and its driver are packages of the system. They are installed where root may do that.
+test-browser: $(STAMP)
+	{ command -v chromium || command -v google-chrome; } >/dev/null && { command -v chromedriver || test -n "$$CHROMEWEBDRIVER"; } >/dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -q chromium chromium-driver >/dev/null; } || \
+		{ echo "Chromium is missing. Install Debian's packages: apt install chromium chromium-driver"; exit 1; }
+	$(BIN)/python -m pytest -n 0 -m browser tests/view
 
 # Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
 test-faults: $(STAMP)

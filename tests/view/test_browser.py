@@ -1,0 +1,316 @@
+"""The pages in Chromium: what is shown, played, pressed and refused. Run by `make test-browser`."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.av.corpus import video_file
+from tests.loader.dataset_folder import captioning_sample, prepare, write_shards
+from tests.view.chromium import chromium, prefer_theme, requested_urls
+from tests.view.hostile import KEYS, write_hostile
+from tests.view.page_server import TOKEN, PageServer, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+COUNT = 120
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 samples; 3 is cut off, 4 is a video."""
+    samples = {f"k{number:04d}": captioning_sample(number) for number in range(COUNT)}
+    samples["k0003"]["webp"] = samples["k0003"]["webp"][:150]
+    samples["k0004"] = {"mp4": video_file("h264-b-mp4"), "txt": b"a film"}
+    return prepare(write_shards(tmp_path_factory.mktemp("browser") / "data", samples), {"image": "jpg,png,webp,mp4"})
+
+
+@pytest.fixture(scope="module")
+def server(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    with serving(dataset, tmp_path_factory.mktemp("scans")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def refusals() -> None:
+    """For a test in which the browser has to report that it was refused."""
+
+
+@pytest.fixture(autouse=True)
+def _no_errors(window: webdriver.Chrome, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing is logged as an error: no script fails, and the policy of the page refuses nothing of its own."""
+    window.get_log("browser")
+    requested_urls(window)
+    yield
+    errors = [entry["message"] for entry in window.get_log("browser") if entry["level"] == "SEVERE"]
+    pictures = ("/thumbnail", "/image", "/strip")  # status 422 for what cannot be decoded
+    found = [message for message in errors if not any(way in message for way in pictures)]
+    assert bool(found) == ("refusals" in request.fixturenames), found
+
+
+def wait(window: webdriver.Chrome, condition: Callable[[webdriver.Chrome], Any]) -> Any:
+    # A page that refreshes itself replaces its elements.
+    stale = [NoSuchElementException, StaleElementReferenceException]
+    return WebDriverWait(window, 60, poll_frequency=0.05, ignored_exceptions=stale).until(condition)
+
+
+def enter(window: webdriver.Chrome, server: PageServer, path: str = "/data/0") -> None:
+    """Opens a page by the address that the command prints, and waits until the token has left it."""
+    mark = "&" if "?" in path else "?"
+    window.get(f"{server.url}{path}{mark}token={TOKEN}")
+    wait(window, lambda w: TOKEN not in w.current_url and w.find_elements(By.ID, "main"))
+
+
+def press(window: webdriver.Chrome, *keys: str) -> None:
+    for key in keys:
+        active = window.switch_to.active_element
+        active.send_keys(key)
+
+
+def arrive(window: webdriver.Chrome, part: str) -> None:
+    wait(window, lambda w: part in w.current_url and w.execute_script("return document.readyState") == "complete")
+
+
+def all_of(window: webdriver.Chrome, selector: str) -> list[WebElement]:
+    return window.find_elements(By.CSS_SELECTOR, selector)
+
+
+def one(window: webdriver.Chrome, selector: str) -> WebElement:
+    return window.find_element(By.CSS_SELECTOR, selector)
+
+
+@pytest.mark.usefixtures("refusals")
+def test_the_address_with_the_token_opens_the_page_and_no_other_does(
+    window: webdriver.Chrome, server: PageServer
+) -> None:
+    window.delete_all_cookies()
+    window.get(f"{server.url}/data/0")
+    assert "Open the address that the command printed" in window.page_source
+    enter(window, server, "/")
+    arrive(window, "/data/0")
+    assert len(all_of(window, ".card")) == 48
+    window.get(f"{server.url}/data/0?page=2")
+    assert one(window, "[name=page]").get_attribute("value") == "2"
+    assert window.execute_script("return document.cookie") == ""  # no script reads it
+
+
+def test_thumbnails_load_when_they_come_into_view(window: webdriver.Chrome, server: PageServer) -> None:
+    window.execute_cdp_cmd("Network.clearBrowserCache", {})
+    enter(window, server, "/data/0?size=96")
+    wait(window, lambda w: w.execute_script("return [...document.images].slice(0, 3).every(i => i.naturalWidth > 0)"))
+    asked = {url for url in requested_urls(window) if "thumbnail" in url}
+    assert 3 < len(asked) < 96
+    window.execute_script("scrollTo(0, document.body.scrollHeight)")
+    wait(window, lambda w: w.execute_script("return [...document.images].at(-1).naturalWidth > 0"))
+
+
+def test_the_keyboard_reaches_everything(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server)
+    press(window, "n")
+    arrive(window, "page=2")
+    press(window, "p")
+    arrive(window, "/data/0")
+    press(window, "j", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert "sample/2?" in str(window.switch_to.active_element.get_attribute("href"))
+    per_row = window.execute_script(
+        "const c = [...document.querySelectorAll('.card')]; return c.filter(e => e.offsetTop == c[0].offsetTop).length"
+    )
+    press(window, Keys.ARROW_DOWN)
+    assert f"sample/{2 + per_row}?" in str(window.switch_to.active_element.get_attribute("href"))
+    press(window, Keys.ARROW_UP, Keys.ENTER)
+    arrive(window, "/sample/2")
+    press(window, "j")
+    arrive(window, "/sample/3")
+    press(window, Keys.ARROW_LEFT)
+    arrive(window, "/sample/2")
+    press(window, "u")
+    arrive(window, "/data/0")
+    assert "sample" not in window.current_url
+    press(window, "/")
+    assert window.switch_to.active_element.get_attribute("name") == "text"
+    press(window, "njt?", Keys.ESCAPE)  # letters in a field are no commands
+    assert one(window, "[name=text]").get_attribute("value") in ("njt?", "")
+    press(window, "?")
+    assert one(window, "#shortcuts").is_displayed()
+    press(window, Keys.ESCAPE)
+    assert not one(window, "#shortcuts").is_displayed()
+    press(window, "g")
+    press(window, "k0100", Keys.ENTER)
+    arrive(window, "/sample/100")
+    press(window, Keys.TAB)
+    assert window.switch_to.active_element.text == "Skip to the content"
+
+
+def test_light_and_dark_follow_the_system_and_the_choice(window: webdriver.Chrome, server: PageServer) -> None:
+    def brightness() -> float:
+        colour = window.execute_script("return getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, colour[4:-1].split(","))) / 3
+
+    enter(window, server)
+    window.execute_script("localStorage.clear()")
+    for theme, is_light in (("light", True), ("dark", False)):
+        prefer_theme(window, theme)
+        assert (brightness() > 128) == is_light
+    press(window, "t")
+    assert brightness() > 128
+    window.refresh()
+    assert brightness() > 128
+    one(window, "#theme").click()
+    assert brightness() < 128
+    window.execute_script("localStorage.clear()")
+    prefer_theme(window, "light")
+
+
+def test_conditions_leave_a_short_address(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server)
+    one(window, "[name=key]#goto")
+    one(window, "#filters [name=key]").send_keys("k001")
+    one(window, "#filters .buttons button").click()
+    arrive(window, "key=k001")
+    assert window.current_url.partition("?")[2] in ("key=k001", "key=k001&size=48")
+    assert len(all_of(window, ".card")) == 10
+    assert one(window, ".chip").text == "key: k001"
+
+
+def test_videos_play_and_seek(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server, "/data/0/sample/4")
+    video = "document.querySelector('video')"
+    wait(window, lambda w: w.execute_script(f"return {video}.readyState > 0"))
+    duration = window.execute_script(f"return {video}.duration")
+    assert duration > 0
+    window.execute_script(f"{video}.muted = true; {video}.currentTime = {duration / 2}; {video}.play()")
+    wait(window, lambda w: w.execute_script(f"return {video}.currentTime > {duration / 2}"))
+    assert window.execute_script(f"return {video}.error") is None
+    wait(window, lambda w: w.execute_script("return document.querySelector('.strip').naturalWidth > 0"))
+    wait(window, lambda w: w.execute_script("return document.body.dataset.facts == 'shown'"))
+    assert "h264" in one(window, ".part h2").text
+
+
+def test_the_command_is_copied(window: webdriver.Chrome, server: PageServer) -> None:
+    grant = {"origin": server.url, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    window.execute_cdp_cmd("Browser.grantPermissions", grant)
+    enter(window, server, "/data/0/sample/7")
+    press(window, "c")
+    wait(window, lambda w: one(w, "#copy").text == "Copied")
+    copied = window.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert copied == one(window, "#command").text
+    assert 'restore_sample(("Webdataset", 7, 0))' in copied
+
+
+def test_a_scan_finds_failures_and_draws_statistics(window: webdriver.Chrome, server: PageServer) -> None:
+    enter(window, server, "/data/0?fails=1")
+    assert "among the 0.0 % that were scanned" in one(window, ".summary").text
+    one(window, "#scan-start").click()
+    arrive(window, "fails=1")
+    wait(window, lambda w: one(w, "#scan-text").text == "scanned")
+    window.get(f"{server.url}/data/0?fails=1")
+    assert [card.text for card in all_of(window, ".card .key")] == ["k0003"]
+    one(window, ".card").click()
+    wait(window, lambda w: one(w, "#failure").is_displayed())
+    assert "A loader skips this sample" in one(window, "#failure").text
+    window.get(f"{server.url}/data/0/statistics")
+    assert len(all_of(window, "svg.chart .bar")) > 20
+    window.get(f"{server.url}/data/0/failures")
+    assert one(window, "table a").text == "k0003"
+
+
+def test_nothing_but_the_page_itself_is_requested(window: webdriver.Chrome, server: PageServer) -> None:
+    for path in ("/data/0", "/data/0/sample/0", "/data/0/sample/4", "/data/0/statistics", "/data/0/failures"):
+        enter(window, server, path)
+    asked = requested_urls(window)
+    assert len(asked) > 20
+    own = (f"{server.url}/", "data:image/svg+xml")  # the second are the icons of the browser's own player
+    assert [url for url in asked if not url.startswith(own)] == []
+
+
+@pytest.mark.usefixtures("refusals")
+def test_hostile_data_is_shown_and_not_run(window: webdriver.Chrome, tmp_path: Path) -> None:
+    with serving(write_hostile(tmp_path / "hostile"), tmp_path / "scans") as server:
+        enter(window, server)
+        server.site.scan.start()
+        assert server.site.scan.wait(60)
+        samples = [f"/data/0/sample/{number}" for number in range(len(KEYS))]
+        for path in ("/data/0", "/data/0/statistics", "/data/0/failures", "/data/0?text=script", *samples):
+            window.get(server.url + path)
+            if "sample" in path:
+                wait(window, lambda w: w.execute_script("return document.body.dataset.facts == 'shown'"))
+            assert window.title != "run"
+            assert all_of(window, "main :is(script, iframe, u, b, i)") == []
+        shown = [pre.text for pre in all_of(window, "pre")]
+        assert any("<script>document.title='run'</script>" in text for text in shown)
+        for part in range(9):  # opened on their own, where the browser would run them
+            window.get("about:blank")
+            window.get(f"{server.url}/data/0/sample/0/part/{part}")
+            assert window.title != "run"
+            assert all_of(window, "script") == []
+
+
+@pytest.mark.usefixtures("refusals")
+def test_another_site_gets_nothing(window: webdriver.Chrome, server: PageServer) -> None:
+    """A page of another origin, in the browser that has the cookie, tries what it can."""
+    attack = f"""<!doctype html><title>evil</title><body><script>
+    const target = "{server.url}";
+    const results = {{}};
+    const image = new Image();
+    image.onload = () => results.image = "loaded"; image.onerror = () => results.image = "refused";
+    image.src = target + "/data/0/sample/0/part/0/thumbnail";
+    const script = document.createElement("script");
+    script.onload = () => results.script = "loaded"; script.onerror = () => results.script = "refused";
+    script.src = target + "/static/view.js"; document.body.append(script);
+    fetch(target + "/scan", {{credentials: "include"}}).then(
+        a => results.fetch = "read", e => results.fetch = "refused");
+    fetch(target + "/scan/start", {{method: "POST", credentials: "include", mode: "no-cors"}}).then(
+        a => results.post = a.type, e => results.post = "refused");
+    const frame = document.createElement("iframe");
+    frame.onload = () => {{ try {{ results.frame = frame.contentDocument ? "read" : "refused"; }}
+        catch {{ results.frame = "refused"; }} }};
+    frame.src = target + "/data/0"; document.body.append(frame);
+    window.results = results;
+    </script>"""
+
+    class Evil(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(attack.encode())
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server.site.scan.cancel()
+    evil = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil)
+    thread = threading.Thread(target=evil.serve_forever)
+    thread.start()
+    try:
+        enter(window, server)
+        for host in ("127.0.0.1", "localhost"):  # the same site with another port, and another site
+            window.get(f"http://{host}:{evil.server_port}/evil")
+            wait(window, lambda w: len(w.execute_script("return results")) == 5)
+            found = window.execute_script("return results")
+            ways = ("image", "script", "fetch", "frame")
+            assert {way: found[way] for way in ways} == dict.fromkeys(ways, "refused")
+            assert not server.site.scan.progress().running
+            frame = one(window, "iframe")
+            window.switch_to.frame(frame)
+            assert all_of(window, ".card") == []
+            window.switch_to.default_content()
+    finally:
+        evil.shutdown()
+        thread.join()
+        evil.server_close()
