@@ -1,4 +1,4 @@
-"""Images of one size: ViT, DeiT, CLIP, SigLIP, ConvNeXt and all processors that resize, crop and normalise."""
+"""Images of one size: ViT, CLIP, SigLIP, BLIP and others whose processors resize, crop and normalise."""
 
 from __future__ import annotations
 
@@ -38,18 +38,32 @@ class _Default:
     filter: Filter
     crop: dict[str, int] | None = None
     convert_rgb: bool = False
+    square: bool = True
+    """Whether a size of one number is height and width; if not, it is the shortest edge."""
+    crops: bool | None = None
+    """Whether it crops; None: if there is a size for it."""
 
 
+_SHORTEST_224 = {"shortest_edge": 224}
+_SQUARE_224 = {"height": 224, "width": 224}
 _DEFAULTS = {
-    "CLIPImageProcessor": _Default(
-        {"shortest_edge": 224}, CLIP_MEAN, CLIP_STD, "bicubic", {"height": 224, "width": 224}, True
+    "BeitImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bicubic", _SQUARE_224, crops=False),
+    "BitImageProcessor": _Default(_SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False),
+    "BlipImageProcessor": _Default({"height": 384, "width": 384}, CLIP_MEAN, CLIP_STD, "bicubic", None, True),
+    "CLIPImageProcessor": _Default(_SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False),
+    "ChineseCLIPImageProcessor": _Default(
+        _SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False
     ),
-    "ConvNextImageProcessor": _Default({"shortest_edge": 384}, IMAGENET_MEAN, IMAGENET_STD, "bilinear"),
-    "DeiTImageProcessor": _Default(
-        {"height": 256, "width": 256}, IMAGENET_MEAN, IMAGENET_STD, "bicubic", {"height": 224, "width": 224}
+    "ConvNextImageProcessor": _Default({"shortest_edge": 384}, HALF, HALF, "bicubic", square=False),
+    "DeiTImageProcessor": _Default({"height": 256, "width": 256}, HALF, HALF, "bicubic", _SQUARE_224),
+    "LevitImageProcessor": _Default(_SHORTEST_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _SQUARE_224, square=False),
+    "MobileNetV1ImageProcessor": _Default({"shortest_edge": 256}, HALF, HALF, "bilinear", _SQUARE_224, square=False),
+    "PoolFormerImageProcessor": _Default(
+        _SHORTEST_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _SQUARE_224, square=False
     ),
-    "SiglipImageProcessor": _Default({"height": 224, "width": 224}, HALF, HALF, "bicubic", None, True),
-    "ViTImageProcessor": _Default({"height": 224, "width": 224}, HALF, HALF, "bilinear"),
+    "PvtImageProcessor": _Default(_SQUARE_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic"),
+    "SiglipImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bicubic", None, True),
+    "ViTImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bilinear"),
 }
 
 
@@ -72,25 +86,30 @@ class FixedSize(FrontEnd):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         default = _DEFAULTS[config.type_name]
-        size = config.take_size("size", default.size)
-        crop_size = config.take_size("crop_size", default.crop or {})
-        crops = bool(config.take("do_center_crop", default.crop is not None))
+        square = bool(config.take("default_to_square", default.square))
+        size = config.take_size("size", default.size, square=square)
+        crop_size = config.take_size("crop_size", default.crop or {}, square=True)
+        crops = bool(
+            config.take("do_center_crop", default.crop is not None if default.crops is None else default.crops)
+        )
         crop = _pair(crop_size) if crops else None
         if crops and crop is None:
             raise config.error(f"crop_size={crop_size} is not a height and a width")
-        shortest, pair = size.get("shortest_edge"), _pair(size)
+        config.require("do_reduce_labels", False, "it changes the pixels of images too")
+        config.require("do_pad", False, "images of one size need no padding")
+        pair: tuple[int, int] | None = None
+        shortest: int | None = None
         if config.type_name == "ConvNextImageProcessor":
-            fraction = float(config.take("crop_pct", 224 / 256))
-            if shortest is None:
-                raise config.error(f"size={size} has no shortest_edge")
-            if shortest < _CONVNEXT_CROPS_BELOW:
-                crop, shortest, pair = (shortest, shortest), int(shortest / fraction), None
-            else:
-                pair, shortest = (shortest, shortest), None
-        if not config.take("do_resize", True):
-            shortest = pair = None
-        elif (shortest is None) == (pair is None):
-            raise config.error(f"size={size} is neither a height and a width nor a shortest_edge")
+            pair, shortest, own_crop = _convnext_size(config, size)
+            if own_crop is not None and crop not in (None, own_crop):
+                raise config.error(f"crop_size={crop_size} would crop what is already cropped to size={size}")
+            crop = own_crop or crop
+        elif config.take("do_resize", True):
+            pair, shortest = _size(config, size)
+            if config.type_name == "LevitImageProcessor" and shortest is not None:
+                shortest = int((256 / 224) * shortest)
+            elif config.type_name == "PoolFormerImageProcessor":
+                pair, shortest = _before_crop(pair, shortest, float(config.take("crop_pct", 0.9)))
         return cls(
             values=config.take_values(mean=default.mean, std=default.std),
             filter=config.take_filter(default.filter),
@@ -111,6 +130,39 @@ class FixedSize(FrontEnd):
         import torch
 
         return {"pixel_values": torch.cat([image.values for sample in samples for image in sample])}
+
+
+def _size(config: ProcessorConfig, size: dict[str, int]) -> tuple[tuple[int, int] | None, int | None]:
+    """Returns ((height, width), shortest edge), one of them None."""
+    if size.keys() == {"shortest_edge"}:
+        return None, size["shortest_edge"]
+    if size.keys() == {"height", "width"}:
+        return _pair(size), None
+    raise config.error(f"size={size} is neither a height and a width nor a shortest_edge")
+
+
+def _convnext_size(
+    config: ProcessorConfig, size: dict[str, int]
+) -> tuple[tuple[int, int] | None, int | None, tuple[int, int] | None]:
+    """Returns ((height, width), shortest edge, crop)."""
+    fraction = float(config.take("crop_pct", 224 / 256))
+    if not config.take("do_resize", True):
+        return None, None, None
+    shortest = size.get("shortest_edge")
+    if shortest is None:
+        raise config.error(f"size={size} has no shortest_edge")
+    if shortest < _CONVNEXT_CROPS_BELOW:
+        return None, int(shortest / fraction), (shortest, shortest)
+    return (shortest, shortest), None, None
+
+
+def _before_crop(
+    pair: tuple[int, int] | None, shortest: int | None, fraction: float
+) -> tuple[tuple[int, int] | None, int | None]:
+    """Returns ((height, width), shortest edge) of which a crop is this fraction, as PoolFormer's processor does it."""
+    if pair is not None and pair[0] != pair[1]:
+        return (int(pair[0] / fraction), int(pair[1] / fraction)), None
+    return None, int((pair[0] if pair is not None else shortest or 0) / fraction)
 
 
 def _pair(size: dict[str, int]) -> tuple[int, int] | None:

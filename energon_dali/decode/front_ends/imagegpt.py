@@ -94,7 +94,8 @@ def _nearest(values: NDArray[np.float32], colours: NDArray[np.float64]) -> NDArr
     """
     products = np.matmul(values, colours.T)
     distances = np.sum(np.square(values), axis=1)[:, None] - 2 * products + np.sum(np.square(colours.T), axis=0)[None]
-    return np.argmin(distances, axis=1)
+    nearest: NDArray[np.int64] = np.argmin(distances, axis=1)
+    return nearest
 
 
 def _nearest_by_torch(values: NDArray[np.float32], colours: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -53,11 +53,13 @@ class ProcessorConfig:
         self.type_name = given
         self.outer = dict(outer or {})
         self.arithmetic: Arithmetic = arithmetic
-        self._values = {name: value for name, value in values.items() if value is not None}
+        # A flag that is null is off. Other values that are null are not given.
+        flags = {name: False for name, value in values.items() if value is None and name.startswith("do_")}
+        self._values = flags | {name: value for name, value in values.items() if value is not None}
         self._taken: set[str] = set()
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Returns a value, or the default if the configuration does not have it or it is null."""
+        """Returns a value, or the default if the configuration does not have it or it is null (a flag: False)."""
         self._taken.add(name)
         return self._values.get(name, default)
 
