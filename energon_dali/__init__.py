@@ -159,6 +159,7 @@ if TYPE_CHECKING:
         Cooker as Cooker,
         DefaultTaskEncoder as DefaultTaskEncoder,
         PackSelection as PackSelection,
+        PackedSequences as PackedSequences,
         SequencePacker as SequencePacker,
         TaskEncoder as TaskEncoder,
         basic_sample_keys as basic_sample_keys,
@@ -166,7 +167,9 @@ if TYPE_CHECKING:
         batch_pad_stack as batch_pad_stack,
         batch_stack as batch_stack,
         cooker as cooker,
+        count_tokens as count_tokens,
         generic_batch as generic_batch,
+        pack_sequences as pack_sequences,
     )
     from energon_dali.task_encoder.stateless import stateless as stateless
     from energon_dali.worker_config import WorkerConfig as WorkerConfig

@@ -45,6 +45,7 @@ NOT_CALLED = {
     "MediaHandle",
     "MockLazy",
     "NoCachePool",
+    "PackedSequences",
     "PrimaryFileStore",
     "SavableDataset",
     "SourceInfo",

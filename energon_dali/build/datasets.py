@@ -58,8 +58,8 @@ def get_train_dataset(
         virtual_epoch_length: Batches per rank after which an epoch ends; 0 never ends it.
         shuffle_over_epochs_multiplier: Number of epochs whose slices are shuffled together; -1 draws with replacement;
             None keeps file order.
-        blend_by: Unit of the weights of a metadataset: None is samples; "tokens" is the length of encoded samples
-            (their field tokens, input_ids or length); or a function from an encoded sample to a number.
+        blend_by: Unit of the weights of a metadataset: None is samples; "tokens" counts text (the field tokens,
+            input_ids or length) and vision tokens of encoded samples; or a function from an encoded sample to a number.
         task_encoder: Hooks and decoder; None is DefaultTaskEncoder().
         repeat: Start again after each epoch; False ends after one.
         **kwargs: Fields of `SourceOptions`; also, deprecated, options of SampleDecoder.

@@ -62,19 +62,22 @@ def build_stages(dataset: SavableDataset[Any], options: DatasetOptions) -> Savab
         # It may run in a worker, ahead of the batches; its current_batch_index must not depend on that.
         tree = _map(tree, encoder, "preencode_sample", samples_per_batch=options.batch_size or 1)
     pack_decoder: Decoder | None = None
-    if decoder is not None:
+    late = _late_decoder(encoder)
+    # Handles are measured, so that the blend does not depend on what can be decoded, nor on the decoder.
+    measures_handles = decoder is not None or (late is not None and split)
+    if measures_handles:
         tree = _measure(tree, encoder, options)
-        # The packing buffer of a split encoder holds encoded media; the packing stage decodes those that are chosen.
-        pack_decoder = decoder if split and options.packing_buffer_size is not None else None
+    # The packing buffer of a split encoder holds encoded media; the packing stage decodes those that are chosen.
+    packs_handles = split and options.packing_buffer_size is not None
+    if decoder is not None:
+        pack_decoder = decoder if packs_handles else None
         tree = WorkerBorder(tree, None if pack_decoder else decoder, block_size=block_size(options.batch_size))
-    elif (late := _late_decoder(encoder)) is not None:
-        if split and options.packing_buffer_size is not None:
-            pack_decoder = late
-        else:
-            tree = DecodeDataset(tree, late)
+    elif late is not None:
+        pack_decoder = late if packs_handles else None
+        tree = tree if pack_decoder else DecodeDataset(tree, late)
     if overridden(encoder, "encode_sample"):
         tree = _map(tree, encoder, "encode_sample")
-    if decoder is None:
+    if not measures_handles:
         tree = _measure(tree, encoder, options)
     tree = _pack(tree, encoder, options, pack_decoder)
     tree, batched = _batch(tree, encoder, options)

@@ -9,8 +9,10 @@ from energon_dali.task_encoder.context import current_batch_index, current_sampl
 from energon_dali.task_encoder.cooking import Cooker, basic_sample_keys, choose_cooker, cooker
 from energon_dali.task_encoder.default import DefaultTaskEncoder
 from energon_dali.task_encoder.encoder import TaskEncoder, function_name, hook_names, overridden
+from energon_dali.task_encoder.packed_sequences import PackedSequences, pack_sequences
 from energon_dali.task_encoder.packing import PackingBuffer, PackSelection, SequencePacker
 from energon_dali.task_encoder.stateless import failure_tolerance, is_stateless, stateless
+from energon_dali.task_encoder.token_counts import count_tokens
 
 __all__ = [
     "AugmentTaskEncoder",
@@ -18,6 +20,7 @@ __all__ = [
     "DefaultTaskEncoder",
     "IgnoreSample",
     "PackSelection",
+    "PackedSequences",
     "PackingBuffer",
     "SequencePacker",
     "SkipSample",
@@ -28,6 +31,7 @@ __all__ = [
     "batch_stack",
     "choose_cooker",
     "cooker",
+    "count_tokens",
     "current_batch_index",
     "current_sample_index",
     "failure_tolerance",
@@ -36,6 +40,7 @@ __all__ = [
     "hook_names",
     "is_stateless",
     "overridden",
+    "pack_sequences",
     "sample_context",
     "stateless",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
+from energon_dali.task_encoder.token_counts import count_tokens
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class SequencePacker:
 
     Call it in `select_samples_to_pack`:
 
-        packer = SequencePacker(4096, length=lambda sample: len(sample.tokens), max_padding=0.02)
+        packer = SequencePacker(4096, max_padding=0.02)
 
         def select_samples_to_pack(self, samples):
             return self.packer(samples)
@@ -58,7 +59,9 @@ class SequencePacker:
 
     Args:
         max_length: Length of a pack.
-        length: Returns the length of a sample, in the same unit. May raise SkipSample.
+        length: Returns the length of a sample, in the same unit. May raise SkipSample. By default the tokens of its
+            text (its field tokens, input_ids or length) and of its media, which a decoder with a front end knows before
+            it decodes them (`count_tokens`).
         strategy: "best_fit" puts each sample, longest first, into the pack that it fills best; "first_fit_decreasing"
             puts it into the first pack that has room.
         max_padding: Largest share of a pack that may stay empty, 0 to 1. A pack with more padding is returned anyway if
@@ -78,7 +81,7 @@ class SequencePacker:
         self,
         max_length: int,
         *,
-        length: Callable[[Any], int],
+        length: Callable[[Any], int] = count_tokens,
         strategy: Literal["best_fit", "first_fit_decreasing"] = "best_fit",
         max_padding: float = 0.05,
         max_samples: int | None = None,

@@ -14,11 +14,9 @@ from energon_dali.datasets.mixing.share_feedback import ShareFeedback
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, WrapperIterator
 from energon_dali.errors import ConfigError
 from energon_dali.shards.documents.state_entries import state_of
+from energon_dali.task_encoder.token_counts import count_tokens
 
 BlendBy = str | Callable[[Any], float]
-
-TOKEN_FIELDS = ("tokens", "input_ids", "length")
-"""Fields of an encoded sample in which `blend_by="tokens"` looks for its length, in this order."""
 
 
 class MeasuredBlendDataset(PassThroughDataset[Any]):
@@ -29,9 +27,8 @@ class MeasuredBlendDataset(PassThroughDataset[Any]):
 
     Args:
         dataset: Encode stages around a `BlendSourceDataset`.
-        blend_by: "tokens" takes the first of the fields (or keys) tokens, input_ids and length that a sample has: a
-            whole number as it is, the last dimension of a tensor or array, the length of a list. Or a function from an
-            encoded sample to a finite number of at least 0.
+        blend_by: "tokens" counts text and vision tokens (`count_tokens`). Or a function from an encoded sample to a
+            finite number of at least 0.
 
     Raises:
         ConfigError: There is no blend by weight below, or blend_by is neither "tokens" nor a function.
@@ -110,34 +107,6 @@ class _MeasuredIterator(WrapperIterator[Any]):
     def load_state_dict(self, state: State) -> None:
         self._feedback.load_state_dict(state_of(state, "feedback"))
         self._inner.load_state_dict(state_of(state))
-
-
-def count_tokens(sample: Any) -> int:
-    """Returns the length of an encoded sample: of its field or key `tokens`, `input_ids` or `length`.
-
-    Raises:
-        ConfigError: It has none of them, or a value without a length.
-    """
-    for name in TOKEN_FIELDS:
-        value = sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
-        if value is None:
-            continue
-        shape = getattr(value, "shape", None)
-        if shape is not None and len(shape):
-            return int(shape[-1])
-        if isinstance(value, (list, tuple)):
-            return len(value)
-        try:
-            return int(value)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f'blend_by="tokens" found {name}={value!r} in {type(sample).__name__}, which is not a length. Give a '
-                "whole number, a list or a tensor there, or a function as blend_by."
-            ) from error
-    raise ConfigError(
-        f'blend_by="tokens" needs one of the fields {", ".join(TOKEN_FIELDS)} in an encoded sample, and '
-        f"{type(sample).__name__} has none. Let the encode hook set one, or give a function as blend_by."
-    )
 
 
 def _checked(units: Any) -> float:

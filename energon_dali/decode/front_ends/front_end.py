@@ -51,6 +51,9 @@ class FrontEnd(ABC):
     (`normalization`)."""
     image_token: str = "<image>"
     """Placeholder of an image in the text, and of each of its features after `expand_text`."""
+    image_token_id: int | None = None
+    """Id of `image_token`, with which token counts tell whether a text is expanded. `from_processor` takes it from a
+    processor that has a tokenizer, or from the config.json of a model's folder."""
     convert_rgb: bool = True
     """Converts gray, palette and CMYK images to RGB and puts transparent ones on white. If not, an image that is not
     RGB is a DecodeError of its sample."""

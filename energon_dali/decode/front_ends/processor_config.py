@@ -58,6 +58,12 @@ class ProcessorConfig:
         self._values = flags | {name: value for name, value in values.items() if value is not None}
         self._taken: set[str] = set()
 
+    @property
+    def image_token_id(self) -> int | None:
+        """Id of the image placeholder in the tokenizer, if the processor or the model's folder says it."""
+        given = [self.outer.get(name) for name in ("image_token_id", "image_token_index")]
+        return next((number for number in given if isinstance(number, int) and not isinstance(number, bool)), None)
+
     def take(self, name: str, default: Any = None) -> Any:
         """Returns a value, or the default if the configuration does not have it or it is null (a flag: False)."""
         self._taken.add(name)
@@ -214,6 +220,9 @@ def _read_folder(path: Path) -> ProcessorConfig:
         outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
         if "processor_class" in values:
             outer = {"processor_class": values["processor_class"], **outer}
+        if (path / "config.json").is_file():  # of the model; older ones call the id an index
+            model = _read_json(path / "config.json")
+            outer = {**{name: model.get(name) for name in ("image_token_index", "image_token_id")}, **outer}
         return _from_values(values, outer)
     if not path.is_file():
         raise ConfigError(

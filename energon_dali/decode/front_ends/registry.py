@@ -53,6 +53,8 @@ def make_front_end(
         if config.type_name in family.processors:
             front_end = family.from_config(config)
             config.finish()
+            if config.image_token_id is not None:
+                fields.setdefault("image_token_id", config.image_token_id)
             return front_end.with_fields(dtype=dtype, resampling=resampling or config.arithmetic, **fields)
     known = sorted(name for family in FAMILIES for name in family.processors)
     raise ConfigError(

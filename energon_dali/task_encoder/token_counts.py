@@ -1,0 +1,197 @@
+"""Counts the tokens of an encoded sample, of its text and of its images, before anything is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from energon_dali.cache import Lazy
+from energon_dali.decode import MediaHandle
+from energon_dali.decode.front_ends import FrontEnd, VisionInput
+from energon_dali.errors import ConfigError, DatasetError
+
+TOKEN_FIELDS = ("tokens", "input_ids", "length")
+"""Fields of an encoded sample that say how long its text is, in the order in which they are looked for."""
+_ID_FIELDS = TOKEN_FIELDS[:2]
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None), np.ndarray, np.int32, np.int64})
+"""Types of values in which there are neither media nor fields."""
+
+
+class _Media(Protocol):
+    """A handle with a front end, or what it was decoded to."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+def count_tokens(sample: Any) -> int:
+    """Returns the length of an encoded sample in tokens: text, and media if the decoder has a front end.
+
+    The text is the first of the fields (or keys) tokens, input_ids and length: the last dimension of a tensor or array,
+    the length of a list, a whole number. A sample without them may hold tokens and input_ids deeper inside, which are
+    added. Media count wherever they are: handles, which know their tokens from the header, and decoded ones. A text
+    whose placeholders were expanded contains the vision tokens already: nothing is added. If it has one placeholder per
+    image, that is replaced; without placeholders, the vision tokens are added to it. `length` counts all of the sample.
+
+    Args:
+        sample: A dataclass, a dict, or any object with such fields.
+
+    Raises:
+        ConfigError: There is no such field, or its value has no length; or the front end does not know its
+            `image_token_id`, without which nobody can tell whether the text is expanded.
+        DatasetError: The number of placeholders in the text is that of another sample.
+        DecodeError: The front end refuses an image of this size.
+    """
+    media: list[_Media] = []
+    texts: list[Any] = []
+    length = None
+    seen = {id(sample)}
+    for name in TOKEN_FIELDS:
+        value = _field(sample, name)
+        if value is not None:
+            length = _length_of(value, name, sample, media)
+            if name == "length":
+                return length
+            texts.append(value)
+            if _is_ids(value):
+                seen.add(id(value))
+            break
+    nested = length is None
+    _look_inside(_values(sample), media, texts if nested else None, seen)
+    if nested:
+        if not texts:
+            raise ConfigError(
+                f'Counting tokens (blend_by="tokens") needs one of the fields {", ".join(TOKEN_FIELDS)} in an encoded '
+                f"sample, and {type(sample).__name__} has none. Let the encode hook set one, or give a function."
+            )
+        length = sum(_length_of(text, "tokens", sample, None) for text in texts)
+    assert length is not None
+    return length + _vision_tokens(media, texts) if media else length
+
+
+def _length_of(value: Any, name: str, sample: Any, media: list[_Media] | None) -> int:
+    """Returns the tokens of a field; media between its pieces of text are noted."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[-1])
+    if isinstance(value, (list, tuple)):
+        if media is not None and not _is_ids(value) and any(map(_is_media, value)):  # interleaved: [ids, image, ids]
+            return sum(_length_of(piece, name, sample, None) for piece in value if not _is_media(piece))
+        return len(value)
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f'Counting tokens (blend_by="tokens") found {name}={value!r} in {type(sample).__name__}, which is not a '
+            "length. Give a whole number, a list or a tensor there, or a function that counts."
+        ) from error
+
+
+def _is_ids(value: Any) -> bool:
+    """Whether a text is one list or array of ids. The first entry tells: pieces of text and media hold no bare ids."""
+    return hasattr(value, "shape") or not isinstance(value, (list, tuple)) or not value or type(value[0]) in _PLAIN
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    return _PLAIN.issuperset(map(type, values))
+
+
+def _is_media(value: Any) -> bool:
+    if isinstance(value, MediaHandle):
+        return getattr(value.spec, "front_end", None) is not None
+    # What a front end makes of a video has another class, and the same properties.
+    return isinstance(value, VisionInput) or isinstance(getattr(value, "front_end", None), FrontEnd)
+
+
+def _field(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+
+
+def _values(holder: Any) -> Sequence[Any]:
+    if isinstance(holder, dict):
+        return list(holder.values())
+    if is_dataclass(holder):
+        names = {**holder.__dataclass_fields__, **getattr(holder, "__dict__", {})}
+        return [getattr(holder, name, None) for name in names]
+    return list(getattr(holder, "__dict__", {}).values())
+
+
+def _look_inside(values: Sequence[Any], media: list[_Media], texts: list[Any] | None, seen: set[int]) -> None:
+    """Notes the media in values, each once, and token ids in fields of theirs if `texts` is given."""
+    for value in values:
+        if type(value) in _PLAIN or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Lazy):
+            if not _may_hold_media(value):
+                continue
+            value = value.get()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        if _is_media(value):
+            media.append(value)
+        elif isinstance(value, (list, tuple)):
+            if not _is_plain(value):
+                _look_inside(value, media, texts, seen)
+        elif isinstance(value, dict) or (is_dataclass(value) and not isinstance(value, (type, MediaHandle))):
+            if texts is not None:
+                texts += [ids for name in _ID_FIELDS if _are_ids(ids := _field(value, name))][:1]
+            _look_inside(_values(value), media, texts, seen)
+
+
+def _are_ids(value: Any) -> bool:
+    shape = getattr(value, "shape", None)
+    return bool(shape) if shape is not None else isinstance(value, (list, tuple))
+
+
+def _may_hold_media(reference: Lazy[Any]) -> bool:
+    """Whether a file of a store can be media with a front end; nothing else is fetched to be counted."""
+    decoder = getattr(reference.ds, "decoder", None)
+    return reference.ds is None or getattr(getattr(decoder, "spec", None), "front_end", None) is not None
+
+
+def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
+    """Returns the tokens that media add to those of the text."""
+    wanted = sum(one.num_tokens for one in media)
+    front_ends = {id(front_end): front_end for front_end in map(_front_end, media)}.values()
+    ids = {front_end.image_token_id for front_end in front_ends}
+    if None in ids:
+        raise ConfigError(
+            "This sample has token ids and media, and the front end does not know the id of its placeholder "
+            f"{next(iter(front_ends)).image_token!r}: the text may contain the vision tokens, or not. Give "
+            "FrontEnd.from_processor(processor, image_token_id=...), the whole length as the field `length`, or a "
+            "function that counts."
+        )
+    for front_end in front_ends:
+        ids.add(getattr(front_end, "video_token_id", None))
+    ids.discard(None)
+    found = sum(_count_ids(text, ids) for text in texts)
+    if found == wanted:
+        return 0
+    if found == len(media):
+        return wanted - found
+    if found == 0:
+        return wanted
+    raise DatasetError(
+        f"The text has {found} placeholder tokens for {len(media)} images or videos with {wanted} tokens in all. "
+        f"It must have {wanted} (expanded), {len(media)} (one for each), or none."
+    )
+
+
+def _front_end(one: Any) -> FrontEnd:
+    front_end: FrontEnd = (one.spec if isinstance(one, MediaHandle) else one).front_end  # type: ignore[assignment]
+    return front_end
+
+
+def _count_ids(text: Any, ids: set[Any]) -> int:
+    if isinstance(text, (list, tuple)):
+        if _is_plain(text):
+            return sum(token in ids for token in text)
+        return sum(_count_ids(piece, ids) for piece in text if not _is_media(piece))
+    if hasattr(text, "shape"):
+        return int(np.isin(np.asarray(text), list(ids)).sum())
+    return int(text in ids)
