@@ -17,6 +17,7 @@ _HOMES = {
     "checkpoint": "checkpoint:checkpoint",
     "demo-data": "demo_data:demo_data",
     "doctor": "doctor:doctor",
+    "failures": "failures:failures",
     "info": "info:info",
     "lint": "lint.command:lint",
     "mount": "mount.command:mount",

@@ -12,6 +12,7 @@ import click
 
 from energon_dali.cli.failure import told_to_user
 from energon_dali.error_handlers import describe
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,20 +26,25 @@ _SHADES = " .:-=+*#%@"
 @click.option("--split-parts", default="train", show_default=True, metavar="A,B", help="Parts of the split.")
 @click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
 @click.option("--split-config", help="Name of the split file, if not split.yaml.")
+@click.option("--index", type=click.IntRange(min=0), help="Show the sample with this index in the whole dataset.")
 @click.option("--count", type=click.IntRange(min=1), help="Show this many samples, without asking.")
 @click.option(
     "--width", type=click.IntRange(min=2), default=64, show_default=True, help="Letters per line of an image."
 )
 @click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
-def preview(path: str, split_parts: str, count: int | None, width: int, **given: Any) -> None:
+def preview(path: str, split_parts: str, index: int | None, count: int | None, width: int, **given: Any) -> None:
     """Show the samples of the dataset, the metadataset (.yaml), or the .jsonl file at PATH, one after the other.
 
     Images are drawn in colour if the terminal shows colours, otherwise as letters. Cookers and other hooks do not run.
     """
     with told_to_user():
+        options = {name: value for name, value in given.items() if value}
+        if index is not None:
+            _show_one(path, index, width, options)
+            return
         shown = 0
         for part in split_parts.split(","):
-            for sample in _samples(path, part, {name: value for name, value in given.items() if value}):
+            for sample in _samples(path, part, options):
                 if count is not None and shown >= count:
                     return
                 click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
@@ -46,6 +52,36 @@ def preview(path: str, split_parts: str, count: int | None, width: int, **given:
                 if count is None and not click.confirm("Next sample?", default=True):
                     return
         click.echo(f"Done. {shown:,} samples in {split_parts}.")
+
+
+def _show_one(path: str, index: int, width: int, options: Mapping[str, Any]) -> None:
+    """Prints a sample by its index, whatever the split; what is wrong with it, if it cannot be made.
+
+    Raises:
+        click.ClickException: The sample cannot be read or made.
+        DatasetError: There is no such sample, or the dataset cannot be opened.
+    """
+    from energon_dali.decode.media_check import check_media
+    from energon_dali.view.scan_source import ScanSource
+
+    if path.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{path} is a metadataset, whose datasets each count their samples. Give the path of one.")
+    opened = ScanSource(path, **options).open()
+    try:
+        raw = opened.read(index)
+        click.echo(f"{raw.key}, sample {index:,} of {path}, in {raw.shard}")
+        for name, content in raw.parts.items():
+            click.echo(f"  part {name}: {len(content):,} bytes")
+        try:
+            sample = opened.make(raw)
+            check_media(sample)
+        except Exception as error:  # the dataset's own code and codecs may raise anything
+            raise click.ClickException(f"This sample fails. {type(error).__name__}: {error}") from error
+        if opened.note:
+            click.echo(opened.note, err=True)
+        click.echo("\n".join(describe_sample(sample, width, colours=sys.stdout.isatty())))
+    finally:
+        opened.close()
 
 
 def _samples(path: str, part: str, options: Mapping[str, Any]) -> Iterator[Any]:

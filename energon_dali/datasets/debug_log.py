@@ -64,7 +64,18 @@ class DebugLog:
         if self._stopped:
             return
         values = {"rank": self._rank, "stream": stream, "count": count, "event": event, "keys": keys}
-        line = json.dumps(values if mode is None else {**values, "mode": mode}, default=str)
+        self._write(values if mode is None else {**values, "mode": mode})
+
+    def failures(self, groups: list[dict[str, Any]]) -> None:
+        """Writes one line about all samples that failed so far.
+
+        Args:
+            groups: Plain values of each group; see `FailureGroup`.
+        """
+        self._write({"rank": self._rank, "pid": os.getpid(), "event": "failures", "failures": groups})
+
+    def _write(self, values: dict[str, Any]) -> None:
+        line = json.dumps(values, default=str)
         if self._path is None:
             _LOG.info("%s", line)
             return

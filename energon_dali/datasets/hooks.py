@@ -136,6 +136,7 @@ class FailurePolicy:
                 key=key,
                 epoch=epoch,
                 kind=kind,
+                index=first.index if first is not None and isinstance(first.index, int) else -1,
             )
         )
         try:

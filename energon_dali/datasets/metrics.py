@@ -12,6 +12,9 @@ from typing import Any
 KEPT_FAILURES = 1000
 """Failures that are kept with the names of their samples; all are counted."""
 
+KEPT_EXAMPLES = 100
+"""Kinds of failures of which the first one is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
@@ -31,6 +34,8 @@ class FailureRecord:
     """The epoch in which it was dropped."""
     kind: str = ""
     """What failures with one cause share: the stage, the type of the error, and the line that raised it."""
+    index: int = -1
+    """Index of the sample in its whole dataset; -1 if it is not known."""
 
 
 class Metrics:
@@ -42,6 +47,7 @@ class Metrics:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
         self._kinds: Counter[str] = Counter()
+        self._examples: dict[str, FailureRecord] = {}
         self._dropped: Counter[str] = Counter()
         self._kinds_here: Counter[str] = Counter()
         self.on_dropped: Callable[[], None] | None = None
@@ -73,6 +79,7 @@ class Metrics:
             self._counts[f"failed.{failure.stage}"] += 1
             self._dropped[f"failed.{failure.stage}"] += 1
             self._failures.append(failure)
+            self._keep_example(failure)
             self._kinds[failure.kind] += 1
             self._kinds_here[failure.kind] += 1
             return self._kinds_here[failure.kind]
@@ -150,21 +157,32 @@ class Metrics:
             self._counts.update(record["counts"])
             for stage, seconds in record["seconds"].items():
                 self._seconds[stage] += seconds
-            self._failures.extend(FailureRecord(**failure) for failure in record["failures"])
+            for failure in (FailureRecord(**values) for values in record["failures"]):
+                self._failures.append(failure)
+                self._keep_example(failure)
             self._kinds.update(record["kinds"])
             if not again:
                 dropped = ("skipped.", "failed.")
                 self._dropped.update({name: n for name, n in record["counts"].items() if name.startswith(dropped)})
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns what was added since the last drain as plain values, without clearing it."""
+        """Returns what was added since the last drain as plain values, without clearing it.
+
+        Returns:
+            What `drain` returns, and "examples": the first failure of each kind.
+        """
         with self._lock:
             return {
                 "counts": dict(self._counts),
                 "seconds": dict(self._seconds),
                 "failures": [asdict(failure) for failure in self._failures],
                 "kinds": dict(self._kinds),
+                "examples": {kind: asdict(failure) for kind, failure in self._examples.items()},
             }
+
+    def _keep_example(self, failure: FailureRecord) -> None:
+        if len(self._examples) < KEPT_EXAMPLES:
+            self._examples.setdefault(failure.kind, failure)
 
 
 def describe_dropped(dropped: Counter[str]) -> str:

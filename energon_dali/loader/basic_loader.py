@@ -19,9 +19,9 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.stream import plain
-from energon_dali.error_handlers import LOGGER
 from energon_dali.errors import ConfigError
 from energon_dali.loader.deferred_close import close_when_collected, forget
+from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
 from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
@@ -112,7 +112,8 @@ class BasicDataLoader(Generic[T]):
             fail_on_timeout=self._options.fail_on_timeout,
             metrics=self._metrics,
         )
-        self._failures_logged = 0
+        self._reporter = FailureReporter(self._metrics, self.worker_config)
+        self._closing: ClosedWithReport | None = None
         self._ranges = _Ranges()
         self._prefetcher: Prefetcher | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -159,7 +160,7 @@ class BasicDataLoader(Generic[T]):
                 except StopIteration:
                     self._epoch, self._given = self._epoch + 1, 0
                     self._note_closed(prefetcher)
-                    self._log_failures()
+                    self._reporter.tell(is_end=False)
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise
                 self._note_closed(prefetcher)
@@ -203,7 +204,8 @@ class BasicDataLoader(Generic[T]):
             self._prefetcher = prefetcher = open_prefetcher(
                 self._tree, options, self._state, self._metrics, self._watchdog
             )
-            self._finalizer = close_when_collected(self, prefetcher)
+            self._closing = ClosedWithReport(prefetcher, self._reporter)
+            self._finalizer = close_when_collected(self, self._closing)
         return prefetcher
 
     @property
@@ -217,26 +219,19 @@ class BasicDataLoader(Generic[T]):
         prefetcher, self._prefetcher = self._prefetcher, None
         if prefetcher is None:
             return
-        finalizer, self._finalizer = self._finalizer, None  # another thread may open the next one meanwhile
+        # Another thread may open the next one meanwhile.
+        finalizer, closing = self._finalizer, self._closing
+        self._finalizer = self._closing = None
         self._snapshot = prefetcher.snapshot
         self._watchdog.show_workers = None
         if finalizer is not None and finalizer.detach() is not None:
-            forget(prefetcher)
+            if closing is not None:
+                forget(closing)
             prefetcher.close()
         if self._shared_cache is not None:
             self._shared_cache.close()
-        self._log_failures()
+        self._reporter.tell(is_end=True)
         flush_trace(self._metrics)
-
-    def _log_failures(self) -> None:
-        """Logs how many samples failed in which way, if more failed than were printed."""
-        kinds = self._metrics.failure_kinds()
-        total = sum(kinds.values())
-        if total == self._failures_logged or max(kinds.values()) == 1:
-            return
-        self._failures_logged = total
-        rows = [f"{count:,} x {kind}" for kind, count in sorted(kinds.items(), key=lambda row: -row[1])]
-        LOGGER.error("%s samples were dropped so far because of failures:\n%s", f"{total:,}", "\n".join(rows))
 
     def __enter__(self) -> BasicDataLoader[T]:
         return self

@@ -14,19 +14,24 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from energon_dali.loader.prefetcher import Prefetcher
+from typing import Any, Protocol
 
 _EXIT_SECONDS = 15.0
 """How long the end of the process waits for closing that has started."""
 
-_open: dict[int, Prefetcher] = {}
-_closing: dict[int, Prefetcher] = {}
+
+class Closeable(Protocol):
+    """A prefetcher, or what closes one."""
+
+    def close(self) -> None:
+        """Ends its threads and processes."""
 
 
-def close_when_collected(owner: object, prefetcher: Prefetcher) -> weakref.finalize[..., Any]:
+_open: dict[int, Closeable] = {}
+_closing: dict[int, Closeable] = {}
+
+
+def close_when_collected(owner: object, prefetcher: Closeable) -> weakref.finalize[..., Any]:
     """Returns the finalizer that closes a prefetcher when its owner is collected; `detach` it to close it yourself.
 
     What is still open at the end of the process is closed then.
@@ -41,12 +46,12 @@ def close_when_collected(owner: object, prefetcher: Prefetcher) -> weakref.final
     return finalizer
 
 
-def forget(prefetcher: Prefetcher) -> None:
+def forget(prefetcher: Closeable) -> None:
     """Notes that a prefetcher is closed by its owner."""
     _open.pop(id(prefetcher), None)
 
 
-def _close_forgotten(prefetcher: Prefetcher) -> None:
+def _close_forgotten(prefetcher: Closeable) -> None:
     number = id(prefetcher)
     _closing[number] = prefetcher
     _open.pop(number, None)

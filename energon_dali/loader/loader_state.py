@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.skipped_steps import as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
+from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain, config_in_todays_form
 from energon_dali.shards.documents.content import excerpt, excerpt_names
 from energon_dali.shards.documents.json_text import parse_json
@@ -80,7 +81,7 @@ def merge_states(states: Sequence[State]) -> State:
             f"of all {first['world_size']} ranks."
         )
     merged["streams"] = {number: merged["streams"][number] for number in sorted(merged["streams"], key=int)}
-    return merged
+    return {**merged, **as_state_entry(merge_groups(map(groups_of_state, states)))}
 
 
 def split_state(state: State, world_size: int) -> list[State]:
@@ -98,6 +99,7 @@ def split_state(state: State, world_size: int) -> list[State]:
     layout = Layout(world_size, 1, whole["num_streams"])
     given: dict[str, int] = whole["given"]
     share = sum(given.values()) // world_size
+    failures = whole.pop("failures", None)
     same = whole["world_size"] == world_size and len(given) == world_size
     return [
         {
@@ -105,6 +107,7 @@ def split_state(state: State, world_size: int) -> list[State]:
             "world_size": world_size,
             "given": {str(rank): given[str(rank)] if same else share},
             "streams": {str(stream): whole["streams"][str(stream)] for stream in layout.rank_streams(rank)},
+            **({"failures": failures} if failures and rank == 0 else {}),
         }
         for rank in range(world_size)
     ]

@@ -79,7 +79,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         tree = self._tree  # a restore may replace it
         if self._packed_config is None or self._packed_config[0] is not tree:
             self._packed_config = tree, pack_config(tree.config())
-        return make_state(position, tree, self._packed_config[1])
+        return {**make_state(position, tree, self._packed_config[1]), **self._reporter.state_entry()}
 
     def restore_state_rank(self, state: State | None) -> None:
         """Continues at a state. Call it before the first batch is taken.
@@ -102,6 +102,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         skipped = [] if self._snapshot is None else skipped_by_state(self._snapshot)
         self._snapshot, self._tree = rank_state(state, self._tree)
         self._snapshot.update(as_entry([*skipped, *skipped_by_state(self._snapshot)]))
+        self._reporter.take_over(state)
 
     def state_dict(self) -> State:
         """Same as save_state_rank, under the name that torch's tools use.

@@ -44,6 +44,8 @@ class LoaderStatistics:
     """The last dropped samples, with dataset, shard and key."""
     failure_kinds: dict[str, int] = field(default_factory=dict)
     """How many samples failed, by stage, error type and line that raised it."""
+    failure_examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The first sample that failed in each of these ways."""
     gpu_memory_bytes: dict[str, int] = field(default_factory=dict)
     """GPU memory of this process in bytes, as torch sees it: allocated, reserved, their peaks; empty without CUDA."""
 
@@ -67,6 +69,7 @@ class LoaderStatistics:
             counts=counts,
             failures=record["failures"],
             failure_kinds=record["kinds"],
+            failure_examples=record["examples"],
             gpu_memory_bytes=_gpu_memory(),
         )
 
@@ -96,6 +99,7 @@ class LoaderStatistics:
             "counts": dict(self.counts),
             "failures": list(self.failures),
             "failure_kinds": dict(self.failure_kinds),
+            "failure_examples": dict(self.failure_examples),
             "gpu_memory_bytes": dict(self.gpu_memory_bytes),
         }
 

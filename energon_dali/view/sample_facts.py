@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from energon_dali.av import AVDecoder
 from energon_dali.decode.basic import gunzip
 from energon_dali.decode.formats import ImageHeader
@@ -127,14 +125,9 @@ def find_failure(source: OpenedScanSource, raw: RawSample) -> tuple[str, str]:
         source: The dataset.
         raw: All parts of the sample.
     """
-    wanted = source.part_filter
-    kept = raw.parts if wanted is None else {name: part for name, part in raw.parts.items() if wanted(name)}
     stage = "load"
     try:
-        (seed,) = source.load.seeds(np.zeros(1, np.int64), np.array([raw.index], np.int64))
-        sample = source.load(
-            RawSample(raw.key, raw.shard, raw.index, raw.shard_index, raw.sample_index, dict(kept)), seed
-        )
+        sample = source.make(raw)
         stage = "decode"
         check_media(sample)
     except MemoryError:

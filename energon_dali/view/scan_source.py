@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from energon_dali.build.options import DatasetOptions
 from energon_dali.build.source import open_source
 from energon_dali.datasets.load_sample import SampleLoader
@@ -15,7 +17,7 @@ from energon_dali.decode import SampleDecoder
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.samples import CrudeSample
-from energon_dali.shards import ShardReader, WebdatasetFolder
+from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder
 from energon_dali.shards.documents.content import excerpt
 from energon_dali.shards.jsonl import JsonlFile, JsonlReader
 from energon_dali.shards.meta.document import META
@@ -150,6 +152,35 @@ class OpenedScanSource:
         self.load = load
         self.part_filter = part_filter
         self.note = note
+
+    def read(self, index: int) -> RawSample:
+        """Returns all parts of a sample.
+
+        Args:
+            index: Index in the whole dataset.
+
+        Raises:
+            DatasetError: There is no such sample, or it cannot be read.
+        """
+        shard, inside = self.reader.locate(index)
+        (raw,) = self.reader.read([shard], [inside])
+        if isinstance(raw, DatasetError):
+            raise raw
+        return raw
+
+    def make(self, raw: RawSample) -> Any:
+        """Returns the sample that a loader makes of raw parts, before cookers and other hooks.
+
+        Args:
+            raw: All parts of the sample; it is not changed.
+
+        Raises:
+            Exception: What the loader would count as the failure of the sample.
+        """
+        wanted = self.part_filter
+        kept = {name: part for name, part in raw.parts.items() if wanted is None or wanted(name)}
+        (seed,) = self.load.seeds(np.zeros(1, np.int64), np.array([raw.index], np.int64))
+        return self.load(RawSample(raw.key, raw.shard, raw.index, raw.shard_index, raw.sample_index, kept), seed)
 
     def close(self) -> None:
         """Closes its files."""
