@@ -115,9 +115,9 @@ class SampleFilter:
         chosen = [(term, _fits(value)) for term, value in terms if value is not None]
         conditions = [term for term, _ in chosen]
         if self.duplicates is not None:
+            repeated = "(SELECT digest FROM parts WHERE digest IS NOT NULL GROUP BY digest HAVING count(*) > 1)"
             conditions.append(
-                f"{'' if self.duplicates else 'NOT '}EXISTS (SELECT 1 FROM parts q WHERE q.digest = p.digest "
-                "AND (q.sample <> p.sample OR q.name <> p.name))"
+                f"p.digest IN {repeated}" if self.duplicates else f"(p.digest IS NULL OR p.digest NOT IN {repeated})"
             )
         return conditions, [value for _, value in chosen]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,28 @@ STATISTICS_SECONDS = 120.0
 _CATEGORIES = 12
 _GROUPS = 20
 _FAILURES = 100_000
-_FROM = "FROM temp.ranges r CROSS JOIN parts p ON p.sample >= r.start AND p.sample < r.stop "
-_FROM_SAMPLES = "FROM temp.ranges r CROSS JOIN samples s ON s.id >= r.start AND s.id < r.stop "
 _SPECIFIC = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What the queries read from."""
+
+    parts: str
+    """The parts, as p."""
+    samples: str
+    """The samples, as s."""
+    failures: str
+    """The failures, as f."""
+
+    @classmethod
+    def of(cls, ranges: Sequence[tuple[int, int]] | None) -> _Tables:
+        """Returns the tables, or their rows in the ranges of the connection."""
+        if ranges is None:  # the whole of them: SQLite can use the order of an index
+            return cls("FROM parts p ", "FROM samples s ", "FROM failures f ")
+        within = "FROM temp.ranges r CROSS JOIN {0} ON {1} >= r.start AND {1} < r.stop "
+        tables = (("parts p", "p.sample"), ("samples s", "s.id"), ("failures f", "f.sample"))
+        return cls(*(within.format(*table) for table in tables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +125,19 @@ def collect_statistics(
     store, share = scan.store(source), scan.progress(source).share
     if not store.num_scanned():
         return ScanStatistics(0, share, 0, 0, 0, (), (), ())
+    tables = _Tables.of(ranges)
     with store.reading(ranges, seconds=STATISTICS_SECONDS) as connection:
         samples, size, failed = connection.execute(
-            f"SELECT count(*), coalesce(sum(s.bytes), 0), coalesce(sum(s.fails), 0) {_FROM_SAMPLES}"
+            f"SELECT count(*), coalesce(sum(s.bytes), 0), coalesce(sum(s.fails), 0) {tables.samples}"
         ).fetchone()
         (repeated,) = connection.execute(
             "SELECT coalesce(sum(number - 1), 0) FROM "
-            f"(SELECT count(*) AS number {_FROM} WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1)"
+            f"(SELECT count(*) AS number {tables.parts} WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1)"
         ).fetchone()
         groups = connection.execute(
             # SQLite takes the other columns from the row of the minimum.
-            f"SELECT count(*) AS number, min(p.sample), p.name, hex(p.digest) {_FROM} WHERE p.digest IS NOT NULL "
-            "GROUP BY p.digest HAVING number > 1 ORDER BY number DESC, 2 LIMIT ?",
+            f"SELECT count(*) AS number, min(p.sample), p.name, hex(p.digest) {tables.parts} "
+            "WHERE p.digest IS NOT NULL GROUP BY p.digest HAVING number > 1 ORDER BY number DESC, 2 LIMIT ?",
             (_GROUPS,),
         ).fetchall()
         return ScanStatistics(
@@ -127,15 +147,14 @@ def collect_statistics(
             failed,
             repeated,
             tuple(DuplicateGroup(count, first, part, digest.lower()) for count, first, part, digest in groups),
-            tuple(_failure_groups(connection)),
-            tuple(chart for chart in _charts(connection) if chart is not None),
+            tuple(_failure_groups(connection, tables)),
+            tuple(chart for chart in _charts(connection, tables) if chart is not None),
         )
 
 
-def _failure_groups(connection: sqlite3.Connection) -> list[FailureGroup]:
+def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[FailureGroup]:
     rows = connection.execute(
-        "SELECT f.sample, f.key, f.reason FROM temp.ranges r CROSS JOIN failures f "
-        "ON f.sample >= r.start AND f.sample < r.stop ORDER BY f.sample LIMIT ?",
+        f"SELECT f.sample, f.key, f.reason {tables.failures} ORDER BY f.sample LIMIT ?",
         (_FAILURES,),
     )
     groups: dict[str, list[Any]] = {}
@@ -145,43 +164,46 @@ def _failure_groups(connection: sqlite3.Connection) -> list[FailureGroup]:
     return sorted(found, key=lambda group: (-group.count, group.first))[:_GROUPS]
 
 
-def _charts(connection: sqlite3.Connection) -> list[Chart | None]:
-    visible = "p.width IS NOT NULL AND p.height > 0"
-    return [
-        _histogram(connection, "widths", "Widths of images and videos", "p.width", visible, "px"),
-        _histogram(connection, "heights", "Heights of images and videos", "p.height", visible, "px"),
-        _categories(connection, "sizes", "Most frequent sizes", "p.width || ' x ' || p.height", visible),
-        _histogram(
-            connection,
-            "aspect_ratios",
-            "Aspect ratios (width / height)",
-            "1.0 * p.width / p.height",
-            visible,
-            "",
-            whole=False,
-        ),
-        _histogram(
-            connection, "durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", "s", whole=False
-        ),
-        _histogram(
-            connection, "text_lengths", "Lengths of texts", "p.text_length", "p.text_length IS NOT NULL", "characters"
-        ),
-        _histogram(connection, "bytes", "Sizes of samples", "s.bytes", "1", "bytes", table=_FROM_SAMPLES),
-        _categories(connection, "formats", "Formats of parts", "p.format", "p.format <> ''"),
-        _categories(connection, "modes", "Colour modes", "p.mode", "p.mode <> '' AND p.kind IN ('image', 'video')"),
-    ]
+def _charts(connection: sqlite3.Connection, tables: _Tables) -> Iterator[Chart | None]:
+    parts, visible = tables.parts, "p.width IS NOT NULL AND p.height > 0"
+    yield _histogram(
+        connection, parts, "widths", "Widths of images and videos", "p.width", visible, unit="px", whole=True
+    )
+    yield _histogram(
+        connection, parts, "heights", "Heights of images and videos", "p.height", visible, unit="px", whole=True
+    )
+    yield _categories(connection, parts, "sizes", "Most frequent sizes", ("p.width", "p.height"), visible)
+    ratio = "1.0 * p.width / p.height"
+    yield _histogram(connection, parts, "aspect_ratios", "Aspect ratios (width / height)", ratio, visible)
+    yield _histogram(
+        connection, parts, "durations", "Durations of videos and audio", "p.duration", "p.duration >= 0", unit="s"
+    )
+    yield _histogram(
+        connection,
+        parts,
+        "text_lengths",
+        "Lengths of texts",
+        "p.text_length",
+        "p.text_length IS NOT NULL",
+        unit="characters",
+        whole=True,
+    )
+    yield _histogram(connection, tables.samples, "bytes", "Sizes of samples", "s.bytes", "1", unit="bytes", whole=True)
+    yield _categories(connection, parts, "formats", "Formats of parts", ("p.format",), "p.format <> ''")
+    shown = "p.mode <> '' AND p.kind IN ('image', 'video')"
+    yield _categories(connection, parts, "modes", "Colour modes", ("p.mode",), shown)
 
 
 def _histogram(
     connection: sqlite3.Connection,
+    table: str,
     name: str,
     title: str,
     value: str,
     condition: str,
-    unit: str,
     *,
-    whole: bool = True,
-    table: str = _FROM,
+    unit: str = "",
+    whole: bool = False,
 ) -> Chart | None:
     """Returns the histogram of a column; None if no row meets the condition."""
     least, most = connection.execute(f"SELECT min({value}), max({value}) {table} WHERE {condition}").fetchone()
@@ -195,15 +217,18 @@ def _histogram(
     return Chart(name, title, edge_labels(edges), counts, is_histogram=True, unit=unit)
 
 
-def _categories(connection: sqlite3.Connection, name: str, title: str, value: str, condition: str) -> Chart | None:
-    """Returns how often the most frequent values of a column occur; None if no row meets the condition."""
-    rows = connection.execute(
-        f"SELECT {value} AS category, count(*) AS number {_FROM} WHERE {condition} "
-        "GROUP BY category ORDER BY number DESC, category"
-    ).fetchall()
+def _categories(
+    connection: sqlite3.Connection, table: str, name: str, title: str, values: tuple[str, ...], condition: str
+) -> Chart | None:
+    """Returns how often the most frequent values of columns occur; None if no row meets the condition."""
+    columns = ", ".join(values)
+    groups = f"SELECT {columns}, count(*) AS number {table} WHERE {condition} GROUP BY {columns}"
+    rows = connection.execute(f"{groups} ORDER BY number DESC, {columns} LIMIT ?", (_CATEGORIES,)).fetchall()
     if not rows:
         return None
-    labels, counts = zip(*rows[:_CATEGORIES], strict=True)
-    others = sum(number for _, number in rows[_CATEGORIES:])
-    note = f"{others:,} parts with {len(rows) - _CATEGORIES:,} other values are not shown." if others else ""
-    return Chart(name, title, tuple(map(str, labels)), counts, note=note)
+    labels = tuple(" x ".join(map(str, row[:-1])) for row in rows)
+    counts = tuple(row[-1] for row in rows)
+    kinds, parts = connection.execute(f"SELECT count(*), sum(number) FROM ({groups})").fetchone()
+    others = parts - sum(counts)
+    note = f"{others:,} parts with {kinds - len(rows):,} other values are not shown." if others else ""
+    return Chart(name, title, labels, counts, note=note)
