@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from energon_dali.errors import DatasetError
 from energon_dali.view.mixture import DEFAULT_DRAWS, MAX_DRAWS, drawn_mixture
 from energon_dali.view.pages import entry_of, site_of
-from energon_dali.view.statistics import collect_statistics
+from energon_dali.view.statistics import collect_statistics, group_failures
 
 _MOST_FAILURES = 1000
 
@@ -44,14 +44,13 @@ def failures(request: Request) -> Response:
     if entry.dataset is None:
         raise DatasetError(entry.error)
     number = site.scan_number(entry)
-    ranges = [(0, entry.dataset.num_samples)]
     return HTMLResponse(
         site.render(
             "failures.html",
             page="failures",
             entry=entry,
             progress=site.scan.progress(number),
-            groups=collect_statistics(site.scan, source=number, ranges=ranges).failures,
+            groups=group_failures(site.scan, source=number),
             failures=site.scan.failures(source=number, limit=_MOST_FAILURES),
             most=_MOST_FAILURES,
             note=site.scan.note(number),

@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_dali.view.charts import Chart, edge_labels, nice_edges
 from energon_dali.view.scan import Scan
+from energon_dali.view.scan_store import merge_ranges
 
 STATISTICS_SECONDS = 120.0
 """Longest time of the queries of one page of statistics."""
@@ -125,6 +126,8 @@ def collect_statistics(
     store, share = scan.store(source), scan.progress(source).share
     if not store.num_scanned():
         return ScanStatistics(0, share, 0, 0, 0, (), (), ())
+    if ranges is not None and merge_ranges(ranges) == [(0, scan.progress(source).total)]:
+        ranges = None
     tables = _Tables.of(ranges)
     with store.reading(ranges, seconds=STATISTICS_SECONDS) as connection:
         samples, size, failed = connection.execute(
@@ -150,6 +153,21 @@ def collect_statistics(
             tuple(_failure_groups(connection, tables)),
             tuple(chart for chart in _charts(connection, tables) if chart is not None),
         )
+
+
+def group_failures(
+    scan: Scan, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None
+) -> list[FailureGroup]:
+    """Returns the most frequent reasons of failures; arguments as in `collect_statistics`.
+
+    Raises:
+        StorageError: The scan cannot be read, or the queries took too long.
+    """
+    store = scan.store(source)
+    if not store.num_scanned():
+        return []
+    with store.reading(ranges) as connection:
+        return _failure_groups(connection, _Tables.of(ranges))
 
 
 def _failure_groups(connection: sqlite3.Connection, tables: _Tables) -> list[FailureGroup]:

@@ -14,10 +14,10 @@ from PIL import Image
 from energon_dali import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
 from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards import prepare_jsonl
-from energon_dali.view import scan as scan_module
 from energon_dali.view.scan import Scan
 from energon_dali.view.scan_filter import SampleFilter, match_expression
 from energon_dali.view.scan_process import ScanJob, ScanTask, run_job
+from energon_dali.view.scan_results import ScanProgress
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.scan_store import BLOCK, ScanStore, merge_ranges
 from tests.av.corpus import audio_file, video_file
@@ -136,7 +136,7 @@ def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     prepare_jsonl(str(lines))
     cache = tmp_path / "cache"
     scan = Scan([ScanSource(str(lines))], folder=cache, num_processes=1)
-    assert scan.progress() == scan_module.ScanProgress(0, 40 * BLOCK + 1, running=False)
+    assert scan.progress() == ScanProgress(0, 40 * BLOCK + 1, running=False)
     assert scan.matches(SampleFilter(fails=True)).indices == []
     scan.start()
     scan.start()
@@ -150,7 +150,7 @@ def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     again = Scan([ScanSource(str(lines))], folder=cache, num_processes=1)
     again.start()
     assert again.wait(120)
-    assert again.progress() == scan_module.ScanProgress(40 * BLOCK + 1, 40 * BLOCK + 1, running=False)
+    assert again.progress() == ScanProgress(40 * BLOCK + 1, 40 * BLOCK + 1, running=False)
     assert [failure.index for failure in again.failures()] == [40 * BLOCK]
     assert again.count(SampleFilter(text="line")) == 40 * BLOCK
     assert not (tmp_path / "lines.jsonl.sqlite").exists()
@@ -181,7 +181,7 @@ def test_a_sample_that_ends_the_process_is_named_and_left_out(tmp_path: Path, mo
     scan = Scan([ScanSource(str(folder), trust_dataset_code=True)], folder=tmp_path / "cache", num_processes=1)
     scan.start()
     assert scan.wait(120)
-    assert scan.progress() == scan_module.ScanProgress(6, 6, running=False)
+    assert scan.progress() == ScanProgress(6, 6, running=False)
     assert [(failure.key, failure.reason) for failure in scan.failures()] == [
         ("k1", "Decoding it ended the process with SIGSEGV"),
         ("k4", "Decoding it ended the process with SIGSEGV"),
