@@ -42,6 +42,7 @@ NOT_CALLED = {
     "FileStoreDecoder",
     "FrontEnd",
     "Lazy",
+    "LoaderStatistics",
     "MediaHandle",
     "MockLazy",
     "NoCachePool",

@@ -11,6 +11,7 @@ from typing import Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.integrations.loader_log import LoaderScalars
 from energon_dali.integrations.trainer_batches import EvaluationBatches, TrainingBatches, gather_rows
 from energon_dali.loader.basic_loader import BasicDataLoader
 from energon_dali.loader.loader_options import LoaderArguments
@@ -43,6 +44,7 @@ class LoaderTrainerMixin:
     Args:
         *args: Those of Trainer.
         loader_options: The options of `get_savable_loader` for all loaders.
+        log_loader: Whether what the Trainer logs during training gets the statistics of the loader, as "loader/...".
         **kwargs: Those of Trainer.
 
     Raises:
@@ -56,12 +58,16 @@ class LoaderTrainerMixin:
     gather_function: Any
     is_in_train: bool
 
-    def __init__(self, *args: Any, loader_options: LoaderArguments | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, loader_options: LoaderArguments | None = None, log_loader: bool = False, **kwargs: Any
+    ) -> None:
         self.loader_options: LoaderArguments = loader_options or {}
         """The options of all loaders."""
         self.train_loader: SavableDataLoader[Any] | None = None
         """The loader of the training that runs, or ran last."""
         self._training: TrainingBatches | None = None
+        self._log_loader = log_loader
+        self._scalars: LoaderScalars | None = None
         self._evaluations: dict[int, EvaluationBatches] = {}
         self._resumed_from: str | None = None
         for name in ("train_dataset", "eval_dataset"):
@@ -114,6 +120,7 @@ class LoaderTrainerMixin:
         self.train_loader = loader = get_savable_loader(self.train_dataset, **self.loader_options)
         if self._resumed_from is not None:
             _restore(loader, Path(self._resumed_from))
+        self._scalars = LoaderScalars(loader) if self._log_loader else None
         length = self._least(len(loader))
         self._training = TrainingBatches(loader, length or None)
         return self._training
@@ -124,6 +131,13 @@ class LoaderTrainerMixin:
         if self._training is not None:
             epoch_iterator = self._training.endless()
         return parent.get_batch_samples(epoch_iterator, num_batches, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs, see `Trainer.log`; with log_loader=True, the loss comes with the statistics of the loader."""
+        parent: Any = super()
+        if self._scalars is not None and "loss" in logs:
+            logs = {**logs, **self._scalars.read()}
+        parent.log(logs, *args, **kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Saves this rank's position next to its random number generators."""

@@ -204,3 +204,34 @@ DECLARATIONS: tuple[MetricDeclaration, ...] = (
     ),
 )
 """All metrics, in the order in which they are shown."""
+
+
+def scalars_between(earlier: LoaderStatistics, later: LoaderStatistics) -> dict[str, float]:
+    """Returns numbers for a plot over the steps of a training: shares and rates of the time between two snapshots.
+
+    Seconds, bytes and batches become rates per second; the other counters are totals since the start. A stage's rate
+    is the mean number of processes that worked on it.
+
+    Args:
+        earlier: A snapshot.
+        later: A later one of the same loader.
+
+    Returns:
+        Numbers by names such as "blocked_share", "batches_per_second" and "stage_seconds_per_second/load".
+    """
+    between = later.since(earlier)
+    scalars = {"blocked_share": between.blocked_share}
+    for declaration in DECLARATIONS:
+        if declaration.name in ("trainer_blocked", "elapsed"):
+            continue
+        name = "_".join(filter(None, (declaration.name, declaration.unit)))
+        is_rate = declaration.kind == "counter" and (
+            declaration.unit or declaration.name in ("batches", "samples_read")
+        )
+        seconds = between.elapsed_seconds if is_rate else 1.0
+        if seconds <= 0:
+            continue
+        is_total = declaration.kind == "counter" and not is_rate
+        for labels, value in declaration.samples(later if is_total else between):
+            scalars["/".join((f"{name}_per_second" if is_rate else name, *labels))] = value / seconds
+    return scalars

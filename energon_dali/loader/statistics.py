@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
+NumberT = TypeVar("NumberT", int, float)
 _SHOWN_FAILURES = 10
 
 
@@ -79,6 +80,22 @@ class LoaderStatistics:
         running = self.elapsed_seconds - (self.first_batch_seconds or 0.0)
         return self.blocked_seconds / running if running > 0 else 0.0
 
+    @property
+    def batches_per_second(self) -> float:
+        """Batches per second, without the first and the wait for it; 0 before the second."""
+        running, batches = self.elapsed_seconds, self.batches
+        if self.first_batch_seconds is not None:
+            running, batches = running - self.first_batch_seconds, batches - 1
+        return batches / running if running > 0 else 0.0
+
+    def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
+        """Returns what happened after another snapshot of the same loader: counts and times are differences.
+
+        Args:
+            earlier: What `stats()` returned before.
+        """
+        return _difference(self, earlier)
+
     def as_dict(self) -> dict[str, Any]:
         """Returns everything as plain values."""
         return {
@@ -130,6 +147,47 @@ class LoaderStatistics:
             rows.append((f"failed in {failure['stage']}", f"{failure['shard']}/{failure['key']}: {failure['reason']}"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _difference(new: LoaderStatistics, old: LoaderStatistics) -> LoaderStatistics:
+    elapsed = new.elapsed_seconds - old.elapsed_seconds
+    failure_kinds = _less(new.failure_kinds, old.failure_kinds)
+    requests: dict[str, float] = _less(new.requests, old.requests)
+    if requests:
+        # Means since the start become sums, whose difference is a mean of the time between.
+        seconds = new.requests["in_flight"] * new.elapsed_seconds
+        seconds -= old.requests.get("in_flight", 0.0) * old.elapsed_seconds
+        requests["in_flight"] = seconds / elapsed if elapsed > 0 else 0.0
+    occupancy = new.queue_occupancy
+    if occupancy is not None and (batches := new.batches - old.batches):
+        occupancy = (occupancy * new.batches - (old.queue_occupancy or 0.0) * old.batches) / batches
+    drawn: dict[str, Any] = {}
+    for name, row in new.blend.items():
+        for kind in ("samples", "units"):
+            if kind in row:
+                drawn[f"blend.{kind}.{name}"] = row[kind] - old.blend.get(name, {}).get(kind, 0)
+    return replace(
+        new,
+        batches=new.batches - old.batches,
+        elapsed_seconds=elapsed,
+        blocked_seconds=new.blocked_seconds - old.blocked_seconds,
+        first_batch_seconds=new.first_batch_seconds if old.first_batch_seconds is None else None,
+        queue_occupancy=occupancy,
+        stage_seconds=_less(new.stage_seconds, old.stage_seconds),
+        routes=_less(new.routes, old.routes),
+        block_bytes=new.block_bytes - old.block_bytes,
+        blend=take_shares(drawn),
+        retries=_less(new.retries, old.retries),
+        requests=requests,
+        counts=_less(new.counts, old.counts),
+        failures=new.failures[max(0, len(new.failures) - sum(failure_kinds.values())) :],
+        failure_kinds={kind: count for kind, count in failure_kinds.items() if count},
+    )
+
+
+def _less(new: dict[str, NumberT], old: dict[str, NumberT]) -> dict[str, NumberT]:
+    """Returns the differences of two dicts of numbers; what the second lacks is 0 there."""
+    return {name: value - old[name] if name in old else value for name, value in new.items()}
 
 
 def _take_by_prefix(counts: dict[str, int], prefix: str) -> dict[str, int]:

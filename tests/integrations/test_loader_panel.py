@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from energon_dali import ConfigError, LoaderPanel
+from energon_dali.integrations.loader_panel import duration
+from tests.integrations.observed import everything, full_loader, numbers_loader
+from tests.running_time import wait_until
+
+
+def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=120, force_terminal=terminal, color_system=None), file
+
+
+def drawn(panel: LoaderPanel) -> str:
+    target, file = console()
+    target.print(panel.render())
+    return file.getvalue()
+
+
+def test_the_panel_shows_what_the_statistics_say() -> None:
+    train, val = full_loader(), numbers_loader(rank=1, world_size=2)
+    text = drawn(LoaderPanel({"train": train, "val": val}))
+    rows = {" ".join(line.strip("│ ").split()[:2]): line for line in text[: text.index("val")].splitlines()}
+    assert "train · rank 0" in text
+    assert "val · rank 1" in text
+    assert "5.0%" in rows["trainer blocked"]  # 0.5 of the 10 s after the first batch
+    assert "first batch after 2.5 s" in rows["trainer blocked"]
+    assert "2.0" in rows["batches per"]  # 20 in these 10 s
+    assert "75%" in rows["queue full"]
+    assert "80 samples/s" in rows["read 0.4"]
+    assert "0.52" in rows["in encode_sample"]  # 6.5 of 12.5 s
+    assert "dali-cpu 97, pil 900" in rows["decoded by"]
+    assert "75.0%" in rows["blend /data/a"]
+    assert "encode_sample 5, filter 2" in rows["samples skipped"]
+    assert "a.tar/k1: [red]not an image[/]" in text  # text of the data is not markup
+    assert "at all" not in text
+
+
+def test_rates_are_those_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("energon_dali.integrations.loader_panel.time.monotonic", lambda: now)
+    loader = full_loader()
+    panel = LoaderPanel(loader)
+    panel.lines()
+    start = everything()
+    for second in range(1, 31):
+        now = float(second)
+        # From the 20th second on, the trainer waits half of the time and gets half of the batches.
+        late = max(0, second - 20)
+        statistics = replace(
+            start,
+            batches=21 + 4 * second - 2 * late,
+            elapsed_seconds=12.5 + second,
+            blocked_seconds=0.5 + 0.5 * late,
+        )
+        loader.stats = lambda statistics=statistics: statistics
+        (line,) = panel.lines()
+    assert "81 batches" not in line
+    assert "121 batches in 42 s, 2.0/s, trainer blocked 50% (in all 14%)" in line
+
+
+def test_in_a_terminal_the_panel_is_drawn_again_and_again() -> None:
+    loader = numbers_loader()
+    target, file = console(terminal=True)
+    with LoaderPanel(loader, console=target, refresh_seconds=0.02):
+        assert len(list(islice(loader, 30))) == 30
+        assert wait_until(lambda: file.getvalue().count("trainer blocked") >= 3, 20)
+    text = file.getvalue()
+    assert "\x1b[" in text
+    assert "30 in 0 s" in text[text.rindex("batches per second") :]
+
+
+def test_without_a_terminal_it_prints_lines() -> None:
+    loader = numbers_loader()
+    target, file = console()
+    panel = LoaderPanel(loader, console=target, line_seconds=0.05)
+    panel.start()
+    panel.start()
+    assert len(list(islice(loader, 30))) == 30
+    assert wait_until(lambda: file.getvalue().count("\n") >= 2, 20)
+    panel.close()
+    panel.close()
+    text = file.getvalue()
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert all(line.startswith("train, rank 0: ") for line in lines)
+    assert "30 batches in 0 s" in lines[-1]
+
+
+def test_an_error_in_the_training_is_not_hidden_and_nothing_goes_on_drawing() -> None:
+    loader = numbers_loader()
+    target, file = console()
+    with pytest.raises(KeyError), LoaderPanel(loader, console=target, line_seconds=100):
+        raise KeyError
+    assert file.getvalue().count("\n") == 1
+
+
+def test_a_forgotten_loader_leaves_the_panel() -> None:
+    loader = numbers_loader()
+    panel = LoaderPanel(loader)
+    assert len(panel.lines()) == 1
+    del loader
+    assert panel.lines() == []
+
+
+@pytest.mark.parametrize("options", [{"refresh_seconds": 0}, {"line_seconds": -1}])
+def test_times_must_be_positive(options: Any) -> None:
+    with pytest.raises(ConfigError, match="must be greater than 0"):
+        LoaderPanel(numbers_loader(), **options)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from energon_dali.integrations.opentelemetry import observe_loaders
+from energon_dali.loader.metric_declarations import DECLARATIONS
+from tests.integrations.observed import everything, full_loader
+
+
+def test_an_exporter_reads_the_statistics() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    loader = full_loader()
+    observe_loaders({"train": loader}, provider.get_meter("a training"))
+    data: Any = reader.get_metrics_data()
+    found = {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+    assert len(found) == len(DECLARATIONS)
+    stage = found["energon_dali.stage"]
+    assert (stage.unit, stage.description) == ("s", "Time at work per stage, summed over all processes.")
+    assert stage.data.is_monotonic
+    points = {point.attributes["stage"]: point.value for point in stage.data.data_points}
+    assert points == everything().stage_seconds
+    (batches,) = found["energon_dali.batches"].data.data_points
+    assert (batches.value, dict(batches.attributes)) == (21, {"loader": "train", "rank": 0})
+    assert found["energon_dali.blocks.bytes"].unit == "By"
+    del loader
+    assert reader.get_metrics_data() is None
+    provider.shutdown()
