@@ -1,0 +1,116 @@
+"""The processors that front ends are compared with: as published, and with drawn configurations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.decode.front_ends.comparison import Tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of processor."""
+
+    name: str
+    """Family and model."""
+    make: Callable[[random.Random], Any]
+    """Returns an image processor of the PIL backend with a drawn configuration."""
+    published: Callable[[], Any]
+    """Returns one with the values of the published model, or the class's defaults."""
+    tokens: Tokens | None = None
+    """Counts the tokens of images, where the processor does."""
+    call: Callable[[Any, list[Any]], dict[str, Any]] | None = None
+    """Runs the processor on images, where that needs more than the images."""
+    fields: Callable[[Any], dict[str, Any]] = lambda processor: {}
+    """Further fields of `FrontEnd.from_processor`."""
+    largest: int = 900
+    """Longest side of most images, in pixels."""
+
+
+def _clip(draw: random.Random) -> Any:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    edge = draw.randrange(16, 300)
+    return CLIPImageProcessorPil(
+        size={"shortest_edge": edge},
+        crop_size={"height": draw.randrange(8, 340), "width": draw.randrange(8, 340)},
+        do_center_crop=draw.random() < 0.8,
+        do_normalize=draw.random() < 0.8,
+        resample=draw.randrange(6),
+    )
+
+
+def _siglip(draw: random.Random) -> Any:
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    return SiglipImageProcessorPil(
+        size={"height": draw.randrange(8, 400), "width": draw.randrange(8, 400)},
+        rescale_factor=draw.choice((1 / 255, 1 / 127.5)),
+        do_rescale=draw.random() < 0.9,
+    )
+
+
+def _vit(draw: random.Random) -> Any:
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    return ViTImageProcessorPil(
+        size={"height": draw.randrange(8, 400), "width": draw.randrange(8, 400)},
+        do_convert_rgb=draw.random() < 0.5,
+        do_resize=draw.random() < 0.9,
+    )
+
+
+def _deit(draw: random.Random) -> Any:
+    from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
+
+    return DeiTImageProcessorPil(
+        size={"height": draw.randrange(8, 300), "width": draw.randrange(8, 300)},
+        crop_size={"height": draw.randrange(8, 300), "width": draw.randrange(8, 300)},
+        do_convert_rgb=True,
+    )
+
+
+def _convnext(draw: random.Random) -> Any:
+    from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
+
+    return ConvNextImageProcessorPil(
+        size={"shortest_edge": draw.choice((64, 224, 383, 384, 400))},
+        crop_pct=draw.choice((0.875, 0.9, 1.0)),
+        do_convert_rgb=True,
+    )
+
+
+def _qwen2_vl(draw: random.Random) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    few = draw.choice((28 * 28, 56 * 56, 20_000))
+    return Qwen2VLImageProcessorPil(
+        size={"shortest_edge": few, "longest_edge": draw.choice((60_000, 150_000, 400_000))},
+        patch_size=draw.choice((8, 14, 16)),
+        merge_size=draw.choice((1, 2, 3)),
+        temporal_patch_size=draw.choice((1, 2)),
+    )
+
+
+def merged_tokens(processor: Any, sizes: Any) -> list[int]:
+    """Returns the tokens of a processor that counts patches, of which merge_size squared are one token."""
+    return [processor.get_number_of_image_patches(height, width) // processor.merge_size**2 for width, height in sizes]
+
+
+CASES = (
+    Case("CLIP", _clip, lambda: _class("clip", "CLIPImageProcessorPil")()),
+    Case("ConvNeXt", _convnext, lambda: _class("convnext", "ConvNextImageProcessorPil")()),
+    Case("DeiT", _deit, lambda: _class("deit", "DeiTImageProcessorPil")()),
+    Case("SigLIP", _siglip, lambda: _class("siglip", "SiglipImageProcessorPil")()),
+    Case("ViT", _vit, lambda: _class("vit", "ViTImageProcessorPil")()),
+    Case("Qwen2-VL", _qwen2_vl, lambda: _class("qwen2_vl", "Qwen2VLImageProcessorPil")(), merged_tokens),
+)
+
+
+def _class(module: str, name: str) -> Any:
+    from importlib import import_module
+
+    return getattr(import_module(f"transformers.models.{module}.image_processing_pil_{module}"), name)

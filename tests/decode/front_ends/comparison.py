@@ -1,0 +1,180 @@
+"""Compares what a front end makes of encoded images with what the processor of transformers makes of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+
+from energon_dali import DaliDecoder, FrontEnd, SampleDecoder, batch_vision
+from energon_dali.decode import Decoded, Decoder
+from energon_dali.errors import DecodeError
+
+Tokens = Callable[[Any, Sequence[tuple[int, int]]], list[int]]
+"""Returns the number of tokens of each (width, height), as a processor counts them."""
+
+
+@dataclass
+class Comparison:
+    """Counts of images."""
+
+    compared: int = 0
+    """Images that went through both."""
+    refused: int = 0
+    """Those of them that both refused."""
+    tokens: int = 0
+    """Those whose tokens were compared."""
+    routes: dict[str, int] = field(default_factory=dict)
+    """Decoders that were used."""
+    differences: list[str] = field(default_factory=list)
+    """One line for each image or batch that differs."""
+
+    def __iadd__(self, other: Comparison) -> Comparison:
+        self.compared += other.compared
+        self.refused += other.refused
+        self.tokens += other.tokens
+        self.differences += other.differences
+        for route, count in other.routes.items():
+            self.routes[route] = self.routes.get(route, 0) + count
+        return self
+
+
+def open_upright(data: bytes) -> Image.Image:
+    """Returns an image as a user gives it to a processor. Its EXIF orientation is not applied, as by the decoders."""
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
+    """Returns in what two batches differ, in words; None if they are equal bit for bit."""
+    if set(ours) != set(theirs):
+        return f"keys {sorted(ours)} instead of {sorted(theirs)}"
+    for key, expected in theirs.items():
+        found = ours[key]
+        if isinstance(expected, list):
+            if len(found) != len(expected):
+                return f"{key}: {len(found)} entries instead of {len(expected)}"
+            pairs = list(zip(found, expected, strict=True))
+        else:
+            pairs = [(found, expected)]
+        for one, other in pairs:
+            if not isinstance(other, torch.Tensor):
+                if one != other:
+                    return f"{key}: {one} instead of {other}"
+                continue
+            if one.shape != other.shape or one.dtype != other.dtype:
+                return f"{key}: {one.dtype}{list(one.shape)} instead of {other.dtype}{list(other.shape)}"
+            if not torch.equal(one, other):
+                wrong = (one != other).float().mean().item()
+                return f"{key}: {wrong:.2%} of the values differ, at most by {(one - other).abs().max().item():.3g}"
+    return None
+
+
+def decoders(front_end: FrontEnd) -> list[Decoder]:
+    """Returns the decoders of the CPU with a front end."""
+    return [SampleDecoder(front_end=front_end), DaliDecoder(front_end=front_end, image_decode_device="cpu")]
+
+
+def compare(
+    processor: Any,
+    images: Iterable[tuple[str, str, bytes]],
+    *,
+    front_end: FrontEnd | None = None,
+    call: Callable[[Any, list[Image.Image]], dict[str, Any]] | None = None,
+    tokens: Tokens | None = None,
+    batch_size: int = 1,
+) -> Comparison:
+    """Compares a processor of the PIL backend and its front end, bit for bit, through both decoders.
+
+    Args:
+        processor: An image processor.
+        images: (description, part name, file) of each image.
+        front_end: Default: the one of the processor.
+        call: Runs the processor on images. Default: processor(images, return_tensors="pt").
+        tokens: Counts tokens as the processor does.
+        batch_size: Images that are batched together, each a sample of its own.
+    """
+    front_end = front_end or FrontEnd.from_processor(processor)
+    run = call or _call
+    result = Comparison()
+    both = decoders(front_end)
+    waiting: list[tuple[str, str, bytes]] = []
+
+    def flush() -> None:
+        if waiting:
+            _compare_batch(processor, run, both, waiting, result, tokens)
+            waiting.clear()
+
+    for image in images:
+        waiting.append(image)
+        if len(waiting) == batch_size:
+            flush()
+    flush()
+    return result
+
+
+def _compare_batch(
+    processor: Any,
+    run: Callable[[Any, list[Image.Image]], dict[str, Any]],
+    both: list[Decoder],
+    images: list[tuple[str, str, bytes]],
+    result: Comparison,
+    tokens: Tokens | None,
+) -> None:
+    result.compared += len(images)
+    accepted: list[tuple[str, str, bytes, Image.Image]] = []
+    for what, name, data in images:
+        opened = open_upright(data)
+        expected: Any = None
+        try:
+            expected = run(processor, [opened])
+        except Exception as error:
+            expected = error
+        for decoder in both:
+            try:
+                handle = decoder.stage(name, data)
+            except DecodeError as error:
+                if not isinstance(expected, Exception):
+                    result.differences.append(f"{what}: refused from the header: {error}")
+                    break
+                continue
+            if isinstance(expected, Exception):
+                # The mode of an image, such as gray, is known for certain only after decoding.
+                (outcome,) = decoder.decode_block([handle])
+                if isinstance(outcome, Decoded):
+                    result.differences.append(f"{what}: the processor refuses it: {expected}")
+                    break
+        else:
+            if isinstance(expected, Exception):
+                result.refused += 1
+            else:
+                accepted.append((what, name, data, opened))
+    if not accepted:
+        return
+    theirs = run(processor, [image for *_, image in accepted])
+    sizes = [image.size for *_, image in accepted]
+    counts = tokens(processor, sizes) if tokens is not None else None
+    for decoder in both:
+        handles = [decoder.stage(name, data) for _, name, data, _ in accepted]
+        if counts is not None:
+            result.tokens += len(handles)
+            for (what, *_), handle, count in zip(accepted, handles, counts, strict=True):
+                if handle.num_tokens != count:
+                    result.differences.append(f"{what}: {handle.num_tokens} tokens instead of {count}")
+        inputs = []
+        for outcome in decoder.decode_block(handles):
+            assert isinstance(outcome, Decoded), outcome
+            result.routes[outcome.route] = result.routes.get(outcome.route, 0) + 1
+            inputs.append(outcome.value)
+        wrong = difference(batch_vision([[value] for value in inputs]), theirs)
+        if wrong is not None:
+            result.differences.append(f"{'; '.join(what for what, *_ in accepted)} ({type(decoder).__name__}): {wrong}")
+
+
+def _call(processor: Any, images: list[Image.Image]) -> dict[str, Any]:
+    return dict(processor(images, return_tensors="pt"))
