@@ -41,7 +41,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -50,6 +50,7 @@ help:
 	@echo "make test               runs the tests"
 	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium"
 	@echo "make test-faults        the full sweeps: Ray, kills, thousands of damaged files, failing disks and servers"
+	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
 	@echo "make check              checks style, layout and types"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
 	@echo "make dist               builds sdist and wheel in dist/, and tests the wheel in an empty environment"
@@ -106,6 +107,10 @@ test-faults: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
 	$(BIN)/python -m tests.integrations
+
+# A thousand images per model family, with published and drawn configurations of their processors.
+test-front-ends: $(STAMP)
+	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py

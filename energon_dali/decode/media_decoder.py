@@ -268,7 +268,7 @@ class MediaDecoder(Decoder):
             name, raw, header.format, header.width, header.height, self.spec, header.orientation, seed, source
         )
         if self.spec.front_end is not None:
-            handle.layout  # noqa: B018 - raises if the front end refuses the size
+            check_layout(handle)
         return handle
 
     def config(self) -> dict[str, Any]:
@@ -295,6 +295,21 @@ class MediaDecoder(Decoder):
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
         return f"{type(self).__name__}({options})"
+
+
+def check_layout(handle: MediaHandle) -> None:
+    """Checks, from the header, that a front end takes an image.
+
+    Raises:
+        DecodeError: It refuses images of this size, or would make more than `max_pixels` of it.
+    """
+    for view in handle.layout.views:
+        height, width = view.canvas_size
+        if max(view.height * view.width, height * width) > handle.spec.max_pixels:
+            raise DecodeError(
+                f"The front end resizes {handle.width} x {handle.height} pixels to {view.width} x {view.height}, more "
+                f"than max_pixels={handle.spec.max_pixels:,}"
+            )
 
 
 def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from energon_dali.decode.dali.runtime.registry import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
-from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder
+from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
 from energon_dali.decode.pil import decode_image
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
@@ -173,7 +173,7 @@ class DaliDecoder(MediaDecoder):
         kind = DaliHandle if is_eligible_image(header, spec) else MediaHandle
         handle = kind(name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
         if spec.front_end is not None:
-            handle.layout  # noqa: B018 - raises if the front end refuses the size
+            check_layout(handle)
         return handle
 
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
@@ -129,7 +130,15 @@ class FixedSize(FrontEnd):
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
-        return {"pixel_values": torch.cat([image.values for sample in samples for image in sample])}
+        images = [image for sample in samples for image in sample]
+        sizes = {(image.values.shape[3], image.values.shape[2]) for image in images}
+        if len(sizes) > 1:
+            shown = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:4])
+            raise ConfigError(
+                f"Images of different sizes cannot form one batch: {shown} pixels (width x height). This processor "
+                "neither resizes to one size nor crops to one. Give it a crop_size, or batch equal sizes together."
+            )
+        return {"pixel_values": torch.cat([image.values for image in images])}
 
 
 def _size(config: ProcessorConfig, size: dict[str, int]) -> tuple[tuple[int, int] | None, int | None]:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from energon_dali import DaliDecoder, FrontEnd, SampleDecoder, batch_vision
 from energon_dali.decode import Decoded, Decoder
-from energon_dali.errors import DecodeError
+from energon_dali.errors import ConfigError, DecodeError
 
 Tokens = Callable[[Any, Sequence[tuple[int, int]]], list[int]]
 """Returns the number of tokens of each (width, height), as a processor counts them."""
@@ -156,7 +156,13 @@ def _compare_batch(
                 accepted.append((what, name, data, opened))
     if not accepted:
         return
-    theirs = run(processor, [image for *_, image in accepted])
+    theirs: dict[str, Any] | None
+    try:
+        theirs = run(processor, [image for *_, image in accepted])
+    except ValueError:  # images of different sizes, which the processor does not bring to one
+        if len(accepted) == 1:
+            raise
+        theirs = None
     sizes = [image.size for *_, image in accepted]
     counts = tokens(processor, sizes) if tokens is not None else None
     for decoder in both:
@@ -171,7 +177,14 @@ def _compare_batch(
             assert isinstance(outcome, Decoded), outcome
             result.routes[outcome.route] = result.routes.get(outcome.route, 0) + 1
             inputs.append(outcome.value)
-        wrong = difference(batch_vision([[value] for value in inputs]), theirs)
+        wrong: str | None
+        if theirs is None:
+            try:
+                wrong = f"{list(batch_vision([[value] for value in inputs]))} of images that the processor cannot batch"
+            except ConfigError:
+                wrong = None
+        else:
+            wrong = difference(batch_vision([[value] for value in inputs]), theirs)
         if wrong is not None:
             result.differences.append(f"{'; '.join(what for what, *_ in accepted)} ({type(decoder).__name__}): {wrong}")
 
