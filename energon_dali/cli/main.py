@@ -14,6 +14,7 @@ from energon_dali import __version__
 
 _HOMES = {
     "analyze-debug": "analyze_debug:analyze_debug",
+    "bench": "bench:bench",
     "checkpoint": "checkpoint:checkpoint",
     "demo-data": "demo_data:demo_data",
     "doctor": "doctor:doctor",
@@ -27,6 +28,7 @@ _HOMES = {
     "prepare-media": "prepare_media:prepare_media",
     "preview": "preview:preview",
     "train": "train:train",
+    "tune": "bench:tune",
     "view": "view:view",
 }
 """Where each command is: module in this package, and name in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,34 +64,35 @@ def job(**options: Any) -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=STREAMS, **options)
 
 
-def trees(folder: Path) -> dict[str, SavableDataset[Any]]:
+def tree_of(folder: Path, name: str) -> SavableDataset[Any]:
     def train(path: Any, **options: Any) -> SavableDataset[Any]:
         return get_train_dataset(path, worker_config=job(), **options)
 
     a, b = str(folder / "a"), str(folder / "b")
     blend, epochized = blended(folder, "blend", {"a": 3, "b": 1, "few": 0.2}), {"a": 1.5, "b": 0.4, "few": 3}
     twice = blended(folder, "blend_epochized", epochized)
-    return {
-        "samples": train(a, batch_size=None),
-        "batches": train(a, batch_size=4, shuffle_buffer_size=20, max_samples_per_sequence=5),
-        "several epochs": train(a, batch_size=2, shuffle_over_epochs_multiplier=3),
-        "drawn slices": train(a, batch_size=2, shuffle_over_epochs_multiplier=-1, max_samples_per_sequence=7),
-        "file order": train(a, batch_size=4, shuffle_over_epochs_multiplier=None),
-        "fewer samples than streams": train(str(folder / "few"), batch_size=2),
-        "one epoch": train(a, batch_size=4, repeat=False),
-        "one epoch, whole batches": train(a, batch_size=4, repeat=False, batch_drop_last=True),
-        "hooks": train(a, batch_size=4, task_encoder=Encoding()),
-        "blend": train(blend, batch_size=3, shuffle_buffer_size=10),
-        "epochized": train(twice, batch_size=3),
-        "epochized, one epoch": train(twice, batch_size=3, repeat=False),
-        "validation": get_val_dataset(blend, worker_config=job(), batch_size=4),
-        "blend of batches": BlendDataset(
+    makers: dict[str, Callable[[], SavableDataset[Any]]] = {
+        "samples": lambda: train(a, batch_size=None),
+        "batches": lambda: train(a, batch_size=4, shuffle_buffer_size=20, max_samples_per_sequence=5),
+        "several epochs": lambda: train(a, batch_size=2, shuffle_over_epochs_multiplier=3),
+        "drawn slices": lambda: train(a, batch_size=2, shuffle_over_epochs_multiplier=-1, max_samples_per_sequence=7),
+        "file order": lambda: train(a, batch_size=4, shuffle_over_epochs_multiplier=None),
+        "fewer samples than streams": lambda: train(str(folder / "few"), batch_size=2),
+        "one epoch": lambda: train(a, batch_size=4, repeat=False),
+        "one epoch, whole batches": lambda: train(a, batch_size=4, repeat=False, batch_drop_last=True),
+        "hooks": lambda: train(a, batch_size=4, task_encoder=Encoding()),
+        "blend": lambda: train(blend, batch_size=3, shuffle_buffer_size=10),
+        "epochized": lambda: train(twice, batch_size=3),
+        "epochized, one epoch": lambda: train(twice, batch_size=3, repeat=False),
+        "validation": lambda: get_val_dataset(blend, worker_config=job(), batch_size=4),
+        "blend of batches": lambda: BlendDataset(
             (train(a, batch_size=2), 2.0), (train(b, batch_size=3, repeat=False), 1.0), (train(b, batch_size=1), 1.0)
         ),
-        "batches after batches": ConcatDataset(
+        "batches after batches": lambda: ConcatDataset(
             get_val_dataset(a, worker_config=job(), batch_size=4), get_val_dataset(b, worker_config=job(), batch_size=3)
         ),
     }
+    return makers[name]()
 
 
 def take(iterator: StreamIterator[Any], count: int) -> list[Any]:
@@ -138,7 +140,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_skipping_and_planning_move_as_taking_does(folder: Path, name: str) -> None:
-    tree = trees(folder)[name]
+    tree = tree_of(folder, name)
     for stream in range(STREAMS):
         for begin, count in ((0, 0), (0, 1), (0, 5), (2, 3), (0, 6), (1, 47), (3, 200)):
             taken, skipped, planned = (tree.open(StreamContext(stream)) for _ in range(3))

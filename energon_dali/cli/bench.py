@@ -1,0 +1,206 @@
+"""`energon-dali bench` and `energon-dali tune`: how fast a dataset is on this machine, and with which settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_dali.cli.dataset_options import dataset_options, open_dataset
+from energon_dali.cli.encoder import find_encoder
+from energon_dali.cli.failure import told_to_user
+from energon_dali.shards.documents.byte_size import show_bytes
+
+if TYPE_CHECKING:
+    from energon_dali.datasets.base import SavableDataset
+    from energon_dali.diagnosis.bench import BenchResult, LoaderRate, OpenDataset, StageRate
+    from energon_dali.diagnosis.settings import Setting
+    from energon_dali.diagnosis.tune import TuneResult
+
+_WORKERS = click.IntRange(min=0)
+_DECODER = click.Choice(["own", "pil", "dali-cpu", "dali-gpu"])
+_DECODER_HELP = "A decoder to measure; may be repeated. own is the encoder's. [default: all that can run here]"
+
+
+@click.command("bench")
+@click.argument("path")
+@click.option("--num-workers", "workers", type=_WORKERS, multiple=True, help="May be repeated. [default: 0, 1, 2, ...]")
+@click.option("--decoder", "decoders", type=_DECODER, multiple=True, help=_DECODER_HELP)
+@click.option("--prefetch-factor", type=click.IntRange(min=1), default=2, show_default=True, help="As in get_loader.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Per measurement.")
+@dataset_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end, and nothing else.")
+def bench(
+    path: str,
+    workers: tuple[int, ...],
+    decoders: tuple[Any, ...],
+    prefetch_factor: int,
+    seconds: float,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure the dataset at PATH on this machine: reading, decoding and hooks alone, and the whole loader.
+
+    Give the options of the training run, its task encoder among them (--encoder). The order of samples is fixed by
+    --num-streams (default 8), so all settings load the same batches.
+    """
+    from energon_dali.diagnosis import bench as benching
+    from energon_dali.diagnosis.settings import Setting
+    from energon_dali.diagnosis.tune import worker_counts
+
+    with told_to_user():
+        job = _Job(path, given)
+        counts = workers or tuple(worker_counts(job.num_streams))
+        settings = [Setting(count, prefetch_factor, name) for name in decoders or job.decoders() for count in counts]
+        tell = None if as_json else lambda one: click.echo(_line(one))
+        result = benching.bench(job.open, settings, seconds=seconds, report=tell)
+        if as_json:
+            click.echo(json.dumps(as_document(result), indent=2))
+            return
+        for sentence in result.advice:
+            click.echo(sentence)
+
+
+@click.command("tune")
+@click.argument("path")
+@click.option("--decoder", "decoders", type=_DECODER, multiple=True, help=_DECODER_HELP)
+@click.option("--seconds", type=click.FloatRange(min=5), default=60.0, show_default=True, help="About how long.")
+@click.option("--most-workers", type=_WORKERS, help="Most workers to try. [default: twice the number of cores]")
+@dataset_options
+@click.option("--write", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
+def tune(
+    path: str,
+    decoders: tuple[Any, ...],
+    seconds: float,
+    most_workers: int | None,
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Find the number of workers, the prefetch and the decoder that deliver the dataset at PATH fastest.
+
+    Give the options of the training run, its task encoder among them (--encoder). The order of samples is fixed by
+    --num-streams (default 8), so the settings that are found change no batch.
+    """
+    from energon_dali.diagnosis import tune as tuning
+
+    with told_to_user():
+        job = _Job(path, given)
+        result = tuning.tune(
+            job.open,
+            decoders=decoders or tuple(job.decoders()),
+            num_streams=job.num_streams,
+            seconds=seconds,
+            most_workers=most_workers,
+            report=None if as_json else lambda one: click.echo(_line(one)),
+        )
+        if out is not None:
+            result.write(out)
+        click.echo(json.dumps(result.as_dict(), indent=2) if as_json else describe(result))
+
+
+class _Job:
+    """The dataset of a command, in any setting.
+
+    Args:
+        path: The dataset, metadataset or JSONL.
+        given: The values of the options that `dataset_options` added.
+    """
+
+    def __init__(self, path: str, given: dict[str, Any]) -> None:
+        from energon_dali.diagnosis.settings import STREAMS_PER_RANK
+        from energon_dali.task_encoder import DefaultTaskEncoder
+
+        self._path = path
+        self.num_streams = given["num_streams"] or STREAMS_PER_RANK
+        self._given = {**given, "num_streams": self.num_streams}
+        self._encoder = find_encoder(given["encoder"]) or DefaultTaskEncoder()
+
+    def decoders(self) -> list[Any]:
+        """Returns the decoders to measure; only the encoder's own where the data has no media."""
+        from energon_dali.diagnosis.settings import usable_decoders
+
+        return usable_decoders(self._encoder.decoder) if self._has_media() else ["own"]
+
+    def _has_media(self) -> bool:
+        from energon_dali.decode.part_kind import find_part_kind
+        from energon_dali.diagnosis.settings import Setting
+        from energon_dali.diagnosis.step_plan import plan_steps
+
+        plan = plan_steps(self.open(Setting(0)), range(1), unit="sample")
+        parts = {part.rpartition("/")[2] for batch in plan for sample in batch.samples for part in sample.part_bytes}
+        return not parts or any(find_part_kind(part)[0] in ("image", "av") for part in parts)
+
+    @property
+    def open(self) -> OpenDataset:
+        """Opens the dataset for a setting."""
+        from energon_dali.diagnosis.settings import with_decoder
+
+        def opened(setting: Setting) -> SavableDataset[Any]:
+            encoder = with_decoder(self._encoder, setting.decoder)
+            return open_dataset(self._path, self._given, num_workers=setting.num_workers, encoder=encoder)
+
+        return opened
+
+
+def _line(one: StageRate | LoaderRate) -> str:
+    """Returns one measurement as a line."""
+    name = one.name + " alone" if hasattr(one, "name") else str(one.setting)
+    if not one.samples:
+        return f"{name:44} {one.problem}"
+    line = f"{name:44} {one.samples_per_second:12,.1f} samples/s"
+    size = getattr(one, "size_bytes", 0)
+    if size:
+        line += f", {show_bytes(int(size / one.seconds))}/s"
+    if hasattr(one, "first_batch_seconds"):
+        line += f", first batch {one.first_batch_seconds:.2f} s"
+    return f"{line} ({one.problem})" if one.problem else line
+
+
+def as_document(result: BenchResult) -> dict[str, Any]:
+    """Returns the result of a measurement as plain values."""
+    return {
+        "stages": [
+            {
+                "name": stage.name,
+                "samples_per_second": round(stage.samples_per_second, 1),
+                "seconds_per_sample": stage.seconds_per_sample,
+                "bytes_per_second": round(stage.size_bytes / stage.seconds) if stage.size_bytes else None,
+                "problem": stage.problem,
+            }
+            for stage in result.stages
+        ],
+        "loaders": [
+            {
+                **one.setting.as_dict(),
+                "samples_per_second": round(one.samples_per_second, 1),
+                "first_batch_seconds": round(one.first_batch_seconds, 3),
+                "stage_seconds": one.stage_seconds,
+                "problem": one.problem,
+            }
+            for one in result.loaders
+        ],
+        "advice": list(result.advice),
+    }
+
+
+def describe(result: TuneResult) -> str:
+    """Returns the settings that were found, as lines to copy."""
+    setting = result.setting
+    decoder = {
+        "own": "the decoder that the task encoder has",
+        "pil": "SampleDecoder(...)",
+        "dali-cpu": 'DaliDecoder(image_decode_device="cpu", video_decode_device="cpu", ...)',
+        "dali-gpu": 'DaliDecoder(image_decode_device="gpu", video_decode_device="gpu", ...)',
+    }[setting.decoder]
+    return "\n".join(
+        (
+            f"Fastest: {setting}, {result.samples_per_second:,.1f} samples/s (found in {result.seconds:.0f} s)",
+            f"  WorkerConfig(..., num_workers={setting.num_workers}, num_streams={result.num_streams} * world_size)",
+            f"  get_savable_loader(..., prefetch_factor={setting.prefetch_factor})",
+            f"  decoder: {decoder}",
+        )
+    )

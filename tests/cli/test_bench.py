@@ -1,0 +1,185 @@
+"""`energon-dali bench` measures every stage and setting, and `tune` chooses among settings."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner
+
+from energon_dali import (
+    ConfigError,
+    DaliDecoder,
+    DefaultTaskEncoder,
+    Resize,
+    SampleDecoder,
+    TaskEncoder,
+    WorkerConfig,
+    get_train_dataset,
+    stateless,
+)
+from energon_dali.cli.main import main
+from energon_dali.diagnosis import tune as tuning
+from energon_dali.diagnosis.bench import LoaderRate, StageRate, bench, decoder_of, measure_stages
+from energon_dali.diagnosis.bench_advice import advise
+from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
+from tests.loader.dataset_folder import captioning_dataset
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captioning_dataset(tmp_path_factory.mktemp("bench") / "images", 24, 2)
+
+
+class Measuring(DefaultTaskEncoder[Any, Any, Any, Any]):
+    decoder = SampleDecoder(image_decode="torchrgb8", operations=[Resize((16, 16))])
+    seen: ClassVar[Counter[str]] = Counter()
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        self.seen[sample.__key__] += 1
+        assert tuple(sample.image.shape) == (3, 16, 16)
+        return sample
+
+
+class Early(TaskEncoder[Any, Any, Any, Any]):
+    decoder = DaliDecoder(image_decode="torchrgb8", operations=[Resize((16, 16))], image_decode_device="cpu")
+
+    @stateless
+    def preencode_sample(self, sample: Any) -> Any:
+        assert sample.image.width >= 64  # a handle, which knows its size
+        return sample
+
+
+def open_with(folder: Path, encoder: Any) -> Any:
+    def opened(setting: Setting) -> Any:
+        job = WorkerConfig(rank=0, world_size=1, num_workers=setting.num_workers, num_streams=4)
+        chosen = with_decoder(encoder, setting.decoder)
+        return get_train_dataset(str(folder), worker_config=job, batch_size=4, task_encoder=chosen)
+
+    return opened
+
+
+def test_each_stage_and_setting_is_measured(folder: Path) -> None:
+    Measuring.seen.clear()
+    told: list[Any] = []
+    settings = [Setting(0), Setting(1, 3), Setting(0, 2, "dali-cpu")]
+    result = bench(open_with(folder, Measuring()), settings, seconds=0.05, report=told.append)
+    assert [stage.name for stage in result.stages] == ["reading", "decoding", "hooks"]
+    assert all(one.samples > 0 and one.seconds > 0 and not one.problem for one in told)
+    assert result.stages[0].size_bytes > 0
+    assert [one.setting for one in result.loaders] == settings
+    assert result.best in result.loaders
+    assert "encode_sample" in result.loaders[0].stage_seconds
+    assert len(Measuring.seen) == 24
+    assert result.advice[0].startswith("Work per sample in one process: ")
+
+
+def test_hooks_that_see_handles_are_measured_with_them(folder: Path) -> None:
+    dataset = open_with(folder, Early())(Setting(0))
+    _, decoding, hooks = measure_stages(dataset, decoder_of(dataset), 0.05)
+    assert decoding.samples > 0
+    assert hooks.samples > 0
+    assert hooks.problem.startswith("with decoding")
+
+
+def test_a_setting_that_cannot_run_is_told(folder: Path) -> None:
+    class Broken(DefaultTaskEncoder[Any, Any, Any, Any]):
+        decoder = None
+
+        def encode_sample(self, sample: Any) -> Any:
+            raise MemoryError
+
+    result = bench(open_with(folder, Broken()), [Setting(0)], seconds=0.01)
+    assert "encode_sample raised MemoryError" in result.loaders[0].problem
+    assert "encode_sample raised MemoryError" in result.stages[2].problem
+    assert any("could not run: FatalSampleError" in sentence for sentence in result.advice)
+
+
+def test_decoders_are_exchanged_with_their_options() -> None:
+    own = Measuring()
+    assert with_decoder(own, "own") is own
+    dali = with_decoder(own, "dali-cpu").decoder
+    assert isinstance(dali, DaliDecoder)
+    assert (dali.image_decode_device, dali.spec) == ("cpu", own.decoder.spec)
+    back = with_decoder(with_decoder(own, "dali-cpu"), "pil").decoder
+    assert type(back) is SampleDecoder
+    assert back.config() == own.decoder.config()
+    assert usable_decoders(own.decoder)[:2] == ["own", "dali-cpu"]
+    assert usable_decoders(None) == ["own"]
+    with pytest.raises(ConfigError, match="cannot be exchanged"):
+        with_decoder(type("Other", (DefaultTaskEncoder,), {"decoder": None})(), "pil")
+
+
+def test_the_advice_names_what_takes_the_time() -> None:
+    stages = [StageRate("reading", 100, 0.1), StageRate("decoding", 100, 3.0), StageRate("hooks", 100, 0.2)]
+    slow, fast = LoaderRate(Setting(0), 30, 1.0, 0.1), LoaderRate(Setting(2), 55, 1.0, 0.3, {"load": 9.0, "read": 1.0})
+    told = "\n".join(advise(stages, [slow, fast]))
+    assert "33.00 ms (reading 3%, decoding 91%, hooks 6%)" in told
+    assert "Decoding takes most of it" in told
+    assert "own, 2 workers, prefetch_factor=2, 1.83 times as fast as own, 0 workers" in told
+    assert "load 9.0 s, read 1.0 s" in told
+    assert "Without workers it is fastest" in "\n".join(advise(stages, [LoaderRate(Setting(0), 90, 1.0, 0.1), fast]))
+
+
+def fake_rates(monkeypatch: pytest.MonkeyPatch, rate: Any) -> list[Setting]:
+    measured: list[Setting] = []
+
+    def measure(open_dataset: Any, setting: Setting, seconds: float) -> LoaderRate:
+        measured.append(setting)
+        found = rate(setting)
+        return LoaderRate(setting, round(found * 1000), 1000.0, 0.1, problem="" if found else "it is broken")
+
+    monkeypatch.setattr(tuning, "measure_loader", measure)
+    return measured
+
+
+def test_tune_finds_the_fastest_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def rate(setting: Setting) -> float:
+        if setting.decoder == "dali-gpu":
+            return 0.0
+        speed = {0: 10, 1: 20, 2: 40, 4: 70, 8: 60}[setting.num_workers] * (2 if setting.decoder == "dali-cpu" else 1)
+        return speed * {1: 0.8, 2: 1, 4: 1.2}[setting.prefetch_factor]
+
+    measured = fake_rates(monkeypatch, rate)
+    result = tuning.tune(None, decoders=["own", "dali-cpu", "dali-gpu"], seconds=5, most_workers=8)  # type: ignore[arg-type]
+    assert result.setting == Setting(4, 4, "dali-cpu")
+    assert result.samples_per_second == 168
+    assert result.rates[Setting(2, 2, "dali-gpu")] == 0
+    assert measured.count(result.setting) == 4
+    result.write(tmp_path / "settings.json")
+    written = json.loads((tmp_path / "settings.json").read_text())
+    assert (written["num_workers"], written["prefetch_factor"], written["decoder"]) == (4, 4, "dali-cpu")
+
+
+def test_of_equally_fast_settings_the_smallest_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_rates(monkeypatch, lambda setting: 100 + setting.num_workers / 8 + setting.prefetch_factor / 10)
+    result = tuning.tune(None, seconds=5, most_workers=8, num_streams=6)  # type: ignore[arg-type]
+    assert result.setting == Setting(0, 2)
+    assert set(result.rates) >= {Setting(0), Setting(1), Setting(2), Setting(3), Setting(6)}
+
+
+def test_tune_says_when_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_rates(monkeypatch, lambda setting: 0.0)
+    with pytest.raises(ConfigError, match="No setting could run:\nown, 0 workers, prefetch_factor=2: it is broken"):
+        tuning.tune(None, seconds=5, most_workers=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least 5"):
+        tuning.tune(None, seconds=1)  # type: ignore[arg-type]
+
+
+def test_the_commands_print_rates_and_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [str(folder), "--batch-size", "4", "--encoder", f"{__name__}:Measuring"]
+    told = CliRunner().invoke(main, ["bench", *options, "--num-workers", "0", "--decoder", "own", "--seconds", "0.1"])
+    assert told.exit_code == 0, told.output
+    assert [line.split()[0] for line in told.output.splitlines()[:4]] == ["reading", "decoding", "hooks", "own,"]
+    as_json = [*options, "--num-workers", "0", "--decoder", "own", "--seconds", "0.1", "--json"]
+    document = json.loads(CliRunner().invoke(main, ["bench", *as_json]).output)
+    assert document["loaders"][0]["num_workers"] == 0
+    measured = fake_rates(monkeypatch, lambda setting: 1 + setting.num_workers)
+    told = CliRunner().invoke(main, ["tune", *options, "--seconds", "5", "--most-workers", "2"])
+    assert told.exit_code == 0, told.output
+    assert "num_workers=2, num_streams=8 * world_size" in told.output
+    assert {setting.decoder for setting in measured} >= {"own", "dali-cpu"}
