@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from energon_dali.decode.dali import DaliTuning as DaliTuning
     from energon_dali.decode.front_ends import (
         FrontEnd as FrontEnd,
+        VideoFrontEnd as VideoFrontEnd,
+        VideoInput as VideoInput,
         VisionInput as VisionInput,
         batch_vision as batch_vision,
     )

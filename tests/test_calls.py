@@ -51,6 +51,8 @@ NOT_CALLED = {
     "SavableDataset",
     "SourceInfo",
     "TaskEncoder",
+    "VideoFrontEnd",
+    "VideoInput",
     "VisionInput",
 }
 

@@ -6,7 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from energon_dali.calls import explain_call
@@ -276,9 +276,7 @@ class MediaDecoder(Decoder):
         spec = self.spec
         return {
             "image_decode": spec.image_decode,
-            "av_decode": {"type": "VideoClips", **_plain(asdict(self.av_decode))}
-            if isinstance(self.av_decode, VideoClips)
-            else self.av_decode,
+            "av_decode": _clips_config(self.av_decode) if isinstance(self.av_decode, VideoClips) else self.av_decode,
             "av_options": dict(self.av_options),
             "av_limits": None if self.av_limits is None else asdict(self.av_limits),
             "video_decode_audio": self.video_decode_audio,
@@ -337,6 +335,18 @@ def _checked_options(options: Mapping[str, Any] | None, av_decode: object) -> di
             "missing, damaged, apply_rotation, sample_rate and audio_channels; limits have av_limits."
         ) from error
     return dict(options)
+
+
+def has_video_front_end(av_decode: object) -> bool:
+    """Returns whether videos become what a vision-language model takes."""
+    return isinstance(av_decode, VideoClips) and av_decode.front_end is not None
+
+
+def _clips_config(spec: VideoClips) -> dict[str, Any]:
+    values = _plain(asdict(replace(spec, front_end=None)))
+    del values["front_end"]
+    front_end = {} if spec.front_end is None else {"front_end": spec.front_end.config()}
+    return {"type": "VideoClips", **values, **front_end}
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

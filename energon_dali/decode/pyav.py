@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips, choose_frames, choose_starts
+from energon_dali.decode.front_ends import VideoInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, Outcome, Route
 from energon_dali.errors import DecodeError
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import Clips
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     import torch
 
     from energon_dali.av import AVLimits, FrameIndex, MediaFile
+    from energon_dali.decode.front_ends import VideoFrontEnd
     from energon_dali.decode.spec import AVDecode
     from energon_dali.samples import SourceInfo
 
@@ -86,7 +90,7 @@ def stage_clips(
 
 
 def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
-    """Returns the clips of a file, decoded in the calling thread.
+    """Returns the clips of a file, decoded in the calling thread; with a front end they are not rendered.
 
     Args:
         handle: The file, with its frames chosen.
@@ -107,6 +111,19 @@ def decode_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
             clips.frames = finish_frames(torch.from_numpy(_read_frames(handle, opened)), handle)
             clips.timestamps = torch.from_numpy(handle.timestamps)
     return clips
+
+
+def render_video(handle: ClipsHandle, clips: Clips) -> VideoInput:
+    """Returns what a front end makes of the decoded frames of a video.
+
+    Args:
+        handle: The video; its spec has a front end.
+        clips: Its frames, uint8[1, n, 3, H, W], on any device.
+    """
+    front_end = handle.spec.front_end
+    assert front_end is not None
+    assert clips.frames is not None
+    return front_end.render_video(clips.frames[0], handle.layout, tuple(handle.timestamps[0].tolist()))
 
 
 def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) -> Clips:
@@ -191,13 +208,18 @@ def decode_by_pyav(handle: ClipsHandle, bring: Callable[[Any], Any] | None = Non
         handle: The file, with its frames chosen.
         bring: Moves the frames to their device; None leaves them on the CPU.
     """
+    value: Clips | VideoInput
     try:
-        clips = decode_clips(handle)
+        value = clips = decode_clips(handle)
+        if handle.spec.front_end is not None:
+            value = render_video(handle, clips)
     except DecodeError as error:
         return DecodeFailure(error.reason, error.format or handle.format, error.route or ROUTE, handle.source)
-    if bring is not None and clips.frames is not None:
+    if bring is not None and isinstance(value, VideoInput):
+        value = bring(value)
+    elif bring is not None and clips.frames is not None:
         clips.frames = bring(clips.frames)
-    return Decoded(clips, ROUTE)
+    return Decoded(value, ROUTE)
 
 
 def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
@@ -213,6 +235,8 @@ def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
     import torch
 
     spec = handle.spec
+    if spec.front_end is not None:  # it takes any memory order, so nothing is copied
+        return frames.permute(0, 3, 1, 2)[None]
     if spec.layout == "FCHW":
         frames = frames.permute(0, 3, 1, 2)
     if spec.dtype == "uint8":
@@ -259,11 +283,8 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
     spec = handle.spec
     video, audio = file.find_stream("video"), file.find_stream("audio")
     handle.format = file.format
-    frames = spec.num_clips * spec.frames_per_clip
-    if frames > file.limits.max_frames:
-        raise DecodeError(
-            f"The clips have {frames:,} frames, more than AVLimits(max_frames={file.limits.max_frames:,}) allows"
-        )
+    if spec.front_end is None:
+        _check_frames(spec.num_clips * spec.frames_per_clip, file)
     wanted = spec.clip_audio
     if wanted is not None:
         if audio is None and wanted.missing == "error":
@@ -273,23 +294,50 @@ def _choose(handle: ClipsHandle, file: MediaFile) -> None:
             )
         handle.audio_codec = "" if audio is None else audio.codec
     if video is None:
-        if not handle.audio_codec:
+        if not handle.audio_codec or spec.front_end is not None:
             raise DecodeError("The file has no video stream, and clips of its frames are wanted")
         _choose_audio(handle, file)
         return
     reader = VideoReader(file, damaged=spec.damaged)
     index = reader.index
     times = index.times
-    handle.frame_indices, handle.starts = choose_frames(spec, times, index.end_seconds, handle.seed)
-    handle.timestamps = times[handle.frame_indices]
     handle.width, handle.height = video.width, video.height
+    handle.rotation = reader.rotation if spec.apply_rotation else 0
+    if spec.front_end is None:
+        handle.frame_indices, handle.starts = choose_frames(spec, times, index.end_seconds, handle.seed)
+    else:
+        _choose_by_front_end(handle, spec.front_end, index, video.average_rate)
+        _check_frames(handle.frame_indices.size, file)
+    handle.timestamps = times[handle.frame_indices]
     handle.codec, handle.profile, handle.pixel_format = video.codec, video.profile, video.pixel_format
     handle.bit_depth = video.bit_depth
-    handle.rotation = reader.rotation if spec.apply_rotation else 0
     handle.frame_count = len(index)
     handle.frames_to_decode = count_frames_to_decode(handle.frame_indices, index)
     alone = sum(stream.kind == "video" for stream in file.streams) == 1
     handle.packets_are_frames = alone and not video.is_interlaced_mpeg4 and has_plain_packets(index)
+
+
+def _check_frames(frames: int, file: MediaFile) -> None:
+    if frames > file.limits.max_frames:
+        raise DecodeError(
+            f"The clips have {frames:,} frames, more than AVLimits(max_frames={file.limits.max_frames:,}) allows"
+        )
+
+
+def _choose_by_front_end(
+    handle: ClipsHandle, front_end: VideoFrontEnd, index: FrameIndex, average_rate: Fraction | None
+) -> None:
+    """Sets layout and frames of a handle whose size and rotation are known."""
+    if not len(index):
+        raise DecodeError("The video has no frames")
+    seconds = index.end_seconds - index.start_seconds
+    fps = float(average_rate) if average_rate else len(index) / seconds if seconds > 0 else 1.0
+    turned = handle.rotation in (90, 270)
+    width, height = (handle.height, handle.width) if turned else (handle.width, handle.height)
+    layout = front_end.layout(width, height, len(index), fps)
+    handle.video_layout = layout
+    handle.frame_indices = np.array([layout.frames], np.int64)
+    handle.starts = index.times[handle.frame_indices[:, 0]]
 
 
 def _choose_audio(handle: ClipsHandle, file: MediaFile) -> None:

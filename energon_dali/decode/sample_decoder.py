@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome, Placement
-from energon_dali.decode.media_decoder import MediaDecoder
+from energon_dali.decode.media_decoder import MediaDecoder, has_video_front_end
 from energon_dali.decode.pil import decode_image
 from energon_dali.errors import DecodeError
 
@@ -40,14 +40,17 @@ class SampleDecoder(MediaDecoder):
     @property
     def decodes_late(self) -> bool:  # type: ignore[override]
         """With a front end: hooks before decoding see handles that know their number of tokens."""
-        return self.spec.front_end is not None
+        return self.spec.front_end is not None or has_video_front_end(self.av_decode)
 
     def _finish_image(self, handle: MediaHandle) -> Any:
-        return handle if self.decodes_late else decode_image(handle)
+        return decode_image(handle) if self.spec.front_end is None else handle
 
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
         from energon_dali.decode.pyav import decode_clips
 
+        if handle.spec.front_end is not None:
+            file.close()
+            return handle
         return decode_clips(handle, file)
 
 

@@ -152,11 +152,15 @@ class ImageSpec:
                 )
 
     def _check_front_end(self, front_end: object) -> None:
-        from energon_dali.decode.front_ends import FrontEnd
+        from energon_dali.decode.front_ends import FrontEnd, VideoFrontEnd
 
         if not isinstance(front_end, FrontEnd):
             raise ConfigError(
                 f"front_end={front_end!r} is not a front end. Make one with FrontEnd.from_processor(processor)."
+            )
+        if isinstance(front_end, VideoFrontEnd):
+            raise ConfigError(
+                f"front_end={front_end!r} is for videos. Give it to the clips: av_decode=VideoClips(front_end=...)."
             )
         for name, default in (("image_decode", "torchrgb"), ("image_dtype", None), ("image_layout", None)):
             if getattr(self, name) != default:

@@ -9,12 +9,14 @@ import numpy as np
 
 from energon_dali.decode.clips.choice import Float64Array
 from energon_dali.decode.interface import MediaHandle
+from energon_dali.errors import ConfigError
 from energon_dali.plan.rng import Int64Array
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
     from energon_dali.av.colour import ColourFacts
     from energon_dali.decode.clips.video_clips import VideoClips
+    from energon_dali.decode.front_ends import VideoLayout
     from energon_dali.samples import Clips
 
 
@@ -54,6 +56,8 @@ class ClipsHandle(MediaHandle):
     """How the stored frames become RGB; None if not yet determined (`find_colour`)."""
     frame_count: int = 0
     """Frames of the whole video."""
+    video_layout: VideoLayout | None = None
+    """What the spec's front end makes of the video; None without a front end."""
     frames_to_decode: int = 0
     """Frames that a decoder must decode: from the keyframe before each chosen frame up to that frame."""
     packets_are_frames: bool = False
@@ -70,15 +74,30 @@ class ClipsHandle(MediaHandle):
     decoded: Clips | None = None
     """The clips, if they are already decoded and only have to be moved to a device; `data` is then empty."""
 
+    @property
+    def layout(self) -> VideoLayout:
+        """What the spec's front end makes of the video: chosen frames, views, grid, number of tokens.
+
+        Raises:
+            ConfigError: The spec has no front end.
+        """
+        if self.video_layout is None:
+            raise ConfigError(
+                "This video's VideoClips has no front end, so its layout and tokens are unknown. Give "
+                "VideoClips(front_end=VideoFrontEnd.from_processor(...))."
+            )
+        return self.video_layout
+
     def decode(self) -> Any:
-        """Returns the `Clips`, decoded now with PyAV in the calling thread.
+        """Returns the `Clips`, or what the front end makes of the video, decoded now with PyAV in the calling thread.
 
         Raises:
             DecodeError: The data cannot be decoded.
         """
-        from energon_dali.decode.pyav import decode_clips  # here, because pyav imports this class
+        from energon_dali.decode.pyav import decode_clips, render_video  # here, because pyav imports this class
 
-        return decode_clips(self)
+        clips = decode_clips(self)
+        return clips if self.spec.front_end is None else render_video(self, clips)
 
     def find_colour(self) -> ColourFacts:
         """Returns how the stored frames become RGB, according to the first frame, which is decoded once per handle.

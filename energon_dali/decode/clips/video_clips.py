@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends import VideoFrontEnd
 
 ClipSampling = Literal["uniform", "random", "at"]
 ClipDtype = Literal["uint8", "float32", "float16", "bfloat16"]
@@ -105,6 +108,9 @@ class VideoClips:
     each file with PyAV."""
     apply_rotation: bool = False
     """Rotates frames upright as the file says (multiples of 90 degrees), with PyAV. Costs decoding the first frame."""
+    front_end: VideoFrontEnd | None = None
+    """Chooses the frames and makes of them what a vision-language model takes: a VideoInput instead of `Clips`. Hooks
+    before decoding see handles that know their `num_tokens`. Goes with `damaged` and `apply_rotation` alone."""
 
     def __post_init__(self) -> None:
         for name in ("num_clips", "frames_per_clip", "stride", "clip_duration_seconds", "at", "size"):
@@ -135,6 +141,8 @@ class VideoClips:
         self._take_starts()
         self._take_size()
         self._check_audio()
+        if self.front_end is not None:
+            self._check_front_end(self.front_end)
 
     @property
     def clip_audio(self) -> ClipAudio | None:
@@ -156,6 +164,26 @@ class VideoClips:
         if width <= height:
             return self.size, max(1, self.size * height // width)
         return max(1, self.size * width // height), self.size
+
+    def _check_front_end(self, front_end: object) -> None:
+        from energon_dali.decode.front_ends import VideoFrontEnd
+
+        if not isinstance(front_end, VideoFrontEnd):
+            raise ConfigError(
+                f"VideoClips(front_end={front_end!r}) is not a front end for videos. Make one with "
+                "VideoFrontEnd.from_processor(processor)."
+            )
+        kept = ("front_end", "damaged", "apply_rotation")
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if field.name not in kept and getattr(self, field.name) != field.default
+        ]
+        if given:
+            raise ConfigError(
+                f"VideoClips was given {', '.join(given)} with a front end, which chooses the frames and decides what "
+                "they become. Leave it out, and give the front end fps, num_frames or dtype."
+            )
 
     def _take_starts(self) -> None:
         if isinstance(self.at, Sequence):

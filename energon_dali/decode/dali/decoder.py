@@ -28,7 +28,7 @@ from energon_dali.decode.dali.runtime.registry import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
-from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout
+from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout, has_video_front_end
 from energon_dali.decode.pil import decode_image
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
@@ -224,7 +224,8 @@ class DaliDecoder(MediaDecoder):
 
     @property
     def decodes_late(self) -> bool:  # type: ignore[override]
-        return self.spec.front_end is not None and self.placement == "worker"
+        has_front_end = self.spec.front_end is not None or has_video_front_end(self.av_decode)
+        return has_front_end and self.placement == "worker"
 
     def _finish_image(self, handle: MediaHandle) -> Any:
         in_rank = self.placement == "rank"
@@ -260,6 +261,10 @@ class DaliDecoder(MediaDecoder):
     def _finish_clips(self, handle: ClipsHandle, file: MediaFile) -> Any:
         from energon_dali.decode.pyav import decode_clips
 
+        if handle.spec.front_end is not None:
+            # Not decoded here, whatever decodes it: hooks before decoding see its frames and its tokens.
+            file.close()
+            return handle
         if self.placement == "worker":
             return decode_clips(handle, file)
         on_gpu = self.video_decode_device != "cpu" and sees_gpu()

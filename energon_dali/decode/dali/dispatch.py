@@ -71,7 +71,11 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
         else:
             block.put_when_done([position], _pool().submit(_decode_in_pool, decode_on_cpu, handle, device, stream))
     if for_dali:
-        block.put_when_done(list(for_dali), submit_clips(options, device, list(for_dali.values()), stream))
+        submitted = list(for_dali.values())
+        done = submit_clips(options, device, submitted, stream)
+        if device.kind == "cpu" and any(handle.spec.front_end is not None for handle in submitted):
+            done = _render_when_decoded(done, submitted)
+        block.put_when_done(list(for_dali), done)
     if len(clips) < len(handles):
         chosen = set(clips)
         images = [position for position in range(len(handles)) if position not in chosen]
@@ -179,9 +183,10 @@ def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[Media
     def start(done: Future[list[Outcome]]) -> None:
         try:
             for position, outcome in enumerate(done.result()):
-                # PIL renders what it decodes after a failure of DALI.
-                if isinstance(outcome, Decoded) and not isinstance(outcome.value, VisionInput):
-                    task = _pool().submit(_render, handles[position], outcome)
+                # PIL and PyAV render what they decode after a failure of DALI.
+                handle = handles[position]
+                if _renders(handle) and isinstance(outcome, Decoded) and not isinstance(outcome.value, VisionInput):
+                    task = _pool().submit(_render, handle, outcome)
                     block.put_when_done([position], task)
                 else:
                     block.put([position], [outcome])
@@ -224,7 +229,15 @@ def _decode_in_pool(
     return outcomes
 
 
+def _renders(handle: MediaHandle) -> bool:
+    return handle.spec.front_end is not None
+
+
 def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:
+    if isinstance(handle, ClipsHandle):
+        from energon_dali.decode.pyav import render_video  # images do without PyAV
+
+        return [Decoded(render_video(handle, outcome.value), outcome.route)]
     return [Decoded(render(handle, outcome.value), outcome.route)]
 
 

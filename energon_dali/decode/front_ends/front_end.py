@@ -145,17 +145,7 @@ class FrontEnd(ABC):
         Raises:
             ConfigError: The text has more or fewer image tokens than there are images.
         """
-        images = list(layouts)
-        pieces = text.split(self.image_token)
-        if len(pieces) != len(images) + 1:
-            raise ConfigError(
-                f"The text has {len(pieces) - 1} {self.image_token!r}, and there are {len(images)} images. Write one "
-                "for each image."
-            )
-        expanded = [pieces[0]]
-        for layout, piece in zip(images, pieces[1:], strict=True):
-            expanded += (self.image_text(layout), piece)
-        return "".join(expanded)
+        return replace_tokens(text, self.image_token, [self.image_text(layout) for layout in layouts], "images")
 
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""
@@ -239,6 +229,23 @@ class FrontEnd(ABC):
 
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
+
+
+def replace_tokens(text: str, token: str, replacements: Sequence[str], noun: str) -> str:
+    """Returns a text with each occurrence of a token replaced by the next replacement.
+
+    Raises:
+        ConfigError: There are not as many occurrences as replacements.
+    """
+    pieces = text.split(token)
+    if len(pieces) != len(replacements) + 1:
+        raise ConfigError(
+            f"The text has {len(pieces) - 1} {token!r}, and there are {len(replacements)} {noun}. Write one for each."
+        )
+    expanded = [pieces[0]]
+    for replacement, piece in zip(replacements, pieces[1:], strict=True):
+        expanded += (replacement, piece)
+    return "".join(expanded)
 
 
 def _placed(pixels: Pixels, view: View, fill: tuple[int, int, int]) -> torch.Tensor:

@@ -73,3 +73,25 @@ class ImageLayout:
     def num_tiles(self) -> int:
         """Tiles of all views in the result."""
         return sum(view.num_tiles for view in self.views)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoLayout(ImageLayout):
+    """What a video of a given size, length and frame rate becomes; each chosen frame has all views."""
+
+    frames: tuple[int, ...] = (0,)
+    """Numbers of the chosen frames, in presentation order, counted from 0."""
+    total_frames: int = 1
+    """Frames of the whole video."""
+    fps: float = 1.0
+    """Frames per second of the whole video, on average."""
+
+    @property
+    def frame_seconds(self) -> tuple[float, ...]:
+        """When each chosen frame is shown, in seconds, as processors assume: its number divided by the frame rate."""
+        return tuple(frame / self.fps for frame in self.frames)
+
+    @property
+    def sampled_fps(self) -> float:
+        """Chosen frames per second."""
+        return len(self.frames) / self.total_frames * self.fps

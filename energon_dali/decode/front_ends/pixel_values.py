@@ -38,14 +38,24 @@ class PixelValues:
         """Returns the value of each byte: float32[channels, 256]. Shared: do not change it."""
         return _table(self, channels)
 
-    def convert(self, pixels: torch.Tensor, dtype: torch.dtype, *, channel_axis: int, repeat: int = 1) -> torch.Tensor:
-        """Returns the values of bytes as a new tensor.
+    def convert(
+        self,
+        pixels: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        channel_axis: int,
+        repeat: int = 1,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns the values of bytes as a new tensor, or writes them into one.
 
         Args:
             pixels: uint8[items, a, b], on any device.
             dtype: Of the result. Narrower types are rounded from float32; torch.uint8 leaves the bytes as they are.
             channel_axis: Which of the axes, 1 or 2, is the channel.
             repeat: How often each item is repeated after its axis 1, as the frames of a temporal patch are.
+            out: Where to write them, of the shape and dtype of the result and in any memory order; None for a new
+                tensor.
 
         Returns:
             dtype[items, a, b], or dtype[items, a, repeat, b] if `repeat` is more than 1.
@@ -54,7 +64,8 @@ class PixelValues:
 
         items, first, second = pixels.shape
         shape = (items, first, second) if repeat == 1 else (items, first, repeat, second)
-        out = torch.empty(shape, dtype=dtype, device=pixels.device)
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=pixels.device)
         if dtype == torch.uint8:
             out.copy_(pixels if repeat == 1 else pixels[:, :, None, :])
             return out

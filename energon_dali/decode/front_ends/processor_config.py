@@ -52,7 +52,10 @@ class ProcessorConfig:
             given = given.removesuffix(suffix)
         self.type_name = given
         self.outer = dict(outer or {})
-        self.arithmetic: Arithmetic = arithmetic
+        if isinstance(values.get("processor_class"), str):
+            self.outer.setdefault("processor_class", values["processor_class"])
+        # Video processors have one backend.
+        self.arithmetic: Arithmetic = "torch" if given.endswith("VideoProcessor") else arithmetic
         # A flag that is null is off. Other values that are null are not given.
         flags = {name: False for name, value in values.items() if value is None and name.startswith("do_")}
         self._values = flags | {name: value for name, value in values.items() if value is not None}
@@ -191,14 +194,58 @@ def read_processor(processor: object) -> ProcessorConfig:
     if isinstance(processor, Mapping):
         return _from_values(processor)
     inner = getattr(processor, "image_processor", None)
-    outer: dict[str, Any] = {}
-    if inner is not None:
-        outer = {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
-        passed = getattr(processor, "images_kwargs", None)
-        if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
-            outer["images_kwargs"] = dict(passed)
-        outer["processor_class"] = type(processor).__name__
-        processor = inner
+    return _from_object(processor, {}) if inner is None else _from_object(inner, _outer_values(processor))
+
+
+def read_video_processor(processor: object) -> ProcessorConfig:
+    """Returns the configuration of the video half of a processor.
+
+    Args:
+        processor: A video processor, or a processor with one; or the path of a folder that one was saved to, or of its
+            JSON file. A folder from before there were video processors has one file for images and videos.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(processor, Mapping):
+        return _from_video_values(processor)
+    if not isinstance(processor, (str, Path)):
+        inner = getattr(processor, "video_processor", None)
+        return _from_object(processor, {}) if inner is None else _from_object(inner, _outer_values(processor))
+    path = Path(processor)
+    files = {name: _read_json(path / name) for name in _FILES if (path / name).is_file()}
+    if not files:
+        return _from_video_values(_read_json(_existing(path)))
+    outer = files.get("processor_config.json", {})
+    if isinstance(outer.get("video_processor"), Mapping):
+        return _from_video_values(outer)
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if name in files:
+            return _from_video_values(files[name], outer)
+    return _from_video_values(outer)
+
+
+def _from_video_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:
+    inner = values.get("video_processor")
+    if isinstance(inner, Mapping):  # processor_config.json holds the video processor inside
+        outer, values = values, inner
+    values = dict(values)
+    image_type = values.pop("image_processor_type", None)
+    if isinstance(image_type, str):
+        values.setdefault("video_processor_type", image_type.replace("ImageProcessor", "VideoProcessor"))
+    return ProcessorConfig(values, outer=outer)
+
+
+def _outer_values(processor: object) -> dict[str, Any]:
+    values: dict[str, Any] = {"processor_class": type(processor).__name__}
+    values |= {name: value for name, value in vars(processor).items() if isinstance(value, (int, float, str, bool))}
+    passed = getattr(processor, "images_kwargs", None)
+    if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
+        values["images_kwargs"] = dict(passed)
+    return values
+
+
+def _from_object(processor: object, outer: Mapping[str, Any]) -> ProcessorConfig:
     to_dict = getattr(processor, "to_dict", None)
     if not callable(to_dict):
         raise ConfigError(
@@ -214,22 +261,24 @@ def read_processor(processor: object) -> ProcessorConfig:
 def _read_folder(path: Path) -> ProcessorConfig:
     if path.is_dir():
         found = [path / name for name in _FILES if (path / name).is_file()]
-        if not found:
-            raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
-        values = _read_json(found[0])
+        values = _read_json(found[0] if found else _existing(path))
         outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
-        if "processor_class" in values:
-            outer = {"processor_class": values["processor_class"], **outer}
         if (path / "config.json").is_file():  # of the model; older ones call the id an index
             model = _read_json(path / "config.json")
             outer = {**{name: model.get(name) for name in ("image_token_index", "image_token_id")}, **outer}
         return _from_values(values, outer)
+    return _from_values(_read_json(_existing(path)))
+
+
+def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise ConfigError(f"{path} has none of {', '.join(_FILES)}. Give the folder that a processor was saved to.")
     if not path.is_file():
         raise ConfigError(
             f"{str(path)!r} is neither a folder nor a file. Give a folder that a processor was saved to (nothing is "
             "downloaded): AutoProcessor.from_pretrained(...).save_pretrained(folder)."
         )
-    return _from_values(_read_json(path))
+    return path
 
 
 def _from_values(values: Mapping[str, Any], outer: Mapping[str, Any] | None = None) -> ProcessorConfig:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_dali.decode.front_ends.fixed_size import FixedSize
+from energon_dali.decode.front_ends.frame_video import InternVLVideo, LlavaOnevisionVideo
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.gemma3 import Gemma3
 from energon_dali.decode.front_ends.glm4v import Glm4V
+from energon_dali.decode.front_ends.glm4v_video import Glm4VVideo, Glm46VVideo
 from energon_dali.decode.front_ends.idefics3 import Idefics3
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.internvl import InternVL
@@ -15,14 +18,18 @@ from energon_dali.decode.front_ends.llava_next import LlavaNext
 from energon_dali.decode.front_ends.llava_onevision import LlavaOnevision
 from energon_dali.decode.front_ends.mllama import Mllama
 from energon_dali.decode.front_ends.pixtral import Pixtral
-from energon_dali.decode.front_ends.processor_config import read_processor
+from energon_dali.decode.front_ends.processor_config import ProcessorConfig, read_processor, read_video_processor
 from energon_dali.decode.front_ends.qwen2_vl import Qwen2VL
+from energon_dali.decode.front_ends.qwen_video import Qwen2VLVideo, Qwen3VLVideo
 from energon_dali.decode.front_ends.siglip2 import Siglip2
+from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.resampling import Resampling
     from energon_dali.decode.spec import ImageDtype
+
+Made = TypeVar("Made", bound=FrontEnd)
 
 FAMILIES: tuple[type[FrontEnd], ...] = (
     FixedSize,
@@ -40,6 +47,16 @@ FAMILIES: tuple[type[FrontEnd], ...] = (
 )
 
 
+VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
+    Qwen2VLVideo,
+    Qwen3VLVideo,
+    Glm4VVideo,
+    Glm46VVideo,
+    InternVLVideo,
+    LlavaOnevisionVideo,
+)
+
+
 def make_front_end(
     processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
 ) -> FrontEnd:
@@ -48,16 +65,36 @@ def make_front_end(
     Raises:
         ConfigError: No family covers the processor, or one of its values.
     """
-    config = read_processor(processor)
-    for family in FAMILIES:
+    return _make(read_processor(processor), (*FAMILIES, *VIDEO_FAMILIES), dtype, resampling, fields)
+
+
+def make_video_front_end(
+    processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+) -> VideoFrontEnd:
+    """Returns the front end for the video half of a processor; see `VideoFrontEnd.from_processor`.
+
+    Raises:
+        ConfigError: No family covers the processor, or one of its values.
+    """
+    return _make(read_video_processor(processor), VIDEO_FAMILIES, dtype, resampling, fields)
+
+
+def _make(
+    config: ProcessorConfig,
+    families: Sequence[type[Made]],
+    dtype: ImageDtype,
+    resampling: Resampling | None,
+    fields: dict[str, Any],
+) -> Made:
+    for family in families:
         if config.type_name in family.processors:
             front_end = family.from_config(config)
             config.finish()
             if config.image_token_id is not None:
                 fields.setdefault("image_token_id", config.image_token_id)
             return front_end.with_fields(dtype=dtype, resampling=resampling or config.arithmetic, **fields)
-    known = sorted(name for family in FAMILIES for name in family.processors)
+    known = sorted(name for family in families for name in family.processors)
     raise ConfigError(
         f"There is no front end for {config.type_name or 'a processor that does not name its type'}. Covered are "
-        f"{', '.join(known)}. Run this processor in encode_sample on decoded images."
+        f"{', '.join(known)}. Run this processor in encode_sample on what the decoder gives."
     )

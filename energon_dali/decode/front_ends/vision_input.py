@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.decode.front_ends.front_end import FrontEnd
-    from energon_dali.decode.front_ends.layout import ImageLayout
+    from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
+    from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,25 @@ class VisionInput:
     def __repr__(self) -> str:
         return (
             f"VisionInput({self.front_end.family}: {self.layout.width}x{self.layout.height} -> "
+            f"{list(self.values.shape)} {str(self.values.dtype).removeprefix('torch.')}, {self.num_tokens} tokens)"
+        )
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class VideoInput(VisionInput):
+    """One video as a model takes it."""
+
+    layout: VideoLayout
+    """Size and chosen frames of the video, views, grid and number of tokens."""
+    front_end: VideoFrontEnd
+    """What made it."""
+    timestamps: tuple[float, ...] = ()
+    """When each chosen frame is shown, in seconds, as the file says."""
+
+    def __repr__(self) -> str:
+        return (
+            f"VideoInput({self.front_end.family}: {self.layout.width}x{self.layout.height}, "
+            f"{len(self.layout.frames)} of {self.layout.total_frames} frames -> "
             f"{list(self.values.shape)} {str(self.values.dtype).removeprefix('torch.')}, {self.num_tokens} tokens)"
         )
 
@@ -78,5 +98,16 @@ def batch_vision(inputs: Iterable[Any], *, for_model: bool = False) -> dict[str,
                     "model takes those of one. Use the same front end for all datasets of a blend."
                 )
         made: Mapping[str, Any] = front_end.collate(rows)
-        batch.update({key: made[key] for key in front_end.model_keys if key in made} if for_model else made)
+        chosen = {key: made[key] for key in front_end.model_keys if key in made} if for_model else dict(made)
+        _merge(batch, chosen, samples)
     return batch
+
+
+def _merge(batch: dict[str, Any], made: dict[str, Any], samples: Sequence[Sequence[Any]]) -> None:
+    """Adds what one kind of inputs became; values that images and videos share are put in the order of the text."""
+    shared = batch.keys() & made.keys()
+    if "pixel_values" in shared:
+        import torch
+
+        made["pixel_values"] = torch.cat([entry.values for sample in samples for entry in sample])
+    batch.update(made)

@@ -18,7 +18,7 @@ from energon_dali.decode.dali.runtime.library import Pipeline, load_backend
 from energon_dali.decode.dali.video.eligibility import count_decoded_bytes
 from energon_dali.decode.dali.video.graph import VideoGraph, define_video_pipeline, find_correction
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav
+from energon_dali.decode.pyav import decode_audio_of_clips, decode_by_pyav, render_video
 from energon_dali.errors import ConfigError, DecodeError
 from energon_dali.kernels.color_matrix import convert_colors
 
@@ -99,6 +99,11 @@ class DaliVideoEngine(DaliEngine[VideoGraph, ClipBatch]):
                 values.append(DecodeFailure(error.reason, error.format or handle.format, error.route, handle.source))
                 continue
             clips.frames, clips.timestamps = frames, torch.from_numpy(handle.timestamps)
+            if handle.spec.front_end is not None and self.device.kind == "gpu":
+                # Kernels are only started here. On the CPU other threads render: `dispatch`.
+                with torch.cuda.stream(stream):
+                    values.append(render_video(handle, clips))
+                continue
             values.append(clips)
         return values
 

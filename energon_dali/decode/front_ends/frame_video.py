@@ -1,0 +1,184 @@
+"""Videos as frames of one size: LLaVA-OneVision and InternVL."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.layout import VideoLayout, View
+from energon_dali.decode.front_ends.qwen_video import frames_at_steps
+from energon_dali.decode.front_ends.resampling import Pixels
+from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, take_unused
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+    from energon_dali.decode.front_ends.vision_input import VisionInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameVideo(VideoFrontEnd):
+    """Resizes each frame to one size. Values: dtype[frames, 3, height, width]."""
+
+    size: tuple[int, int] | None = None
+    """(height, width) of the resized frames; None does not resize."""
+
+    @staticmethod
+    def take_size(config: ProcessorConfig) -> tuple[int, int] | None:
+        """Returns the (height, width) of a processor's configuration; None if it does not resize.
+
+        Raises:
+            ConfigError: It is something else, or frames are cropped.
+        """
+        if config.take("do_center_crop", False):
+            raise config.error("do_center_crop=True is not supported for videos")
+        config.take("crop_size")
+        size = config.take_size("size", {"height": 384, "width": 384})
+        if not config.take("do_resize", True):
+            return None
+        if size.keys() != {"height", "width"}:
+            raise config.error(f"size={size} is not a height and a width")
+        return size["height"], size["width"]
+
+    @abstractmethod
+    def tokens(self, frames: int) -> int:
+        """Returns the number of tokens of a video with this many chosen frames."""
+
+    def frames_layout(self, width: int, height: int, frames: tuple[int, ...], total: int, fps: float) -> VideoLayout:
+        out_height, out_width = self.size or (height, width)
+        view = View(out_height, out_width)
+        return VideoLayout(height, width, (view,), self.tokens(len(frames)), (len(frames),), frames, total, fps)
+
+    def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
+        import torch
+
+        height, width = layout.views[0].canvas_size
+        values = torch.empty((len(frames), 3, height, width), dtype=self.torch_dtype, device=frames.device)
+        for number, frame in enumerate(frames):
+            ((_, canvas),) = self.canvases(Pixels(tensor=frame), layout)
+            self.values.convert(
+                canvas[None].flatten(2), self.torch_dtype, channel_axis=1, out=values[number, None].flatten(2)
+            )
+        return values
+
+    def video_text(self, layout: VideoLayout) -> str:
+        return self.video_token * layout.num_tokens
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        videos = [video.values for sample in samples for video in sample]
+        shapes = sorted({tuple(video.shape) for video in videos})
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"Videos of the shapes {shapes} cannot be stacked, as the model wants them. Give the front end "
+                "num_frames, so that all videos have as many frames."
+            )
+        return {"pixel_values_videos": torch.stack(videos)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionVideo(FrameVideo):
+    """Videos of LLaVA-OneVision: the model pools the features of each frame 2 x 2 and adds one token for a newline."""
+
+    num_image_tokens: int = 729
+    """Features of a frame before pooling, as the processor's num_image_tokens."""
+
+    family: ClassVar[str] = "llava_onevision_video"
+    processors: ClassVar[tuple[str, ...]] = ("LlavaOnevisionVideoProcessor",)
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values_videos",)
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        take_unused(config)
+        return cls(
+            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
+            filter=config.take_filter("bicubic"),
+            size=cls.take_size(config),
+            video_token=config.outer.get("video_token", cls.video_token),
+            num_image_tokens=int(config.outer.get("num_image_tokens", cls.num_image_tokens)),
+            **frame_sampling(config, num_frames=None, fps=None, samples=False),
+        )
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        count = self.num_frames
+        if count is None and self.fps is None:
+            return list(range(total_frames))
+        if count is None:
+            assert self.fps is not None
+            count = max(1, int(total_frames / fps * self.fps))
+        if count > total_frames:
+            raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
+        return [number * total_frames // count for number in range(count)]
+
+    def tokens(self, frames: int) -> int:
+        side = math.ceil(int(math.sqrt(self.num_image_tokens)) / 2)
+        return frames * side * side + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLVideo(FrameVideo):
+    """Videos of InternVL: each frame is one tile, and the text numbers the frames.
+
+    The model takes frames and the tiles of images as one list, in the order of the text: give `batch_vision` both.
+    """
+
+    image_seq_length: int = 256
+    """Tokens of a frame."""
+    image_token: str = "<IMG_CONTEXT>"
+    """Stands for each feature of a frame in the text."""
+    start_image_token: str = "<img>"
+    """Written before the tokens of each frame."""
+    end_image_token: str = "</img>"
+    """Written after them."""
+    initial_shift: bool | float = True
+    """Where sampling starts, in frames; True is half a step, so that frames are from the middle of their steps."""
+
+    family: ClassVar[str] = "internvl_video"
+    processors: ClassVar[tuple[str, ...]] = ("InternVLVideoProcessor",)
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        take_unused(config)
+        return cls(
+            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
+            filter=config.take_filter("bicubic"),
+            size=cls.take_size(config),
+            video_token=config.outer.get("video_token", cls.video_token),
+            image_token=config.outer.get("image_token", cls.image_token),
+            start_image_token=config.outer.get("start_image_token", cls.start_image_token),
+            end_image_token=config.outer.get("end_image_token", cls.end_image_token),
+            image_seq_length=int(config.outer.get("image_seq_length", cls.image_seq_length)),
+            initial_shift=config.take("initial_shift", True),
+            **frame_sampling(config, num_frames=None, fps=None, samples=False),
+        )
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        count = self.num_frames
+        if count is None and self.fps is None:
+            return list(range(total_frames))
+        if count is None:
+            assert self.fps is not None
+            count = int(total_frames / fps * self.fps)
+        shift = total_frames / max(count, 1) / 2 if self.initial_shift is True else float(self.initial_shift)
+        return frames_at_steps(shift, total_frames, count)
+
+    def tokens(self, frames: int) -> int:
+        return frames * self.image_seq_length
+
+    def video_text(self, layout: VideoLayout) -> str:
+        frame = self.start_image_token + self.image_token * self.image_seq_length + self.end_image_token
+        return "\n".join(f"Frame{number + 1}: {frame}" for number in range(len(layout.frames)))
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        import torch
+
+        return {"pixel_values": torch.cat([video.values for sample in samples for video in sample])}

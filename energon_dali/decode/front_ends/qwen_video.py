@@ -1,0 +1,200 @@
+"""Videos of Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import Self
+
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, HALF
+from energon_dali.decode.front_ends.glm4v import smart_resize_frames
+from energon_dali.decode.front_ends.layout import VideoLayout
+from energon_dali.decode.front_ends.patched_video import PatchedVideo
+from energon_dali.decode.front_ends.qwen2_vl import smart_resize, take_pixel_range
+from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused
+from energon_dali.errors import DecodeError
+
+if TYPE_CHECKING:
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+    from energon_dali.decode.front_ends.vision_input import VisionInput
+
+_SHARE_OF_BUDGET = 0.9
+_ABOVE_FEWEST = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2VLVideo(PatchedVideo):
+    """Videos of Qwen2-VL and Qwen2.5-VL: the range of pixels holds for each frame."""
+
+    video_token: str = "<|video_pad|>"
+    """Stands for a video in the text, and for each of its features after `expand_text`."""
+    min_frames: int = 4
+    """Fewest frames that `fps` leads to, if the video has as many."""
+    max_frames: int = 768
+    """Most frames that `fps` leads to."""
+    cap_pixels_per_frame: bool = False
+    """Whether a frame is also limited to its share of the pixels of `max_video_tokens` tokens."""
+    max_video_tokens: int = 128000
+    """Tokens of a video for `cap_pixels_per_frame`."""
+    gives_seconds: bool = True
+    """Whether `batch_vision` returns second_per_grid_ts, which Qwen2.5-VL takes and Qwen2-VL does not."""
+
+    family: ClassVar[str] = "qwen2_vl_video"
+    processors: ClassVar[tuple[str, ...]] = ("Qwen2VLVideoProcessor", "Qwen2_5_VLVideoProcessor")
+    model_keys: ClassVar[tuple[str, ...]] = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        min_pixels, max_pixels = take_pixel_range(config, (128 * 28 * 28, 28 * 28 * 768))
+        take_unused(config)
+        return cls(
+            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
+            filter=config.take_filter("bicubic"),
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            patch_size=int(config.take("patch_size", 14)),
+            temporal_patch_size=int(config.take("temporal_patch_size", 2)),
+            merge_size=int(config.take("merge_size", 2)),
+            resizes=bool(config.take("do_resize", True)),
+            video_token=config.outer.get("video_token", cls.video_token),
+            min_frames=int(config.take("min_frames", 4)),
+            max_frames=int(config.take("max_frames", 768)),
+            cap_pixels_per_frame=bool(config.take("cap_pixels_per_frame", False)),
+            max_video_tokens=int(config.take("max_video_tokens", 128000)),
+            gives_seconds=config.outer.get("processor_class") != "Qwen2VLProcessor",
+            **frame_sampling(config, num_frames=None, fps=None, samples=False),
+        )
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        size = self.temporal_patch_size
+        if self.num_frames is not None:
+            count = round(self.num_frames / size) * size
+        elif self.fps is not None:
+            most = math.floor(min(self.max_frames, total_frames) / size) * size
+            wanted = min(max(total_frames / fps * self.fps, self.min_frames), most, total_frames)
+            count = math.floor(wanted / size) * size
+        else:
+            return list(range(total_frames))
+        return frames_at_steps(0.0, total_frames, count)
+
+    def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        block, most = self.patch_size * self.merge_size, self.max_pixels
+        if self.cap_pixels_per_frame:
+            budget = int(self.max_video_tokens * block * block * _SHARE_OF_BUDGET)
+            share = budget * self.temporal_patch_size // frames
+            most = max(min(most, share), int(self.min_pixels * _ABOVE_FEWEST))
+        return smart_resize(height, width, block, self.min_pixels, most)
+
+    def seconds_per_grid(self, layout: VideoLayout) -> float:
+        """Returns the seconds that a temporal patch spans.
+
+        Args:
+            layout: Of the video.
+        """
+        return self.temporal_patch_size / layout.sampled_fps
+
+    def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
+        made = super().collate(samples)
+        if self.gives_seconds:
+            import torch
+
+            layouts = [video.layout for sample in samples for video in sample]
+            seconds = [self.seconds_per_grid(layout) for layout in layouts if isinstance(layout, VideoLayout)]
+            made["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VLVideo(PatchedVideo):
+    """Videos of Qwen3-VL: the range of pixels holds for all frames together, and the text has times."""
+
+    video_token: str = "<|video_pad|>"
+    """Stands for a video in the text, and for each of its features after `expand_text`."""
+    vision_start_token: str = "<|vision_start|>"
+    """Written before the tokens of each temporal patch."""
+    vision_end_token: str = "<|vision_end|>"
+    """Written after them."""
+    min_frames: int = 4
+    """Fewest frames that `fps` leads to, if the video has as many."""
+    max_frames: int = 768
+    """Most frames that `fps` leads to."""
+    cap_pixels_per_frame: bool = False
+    """Whether a frame is also limited to `max_video_tokens` tokens, and to its share of `max_pixels`."""
+    max_video_tokens: int = 768
+    """Tokens of a frame for `cap_pixels_per_frame`."""
+
+    family: ClassVar[str] = "qwen3_vl_video"
+    processors: ClassVar[tuple[str, ...]] = ("Qwen3VLVideoProcessor",)
+
+    @classmethod
+    def from_config(cls, config: ProcessorConfig) -> Self:
+        size = config.take_size("size", {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768})
+        if {"shortest_edge", "longest_edge"} - size.keys():
+            raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
+        take_unused(config, "max_image_size", "max_duration")
+        return cls(
+            values=config.take_values(mean=HALF, std=HALF),
+            filter=config.take_filter("bicubic"),
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+            patch_size=int(config.take("patch_size", 16)),
+            temporal_patch_size=int(config.take("temporal_patch_size", 2)),
+            merge_size=int(config.take("merge_size", 2)),
+            resizes=bool(config.take("do_resize", True)),
+            video_token=config.outer.get("video_token", cls.video_token),
+            vision_start_token=config.outer.get("vision_start_token", cls.vision_start_token),
+            vision_end_token=config.outer.get("vision_end_token", cls.vision_end_token),
+            min_frames=int(config.take("min_frames", 4)),
+            max_frames=int(config.take("max_frames", 768)),
+            cap_pixels_per_frame=bool(config.take("cap_pixels_per_frame", False)),
+            max_video_tokens=int(config.take("max_video_tokens", 768)),
+            **frame_sampling(config, num_frames=None, fps=2.0, samples=True),
+        )
+
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        count = self.num_frames
+        if count is None and self.fps is None:
+            return list(range(total_frames))
+        if count is None:
+            assert self.fps is not None
+            count = min(max(int(total_frames / fps * self.fps), self.min_frames), self.max_frames, total_frames)
+        return [int(frame) for frame in np.linspace(0, total_frames - 1, count).round()]
+
+    def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        block, most = self.patch_size * self.merge_size, self.max_pixels
+        if self.cap_pixels_per_frame:
+            share = min(self.max_video_tokens * block * block, most // frames)
+            most = max(share, int(self.min_pixels * _ABOVE_FEWEST)) * frames
+        return smart_resize_frames(frames, height, width, self.temporal_patch_size, block, self.min_pixels, most)
+
+    def video_text(self, layout: VideoLayout) -> str:
+        groups, size, seconds = layout.grid[0], self.temporal_patch_size, layout.frame_seconds
+        tokens = self.vision_start_token + self.video_token * (layout.num_tokens // groups) + self.vision_end_token
+        pieces = []
+        for first in range(0, groups * size, size):
+            last = min(first + size, len(seconds)) - 1
+            pieces.append(f"<{(seconds[first] + seconds[last]) / 2:.1f} seconds>{tokens}")
+        return "".join(pieces)
+
+
+def frames_at_steps(start: float, total_frames: int, count: int) -> list[int]:
+    """Returns frame numbers at equal steps, as torch.arange computes them in single precision.
+
+    Args:
+        start: The first one, before rounding down.
+        total_frames: Frames of the video; all numbers are below.
+        count: Frames to choose.
+
+    Raises:
+        DecodeError: There are fewer frames, or none is to be chosen.
+    """
+    if not 0 < count <= total_frames:
+        raise DecodeError(f"The processor takes {count} frames of this video, which has {total_frames}")
+    import torch
+
+    frames: list[int] = torch.arange(start, total_frames, total_frames / count).int().tolist()
+    return frames

@@ -1,0 +1,194 @@
+"""The description of what a vision-language model wants of a video: which frames, and what they become."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from energon_dali.decode.front_ends.front_end import FrontEnd, replace_tokens
+from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout
+from energon_dali.decode.front_ends.resampling import Pixels, Resampling
+from energon_dali.decode.front_ends.vision_input import VideoInput
+from energon_dali.errors import ConfigError, DecodeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+    from energon_dali.decode.spec import ImageDtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoFrontEnd(FrontEnd):
+    """What a vision-language model wants of a video, declared as `VideoClips(front_end=...)`.
+
+    It chooses frames by their number, as the processor does, and makes of them what the processor makes. The videos
+    become VideoInput, and hooks before decoding see handles that know their `num_tokens`.
+
+        front_end = VideoFrontEnd.from_processor(processor, fps=2.0)
+        decoder = SampleDecoder(av_decode=VideoClips(front_end=front_end))
+
+    Raises:
+        ConfigError: A field has an invalid value.
+    """
+
+    resampling: Resampling = "torch"
+    """Who resamples. The video processors of transformers use torch."""
+    video_token: str = "<video>"
+    """Placeholder of a video in the text."""
+    num_frames: int | None = None
+    """Frames of each video; None takes `fps`."""
+    fps: float | None = None
+    """Frames per second to take, within limits of the family; None, without `num_frames`, takes all frames."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_frames is not None and (not isinstance(self.num_frames, int) or self.num_frames < 1):
+            raise ConfigError(f"num_frames={self.num_frames!r} is invalid: it must be a whole number of at least 1.")
+        if self.fps is not None and not self.fps > 0:
+            raise ConfigError(f"fps={self.fps!r} is invalid: it must be a number of frames per second above 0.")
+
+    @staticmethod
+    def from_processor(
+        processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+    ) -> VideoFrontEnd:
+        """Returns the front end that makes what a Hugging Face video processor makes.
+
+        Args:
+            processor: A video processor, or a processor that has one; or the folder (or JSON file) that it was saved
+                to, for which transformers need not be installed.
+            dtype: Type of the values.
+            resampling: Who resamples; None takes "torch", as video processors do.
+            **fields: Further fields of the family's front end, such as fps, num_frames or num_image_tokens.
+
+        Raises:
+            ConfigError: No front end covers this processor, or one of its values. The message lists those that exist.
+        """
+        from energon_dali.decode.front_ends.registry import make_video_front_end
+
+        return make_video_front_end(processor, dtype=dtype, resampling=resampling, **fields)
+
+    @abstractmethod
+    def choose_frames(self, total_frames: int, fps: float) -> list[int]:
+        """Returns the numbers of the frames that the processor takes from a video, in presentation order.
+
+        Args:
+            total_frames: Frames of the video, at least 1.
+            fps: Frames per second of the video, on average.
+
+        Raises:
+            DecodeError: The processor refuses videos of this length.
+        """
+
+    @abstractmethod
+    def frames_layout(self, width: int, height: int, frames: tuple[int, ...], total: int, fps: float) -> VideoLayout:
+        """Returns what chosen frames become.
+
+        Args:
+            width: Pixels.
+            height: Likewise.
+            frames: Numbers of the chosen frames.
+            total: Frames of the video.
+            fps: Frames per second of the video.
+
+        Raises:
+            DecodeError: The processor refuses such videos.
+        """
+
+    @abstractmethod
+    def render_frames(self, frames: torch.Tensor, layout: VideoLayout) -> torch.Tensor:
+        """Returns the values of a video.
+
+        Args:
+            frames: uint8[n, 3, H, W], the chosen frames, in any memory order.
+            layout: Of the video.
+        """
+
+    @abstractmethod
+    def video_text(self, layout: VideoLayout) -> str:
+        """Returns the text that stands for one video: its placeholder tokens, and what is written between them.
+
+        Args:
+            layout: Of the video.
+        """
+
+    def layout(self, width: int, height: int, frames: int = 1, fps: float = 1.0) -> VideoLayout:
+        """Returns what a video becomes.
+
+        Args:
+            width: Pixels.
+            height: Likewise.
+            frames: Frames of the video.
+            fps: Frames per second of the video, on average.
+
+        Raises:
+            DecodeError: The processor refuses such videos.
+        """
+        if frames < 1 or not fps > 0:
+            raise DecodeError(f"The video has {frames} frames at {fps:g} frames per second, so none can be chosen")
+        chosen = tuple(self.choose_frames(frames, fps))
+        if not chosen:
+            raise DecodeError(f"The processor takes no frame of this video, which has {frames} at {fps:g} per second")
+        return self.frames_layout(width, height, chosen, frames, fps)
+
+    def render_video(self, frames: torch.Tensor, layout: VideoLayout, timestamps: tuple[float, ...] = ()) -> VideoInput:
+        """Returns a video as the model takes it.
+
+        Args:
+            frames: uint8[n, 3, H, W], the frames that the layout chose, in any memory order.
+            layout: Of the video.
+            timestamps: When each of the frames is shown, in seconds.
+        """
+        return VideoInput(self.render_frames(frames, layout), layout, self, timestamps)
+
+    def render(self, pixels: Pixels, layout: ImageLayout) -> VideoInput:
+        """Returns an image as a video of one frame."""
+        assert isinstance(layout, VideoLayout)
+        return self.render_video(pixels.tensor[None], layout)
+
+    def image_text(self, layout: ImageLayout) -> str:
+        """Returns the text that stands for one video."""
+        assert isinstance(layout, VideoLayout)
+        return self.video_text(layout)
+
+    def expand_text(self, text: str, layouts: Iterable[ImageLayout]) -> str:
+        """Returns a text with each video token replaced by the text of its video, as the processor expands it.
+
+        Where a text also has images, expand those first: the text of a video may contain image tokens.
+
+        Args:
+            text: With one `video_token` per video.
+            layouts: Of the videos (`handle.layout`, or `VideoInput.layout`), in the order of the text.
+
+        Raises:
+            ConfigError: The text has more or fewer video tokens than there are videos.
+        """
+        return replace_tokens(text, self.video_token, [self.image_text(layout) for layout in layouts], "videos")
+
+
+def frame_sampling(
+    config: ProcessorConfig, *, num_frames: int | None, fps: float | None, samples: bool
+) -> dict[str, Any]:
+    """Returns the fields num_frames and fps for a processor's configuration.
+
+    Args:
+        config: Its do_sample_frames, num_frames and fps are taken.
+        num_frames: Default of num_frames.
+        fps: Default of fps.
+        samples: Default of do_sample_frames. Without sampling, all frames are taken.
+    """
+    given_frames, given_fps = config.take("num_frames", num_frames), config.take("fps", fps)
+    if not config.take("do_sample_frames", samples):
+        return {"num_frames": None, "fps": None}
+    return {
+        "num_frames": None if given_frames is None else int(given_frames),
+        "fps": None if given_fps is None else float(given_fps),
+    }
+
+
+def take_unused(config: ProcessorConfig, *names: str) -> None:
+    """Takes values that do not change what a video becomes: frames are RGB already, and metadata is always known."""
+    for name in ("do_convert_rgb", "return_metadata", "video_metadata", "use_token_compression", *names):
+        config.take(name)
