@@ -70,7 +70,7 @@ class AnyResolution(FrontEnd):
         position = ((canvas[0] - fitted[0]) // 2, (canvas[1] - fitted[1]) // 2)
         square = (self.cut, self.cut)
         whole = not (canvas[0] % self.cut or canvas[1] % self.cut)
-        if whole and self._finished(square) == View(*square):
+        if whole and self.finished_view(square) == View(*square):
             views.append(View(*fitted, canvas=canvas, position=position, tile=square))
         else:
             source = len(views)
@@ -85,7 +85,7 @@ class AnyResolution(FrontEnd):
             )
         return tuple(views)
 
-    def _finished(self, size: tuple[int, int], **fields: Any) -> View:
+    def finished_view(self, size: tuple[int, int], **fields: Any) -> View:
         """Returns the view of pixels of a size after the processor's last resizing and crop."""
         return cropped_view(*resized_size(*size, self.size, self.shortest_edge), self.crop, **fields)
 
@@ -94,11 +94,11 @@ class AnyResolution(FrontEnd):
     ) -> None:
         """Appends the views of a box of a source, or of all of it resampled to a size, finished."""
         if box is not None:
-            views.append(self._finished(size, box=box, source=source))
-        elif self._finished(size) == View(*size):
+            views.append(self.finished_view(size, box=box, source=source))
+        elif self.finished_view(size) == View(*size):
             views.append(View(*size))
         else:
-            views += (View(*size, emitted=False), self._finished(size, source=len(views)))
+            views += (View(*size, emitted=False), self.finished_view(size, source=len(views)))
 
     def collate_tiles(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         """Returns pixel_values, dtype[images, tiles, 3, height, width], and image_sizes, int64[images, 2]."""
@@ -135,7 +135,6 @@ def take_resolution_fields(
     """
     size = config.take_size("size", size)
     crop_size = config.take_size("crop_size", crop_size, square=True)
-    config.take("default_to_square")  # says what one number means as a size, which is settled
     edge = size.get("shortest_edge")
     pair = (size["height"], size["width"]) if size.keys() == {"height", "width"} else None
     if (pair is None) == (edge is None) or size.keys() - {"height", "width", "shortest_edge"}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,11 +59,12 @@ _DEFAULTS = {
     "DeiTImageProcessor": _Default({"height": 256, "width": 256}, HALF, HALF, "bicubic", _SQUARE_224),
     "LevitImageProcessor": _Default(_SHORTEST_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _SQUARE_224, square=False),
     "MobileNetV1ImageProcessor": _Default({"shortest_edge": 256}, HALF, HALF, "bilinear", _SQUARE_224, square=False),
+    "LlavaImageProcessor": _Default(_SHORTEST_224, CLIP_MEAN, CLIP_STD, "bicubic", _SQUARE_224, True, square=False),
     "PoolFormerImageProcessor": _Default(
         _SHORTEST_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic", _SQUARE_224, square=False
     ),
     "PvtImageProcessor": _Default(_SQUARE_224, IMAGENET_MEAN, IMAGENET_STD, "bicubic"),
-    "SiglipImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bicubic", None, True),
+    "SiglipImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bicubic", None, True, square=False),
     "ViTImageProcessor": _Default(_SQUARE_224, HALF, HALF, "bilinear"),
 }
 
@@ -79,7 +80,13 @@ class FixedSize(FrontEnd):
     crop: tuple[int, int] | None = None
     """(height, width) of the centre that is cut out after resizing, with black around images that are smaller."""
     patch_size: int | None = None
-    """Pixels of a patch's side in the model, which decides the number of tokens. Processors do not know it."""
+    """Pixels of a patch's side in the model, which decides the number of tokens. Image processors do not know it."""
+    num_additional_image_tokens: int = 0
+    """Features of the vision tower next to those of patches, such as its class token."""
+    vision_feature_select_strategy: str | None = None
+    """"default" drops one feature of an image, the class token; others keep all."""
+    background: tuple[int, int, int] | None = None
+    """Bytes around an image that is padded to a square before it is resized; None does not pad."""
 
     family: ClassVar[str] = "fixed_size"
     processors: ClassVar[tuple[str, ...]] = tuple(_DEFAULTS)
@@ -87,8 +94,7 @@ class FixedSize(FrontEnd):
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         default = _DEFAULTS[config.type_name]
-        square = bool(config.take("default_to_square", default.square))
-        size = config.take_size("size", default.size, square=square)
+        size = config.take_size("size", default.size, square=default.square)
         crop_size = config.take_size("crop_size", default.crop or {}, square=True)
         crops = bool(
             config.take("do_center_crop", default.crop is not None if default.crops is None else default.crops)
@@ -97,7 +103,11 @@ class FixedSize(FrontEnd):
         if crops and crop is None:
             raise config.error(f"crop_size={crop_size} is not a height and a width")
         config.require("do_reduce_labels", False, "it changes the pixels of images too")
-        config.require("do_pad", False, "images of one size need no padding")
+        pads = config.type_name == "LlavaImageProcessor" and bool(config.take("do_pad", False))
+        config.require("do_pad", pads, "images of one size need no padding")
+        background = background_color(config, default.mean) if pads else None
+        if pads and background is None:
+            raise config.error("image_mean is not a colour to pad with: it must be between 0 and 1")
         pair: tuple[int, int] | None = None
         shortest: int | None = None
         if config.type_name == "ConvNextImageProcessor":
@@ -118,27 +128,50 @@ class FixedSize(FrontEnd):
             size=pair,
             shortest_edge=shortest,
             crop=crop,
+            background=background,
+            **_text_fields(config.outer),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        view = cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop)
-        rows, columns = (0, 0)
-        if self.patch_size is not None:
-            rows, columns = (side // self.patch_size for side in view.canvas_size)
-        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
+        views: tuple[View, ...] = ()
+        side = max(height, width)
+        if self.background is not None and height != width:
+            views = (square_view(height, width, self.background),)
+            view = self._finished_view(side, side, source=0)
+        else:
+            view = self._finished_view(height, width)
+        if self.patch_size is None:
+            return ImageLayout(height, width, (*views, view), 0, (0, 0))
+        rows, columns = (length // self.patch_size for length in view.canvas_size)
+        tokens = rows * columns + self.num_additional_image_tokens
+        if self.vision_feature_select_strategy == "default":
+            tokens -= 1
+        return ImageLayout(height, width, (*views, view), tokens, (rows, columns))
+
+    def _finished_view(self, height: int, width: int, **fields: Any) -> View:
+        return cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop, **fields)
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
         images = [image for sample in samples for image in sample]
-        sizes = {(image.values.shape[3], image.values.shape[2]) for image in images}
-        if len(sizes) > 1:
-            shown = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:4])
-            raise ConfigError(
-                f"Images of different sizes cannot form one batch: {shown} pixels (width x height). This processor "
-                "neither resizes to one size nor crops to one. Give it a crop_size, or batch equal sizes together."
-            )
+        require_one_size(images)
         return {"pixel_values": torch.cat([image.values for image in images])}
+
+
+def require_one_size(images: Sequence[VisionInput]) -> None:
+    """Checks that images can be stacked.
+
+    Raises:
+        ConfigError: Their sizes differ.
+    """
+    sizes = {(image.values.shape[3], image.values.shape[2]) for image in images}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:4])
+        raise ConfigError(
+            f"Images of different sizes cannot form one batch: {shown} pixels (width x height). This processor "
+            "neither resizes to one size nor crops to one. Give it a crop_size, or batch equal sizes together."
+        )
 
 
 def _size(config: ProcessorConfig, size: dict[str, int]) -> tuple[tuple[int, int] | None, int | None]:
@@ -176,6 +209,44 @@ def _before_crop(
 
 def _pair(size: dict[str, int]) -> tuple[int, int] | None:
     return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
+
+
+def _text_fields(outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that LLaVA's processor knows: by them the model's features become tokens."""
+    if outer.get("processor_class") != "LlavaProcessor":
+        return {}
+    token = {"image_token": str(outer["image_token"])} if outer.get("image_token") else {}
+    if not outer.get("patch_size"):  # saved before the processor knew it; the values of the published models
+        strategy = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+        return {**strategy, **token}
+    return {
+        "patch_size": int(outer["patch_size"]),
+        "num_additional_image_tokens": int(outer.get("num_additional_image_tokens") or 0),
+        "vision_feature_select_strategy": outer.get("vision_feature_select_strategy"),
+        **token,
+    }
+
+
+def background_color(config: ProcessorConfig, mean: tuple[float, ...]) -> tuple[int, int, int] | None:
+    """Returns the bytes of image_mean, with which LLaVA's processors pad images to squares.
+
+    Args:
+        config: Of the processor.
+        mean: Default of image_mean.
+
+    Returns:
+        (red, green, blue), or None if they are not bytes: the processor fails when it pads.
+    """
+    given = config.take("image_mean", mean)
+    red, green, blue = (int(value * 255) for value in ((given,) * 3 if isinstance(given, (int, float)) else given))
+    return (red, green, blue) if min(red, green, blue) >= 0 and max(red, green, blue) <= 255 else None
+
+
+def square_view(height: int, width: int, fill: tuple[int, int, int]) -> View:
+    """Returns an image in the middle of a square of its longer side, as a source of other views."""
+    side = max(height, width)
+    position = ((side - height) // 2, (side - width) // 2)
+    return View(height, width, canvas=(side, side), position=position, fill=fill, emitted=False)
 
 
 def resized_size(height: int, width: int, size: tuple[int, int] | None, shortest_edge: int | None) -> tuple[int, int]:

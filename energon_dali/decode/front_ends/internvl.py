@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
-from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, require_one_size
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.vision_input import VisionInput
@@ -94,10 +94,11 @@ class InternVL(FrontEnd):
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
-        images = [image.values for sample in samples for image in sample]
+        images = [image for sample in samples for image in sample]
+        require_one_size(images)
         return {
-            "pixel_values": torch.cat(images),
-            "num_patches": torch.tensor([len(image) for image in images], dtype=torch.int64),
+            "pixel_values": torch.cat([image.values for image in images]),
+            "num_patches": torch.tensor([len(image.values) for image in images], dtype=torch.int64),
         }
 
 

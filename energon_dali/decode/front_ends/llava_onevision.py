@@ -15,7 +15,8 @@ from energon_dali.decode.front_ends.any_resolution import (
     take_resolution_fields,
     without_padding,
 )
-from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, background_color, square_view
+from energon_dali.decode.front_ends.layout import ImageLayout
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError
 
@@ -47,8 +48,8 @@ class LlavaOnevision(AnyResolution):
     """"default" drops one feature of an image, the class token; others keep all."""
     max_tiles: int = 9
     """Tiles whose features an image may have at most: the number in vision_aspect_ratio="anyres_max_9"."""
-    background: tuple[int, int, int] = (122, 116, 104)
-    """Bytes around an image that is padded to a square."""
+    background: tuple[int, int, int] | None = (122, 116, 104)
+    """Bytes around an image that is padded to a square: image_mean. None if that is not between 0 and 1."""
 
     family: ClassVar[str] = "llava_onevision"
     processors: ClassVar[tuple[str, ...]] = ("LlavaOnevisionImageProcessor",)
@@ -56,10 +57,10 @@ class LlavaOnevision(AnyResolution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.several_images and not all(0 <= byte <= 255 for byte in self.background):
+        if self.several_images and self.background is None:
             raise ConfigError(
-                f"LlavaOnevision(background={self.background}) is not a colour: bytes are 0 to 255. It comes from "
-                "image_mean * 255. Give means between 0 and 1."
+                "LlavaOnevision(several_images=True) pads images with the colour of image_mean, which is not between 0 "
+                "and 1. The processor fails likewise. Give a background."
             )
 
     @classmethod
@@ -69,10 +70,7 @@ class LlavaOnevision(AnyResolution):
         around = outer.get("processor_class")
         if around not in (None, "LlavaOnevisionProcessor"):
             raise config.error(f"The text of {around} is not covered. Give its image_processor")
-        mean = config.take("image_mean")
-        if mean is not None:
-            means = (mean,) * 3 if isinstance(mean, (int, float)) else mean
-            fields["background"] = tuple(int(value * 255) for value in means)
+        fields["background"] = background_color(config, CLIP_MEAN)
         if outer.get("image_token"):
             fields["image_token"] = str(outer["image_token"])
         if outer.get("num_image_tokens"):
@@ -88,7 +86,10 @@ class LlavaOnevision(AnyResolution):
         dropped = 1 if self.vision_feature_select_strategy == "default" else 0
         if self.several_images:
             tokens = self.num_image_tokens + 1 - dropped  # one ends the image
-            return ImageLayout(height, width, self._square_views(height, width), tokens)
+            side = max(height, width)
+            assert self.background is not None
+            square = square_view(height, width, self.background)
+            return ImageLayout(height, width, (square, self.finished_view((side, side), source=0)), tokens)
         views = self.views(height, width)
         canvas = choose_resolution(height, width, self.resolutions)
         tile_height, tile_width = self.tile_size
@@ -100,18 +101,6 @@ class LlavaOnevision(AnyResolution):
         if shrink > _SHRINKS_FROM:
             rows, columns = int(rows // shrink), int(columns // shrink)
         return ImageLayout(height, width, views, self.num_image_tokens + rows * columns + rows - dropped, canvas)
-
-    def _square_views(self, height: int, width: int) -> tuple[View, ...]:
-        side = max(height, width)
-        square = View(
-            height,
-            width,
-            canvas=(side, side),
-            position=((side - height) // 2, (side - width) // 2),
-            fill=self.background,
-            emitted=False,
-        )
-        return square, self._finished((side, side), source=0)
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch

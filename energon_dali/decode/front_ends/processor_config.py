@@ -78,12 +78,15 @@ class ProcessorConfig:
         Args:
             name: Of the value.
             default: If the configuration does not have it.
-            square: Whether one number is height and width; if not, it is the shortest edge.
+            square: Whether one number is height and width; if not, it is the shortest edge. For "size" the default of
+                default_to_square.
 
         Raises:
             ConfigError: It is not a size.
         """
         value = self.take(name, default)
+        if name == "size":
+            square = bool(self.take("default_to_square", square))
         if isinstance(value, Mapping) or hasattr(value, "items"):
             sides = {side: int(length) for side, length in value.items() if length is not None}
         elif isinstance(value, int):
