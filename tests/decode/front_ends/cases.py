@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.decode.front_ends import tile_cases
 from tests.decode.front_ends.comparison import Tokens
 
 
@@ -109,6 +110,42 @@ CASES = (
     Case("SigLIP", _siglip, lambda: _class("siglip", "SiglipImageProcessorPil")()),
     Case("ViT", _vit, lambda: _class("vit", "ViTImageProcessorPil")()),
     Case("Qwen2-VL", _qwen2_vl, lambda: _class("qwen2_vl", "Qwen2VLImageProcessorPil")(), merged_tokens),
+    Case(
+        "InternVL",
+        tile_cases.drawn_internvl,
+        lambda: tile_cases.internvl({"height": 448, "width": 448}),
+        tile_cases.tokens,
+        tile_cases.run,
+    ),
+    Case(
+        "LLaVA",
+        tile_cases.drawn_llava,
+        tile_cases.published_llava,
+        tile_cases.tokens,
+        tile_cases.run,
+        largest_ratio=110,
+    ),
+    Case(
+        "LLaVA-NeXT",
+        tile_cases.drawn_llava_next,
+        tile_cases.published_llava_next,
+        tile_cases.tokens,
+        tile_cases.run,
+    ),
+    Case(
+        "LLaVA-OneVision",
+        tile_cases.drawn_llava_onevision,
+        tile_cases.published_llava_onevision,
+        tile_cases.tokens,
+        tile_cases.run,
+    ),
+    Case(
+        "Mllama",
+        tile_cases.drawn_mllama,
+        lambda: tile_cases.mllama(560),
+        lambda processor, sizes: [1 for _ in sizes],
+        tile_cases.run_nested,
+    ),
 )
 
 
