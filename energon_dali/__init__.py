@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.dali import DaliTuning as DaliTuning
     from energon_dali.decode.front_ends import (
         FrontEnd as FrontEnd,
+        MultimodalRope as MultimodalRope,
         VideoFrontEnd as VideoFrontEnd,
         VideoInput as VideoInput,
         VisionInput as VisionInput,

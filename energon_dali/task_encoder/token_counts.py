@@ -151,24 +151,27 @@ def _are_ids(value: Any) -> bool:
 def _may_hold_media(reference: Lazy[Any]) -> bool:
     """Whether a file of a store can be media with a front end; nothing else is fetched to be counted."""
     decoder = getattr(reference.ds, "decoder", None)
-    return reference.ds is None or getattr(getattr(decoder, "spec", None), "front_end", None) is not None
+    if reference.ds is None or getattr(getattr(decoder, "spec", None), "front_end", None) is not None:
+        return True
+    return getattr(getattr(decoder, "av_decode", None), "front_end", None) is not None
 
 
 def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
     """Returns the tokens that media add to those of the text."""
     wanted = sum(one.num_tokens for one in media)
     front_ends = {id(front_end): front_end for front_end in map(_front_end, media)}.values()
-    ids = {front_end.image_token_id for front_end in front_ends}
-    if None in ids:
-        raise ConfigError(
-            "This sample has token ids and media, and the front end does not know the id of its placeholder "
-            f"{next(iter(front_ends)).image_token!r}: the text may contain the vision tokens, or not. Give "
-            "FrontEnd.from_processor(processor, image_token_id=...), the whole length as the field `length`, or a "
-            "function that counts."
-        )
+    ids: set[int] = set()
     for front_end in front_ends:
-        ids.add(getattr(front_end, "video_token_id", None))
-    ids.discard(None)
+        # The features of a video are image tokens in some families, and the placeholder is a video token.
+        own = {front_end.image_token_id, getattr(front_end, "video_token_id", None)} - {None}
+        if not own:
+            raise ConfigError(
+                "This sample has token ids and media, and the front end does not know the id of its placeholder "
+                f"{front_end.image_token!r}: the text may contain the vision tokens, or not. Give "
+                "FrontEnd.from_processor(processor, image_token_id=...), the whole length as the field `length`, or a "
+                "function that counts."
+            )
+        ids |= {number for number in own if number is not None}
     found = sum(_count_ids(text, ids) for text in texts)
     if found == wanted:
         return 0

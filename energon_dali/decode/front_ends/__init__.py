@@ -2,12 +2,14 @@
 
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout, View
+from energon_dali.decode.front_ends.multimodal_rope import MultimodalRope
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.decode.front_ends.vision_input import VideoInput, VisionInput, batch_vision
 
 __all__ = [
     "FrontEnd",
     "ImageLayout",
+    "MultimodalRope",
     "VideoFrontEnd",
     "VideoInput",
     "VideoLayout",

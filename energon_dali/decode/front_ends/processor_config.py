@@ -64,7 +64,15 @@ class ProcessorConfig:
     @property
     def image_token_id(self) -> int | None:
         """Id of the image placeholder in the tokenizer, if the processor or the model's folder says it."""
-        given = [self.outer.get(name) for name in ("image_token_id", "image_token_index")]
+        return self._token_id("image")
+
+    @property
+    def video_token_id(self) -> int | None:
+        """Id of the video placeholder in the tokenizer, likewise."""
+        return self._token_id("video")
+
+    def _token_id(self, medium: str) -> int | None:
+        given = [self.outer.get(f"{medium}_token_{name}") for name in ("id", "index")]
         return next((number for number in given if isinstance(number, int) and not isinstance(number, bool)), None)
 
     def take(self, name: str, default: Any = None) -> Any:
@@ -219,7 +227,7 @@ def read_video_processor(processor: object) -> ProcessorConfig:
     files = {name: _read_json(path / name) for name in _FILES if (path / name).is_file()}
     if not files:
         return _from_video_values(_read_json(_existing(path)))
-    outer = files.get("processor_config.json", {})
+    outer = {**_token_ids(path), **files.get("processor_config.json", {})}
     if isinstance(outer.get("video_processor"), Mapping):
         return _from_video_values(outer)
     for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
@@ -266,11 +274,18 @@ def _read_folder(path: Path) -> ProcessorConfig:
         found = [path / name for name in _FILES if (path / name).is_file()]
         values = _read_json(found[0] if found else _existing(path))
         outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
-        if (path / "config.json").is_file():  # of the model; older ones call the id an index
-            model = _read_json(path / "config.json")
-            outer = {**{name: model.get(name) for name in ("image_token_index", "image_token_id")}, **outer}
+        outer = {**_token_ids(path), **outer}
         return _from_values(values, outer)
     return _from_values(_read_json(_existing(path)))
+
+
+def _token_ids(folder: Path) -> dict[str, Any]:
+    """Returns the ids of placeholders in the config of the model; older ones call an id an index."""
+    if not (folder / "config.json").is_file():
+        return {}
+    model = _read_json(folder / "config.json")
+    names = [f"{medium}_token_{name}" for medium in ("image", "video") for name in ("index", "id")]
+    return {name: model[name] for name in names if name in model}
 
 
 def _existing(path: Path) -> Path:

@@ -184,6 +184,9 @@ class Qwen3VLVideo(PatchedVideo):
 def frames_at_steps(start: float, total_frames: int, count: int) -> list[int]:
     """Returns frame numbers at equal steps, as torch.arange computes them in single precision.
 
+    Rounding gives one number more for some lengths (34 frames, of which 14 are taken). Where that is past the last
+    frame, the processor fails; here it is left out.
+
     Args:
         start: The first one, before rounding down.
         total_frames: Frames of the video; all numbers are below.
@@ -197,4 +200,4 @@ def frames_at_steps(start: float, total_frames: int, count: int) -> list[int]:
     import torch
 
     frames: list[int] = torch.arange(start, total_frames, total_frames / count).int().tolist()
-    return frames
+    return [frame for frame in frames if frame < total_frames]

@@ -92,6 +92,8 @@ def _make(
             config.finish()
             if config.image_token_id is not None:
                 fields.setdefault("image_token_id", config.image_token_id)
+            if config.video_token_id is not None and issubclass(family, VideoFrontEnd):
+                fields.setdefault("video_token_id", config.video_token_id)
             return front_end.with_fields(dtype=dtype, resampling=resampling or config.arithmetic, **fields)
     known = sorted(name for family in families for name in family.processors)
     raise ConfigError(
