@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     )
     from energon_dali.decode.clips import (
         ClipAudio as ClipAudio,
+        LogMel as LogMel,
         VideoClips as VideoClips,
     )
     from energon_dali.decode.dali import DaliTuning as DaliTuning

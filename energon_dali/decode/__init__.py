@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from energon_dali.decode.clips import ClipAudio, ClipsHandle, VideoClips
+from energon_dali.decode.clips import ClipAudio, ClipsHandle, LogMel, VideoClips
 from energon_dali.decode.dali.decoder import DaliDecoder
 from energon_dali.decode.formats import ImageHeader
 from energon_dali.decode.front_ends import FrontEnd, VisionInput, batch_vision
@@ -33,6 +33,7 @@ __all__ = [
     "HorizontalFlip",
     "ImageHeader",
     "ImageSpec",
+    "LogMel",
     "MediaDecoder",
     "MediaHandle",
     "Normalize",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.av import AVLimits, FrameIndex, MediaFile
+    from energon_dali.decode.clips import ClipAudio
     from energon_dali.decode.front_ends import VideoFrontEnd
     from energon_dali.decode.spec import AVDecode
     from energon_dali.samples import SourceInfo
@@ -148,7 +149,7 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
         assert wanted.sample_rate is not None, "silence is refused without channels and a rate"
         shape = (len(handle.starts), wanted.channels, round(seconds * wanted.sample_rate))
         none = np.stack([handle.starts, handle.starts], 1)
-        return Clips(None, None, torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate)
+        return _with_audio(torch.zeros(shape), torch.from_numpy(none), wanted.sample_rate, wanted)
     from energon_dali.av import MediaFile
     from energon_dali.av.audio import AudioReader
 
@@ -168,7 +169,14 @@ def decode_audio_of_clips(handle: ClipsHandle, file: MediaFile | None = None) ->
         heard = clip.samples[:, : max(0, values.shape[2] - skipped)]
         values[row, :, skipped : skipped + heard.shape[1]] = as_float(heard)
         times[row] = clip.start_seconds, clip.start_seconds + heard.shape[1] / rate
-    return Clips(None, None, torch.from_numpy(values), torch.from_numpy(times), rate)
+    return _with_audio(torch.from_numpy(values), torch.from_numpy(times), rate, wanted)
+
+
+def _with_audio(audio: torch.Tensor, times: torch.Tensor, rate: int, wanted: ClipAudio) -> Clips:
+    """Returns clips of audio float32[clips, channels, samples], or of its features."""
+    if wanted.features is None:
+        return Clips(None, None, audio, times, rate)
+    return Clips(None, None, None, times, rate, wanted.features(audio[:, 0]))
 
 
 def _check_audio(handle: ClipsHandle, channels: int, rate: int) -> None:

@@ -27,6 +27,8 @@ class Clips:
     """Start and end of the audio of each clip in seconds, float64 (clips, 2), without added silence."""
     audio_sample_rate: int | list[int] | None = None
     """Audio samples per second; a list in a batch."""
+    audio_features: torch.Tensor | None = None
+    """Features of the audio (clips, bands, frames), where the spec has them made in place of the audio."""
 
     @classmethod
     def from_samples(cls, samples: Sequence[Clips]) -> Clips:

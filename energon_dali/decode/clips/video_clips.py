@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_dali.calls import explain_call
+from energon_dali.decode.clips.log_mel import LogMel
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class ClipAudio:
     missing: Literal["error", "silence"] = "error"
     """What happens if a file has no audio stream: a DecodeError, or silence (which needs `sample_rate` and `channels`).
     A stream that ends inside a clip is always padded with silence; `Clips.audio_timestamps` says where it ends."""
+    features: LogMel | None = None
+    """Makes features of the audio, which the clips then have in place of it (`Clips.audio_features`). The audio is
+    mono, at the rate of the features."""
 
     def __post_init__(self) -> None:
         for name in ("sample_rate", "channels", "duration_seconds"):
@@ -52,11 +56,24 @@ class ClipAudio:
         _check_seconds("ClipAudio", "duration_seconds", self.duration_seconds)
         if self.missing not in ("error", "silence"):
             raise ConfigError(f'ClipAudio(missing={self.missing!r}) is unknown. Give "error" or "silence".')
+        if self.features is not None:
+            self._take_features(self.features)
         if self.missing == "silence" and (self.sample_rate is None or self.channels is None):
             raise ConfigError(
                 'ClipAudio(missing="silence") does not know how much silence: a file without audio has no sample rate '
                 "and no channels. Give sample_rate and channels too."
             )
+
+    def _take_features(self, features: object) -> None:
+        if not isinstance(features, LogMel):
+            raise ConfigError(f"ClipAudio(features={features!r}) cannot work. Give a LogMel, or None for waveforms.")
+        for name, needed in (("sample_rate", features.sample_rate), ("channels", 1)):
+            if getattr(self, name) not in (None, needed):
+                raise ConfigError(
+                    f"ClipAudio({name}={getattr(self, name)}) does not fit its features, which are made of mono audio "
+                    f"at {features.sample_rate} Hz. Leave {name} out."
+                )
+            object.__setattr__(self, name, needed)
 
 
 @explain_call
