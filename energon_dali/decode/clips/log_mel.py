@@ -241,6 +241,8 @@ def _read_extractor(processor: object) -> Mapping[str, Any]:
             raise ConfigError(
                 f"{files[0]} cannot be read as JSON: {error}. Give the file of save_pretrained."
             ) from error
+    elif isinstance(processor, Mapping):
+        values = dict(processor)
     else:
         extractor = getattr(processor, "feature_extractor", processor)
         to_dict = getattr(extractor, "to_dict", None)
