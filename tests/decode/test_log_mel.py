@@ -17,7 +17,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from energon_dali import ClipAudio, Clips, ConfigError, LogMel, SampleDecoder, VideoClips
-from tests.av.corpus import AudioRecipe, encode_audio, video_file
+from tests.av.corpus import AudioRecipe, VideoRecipe, encode_audio, encode_video
 
 RATE = 16_000
 TOLERANCE = 1e-5
@@ -174,7 +174,7 @@ def test_clips_have_features_in_place_of_audio() -> None:
 def test_a_video_without_audio_has_features_of_silence() -> None:
     audio = ClipAudio(features=LogMel(duration_seconds=1), missing="silence")
     clips = SampleDecoder(av_decode=VideoClips(1, 2, clip_duration_seconds=0.2, audio=audio)).decode(
-        "mp4", video_file("h264-b-mp4")
+        "mkv", encode_video(VideoRecipe("mpeg4", "mkv", frames=8))
     )
     assert torch.equal(clips.audio_features, torch.full((1, 80, 100), -1.5))
 

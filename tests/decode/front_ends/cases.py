@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.decode.front_ends import tile_cases
+from tests.decode.front_ends import mixed_cases, tile_cases
 from tests.decode.front_ends.comparison import Tokens
 
 
@@ -31,6 +31,8 @@ class Case:
     """Longest side of most images, in pixels."""
     largest_ratio: float = 8000
     """Largest aspect ratio of the extreme sizes; less where the processor's memory grows with it."""
+    slow: bool = False
+    """Whether the published configuration is left to the sweep, because its images are large."""
 
 
 def _clip(draw: random.Random) -> Any:
@@ -145,6 +147,45 @@ CASES = (
         lambda: tile_cases.mllama(560),
         lambda processor, sizes: [1 for _ in sizes],
         tile_cases.run_nested,
+    ),
+    *(
+        Case(
+            name,
+            mixed_cases.drawn_fixed_size(*where),
+            lambda where=where: mixed_cases.processor_class(*where)(do_convert_rgb=True),  # type: ignore[misc]
+            largest_ratio=30,
+        )
+        for name, where in mixed_cases.FIXED_SIZES.items()
+    ),
+    Case("Gemma 3", mixed_cases.drawn_gemma3, mixed_cases.published_gemma3, mixed_cases.gemma3_tokens),
+    Case(
+        "Idefics3",
+        mixed_cases.drawn_idefics3("idefics3", "Idefics3ImageProcessor"),
+        lambda: _class("idefics3", "Idefics3ImageProcessorPil")(),
+        mixed_cases.idefics3_tokens,
+        mixed_cases.one_sample_each,
+        slow=True,
+    ),
+    Case(
+        "SmolVLM",
+        mixed_cases.drawn_idefics3("smolvlm", "SmolVLMImageProcessor"),
+        mixed_cases.published_smolvlm,
+        mixed_cases.idefics3_tokens,
+        mixed_cases.one_sample_each,
+        slow=True,
+    ),
+    Case("ImageGPT", mixed_cases.drawn_imagegpt, mixed_cases.published_imagegpt),
+    Case(
+        "Pixtral",
+        mixed_cases.drawn_pixtral,
+        lambda: _class("pixtral", "PixtralImageProcessorPil")(),
+        mixed_cases.pixtral_tokens,
+    ),
+    Case(
+        "SigLIP 2",
+        mixed_cases.drawn_siglip2,
+        lambda: _class("siglip2", "Siglip2ImageProcessorPil")(do_convert_rgb=True),
+        mixed_cases.siglip2_tokens,
     ),
 )
 
