@@ -1,4 +1,4 @@
-"""The rank, workers and streams of this process, and how the streams of a job are divided."""
+"""The rank, workers and streams of this process."""
 
 from __future__ import annotations
 
@@ -8,97 +8,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from energon_dali.calls import explain_call
 from energon_dali.error_handlers import log_exception, reraise_exception
-from energon_dali.errors import ConfigError, LayoutError
+from energon_dali.errors import ConfigError
 from energon_dali.plan import mix
+from energon_dali.plan.layout import Layout as Layout
+from energon_dali.plan.layout import divisors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+AUTO_STREAMS_PER_RANK = 8
+"""Streams per rank with num_workers="auto", where num_streams is not given: for 1, 2, 4 or 8 workers."""
+
 ErrorHandler = Callable[[Exception, Any, "list[Any] | None"], None]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the streams of a job are divided among ranks and workers.
-
-    The k-th batch of stream s has position (k, s) in the order of the job, whatever the layout. A rank delivers its
-    streams round robin in the order of `rank_streams`, and skips those that are exhausted.
-
-    Raises:
-        LayoutError: world_size x num_workers does not divide num_streams.
-    """
-
-    world_size: int
-    """Number of ranks, at least 1."""
-    num_workers: int
-    """Number of workers per rank, at least 1."""
-    num_streams: int
-    """Number of logical streams of the job."""
-
-    def __post_init__(self) -> None:
-        if self.world_size < 1 or self.num_workers < 1 or self.num_streams < 1:
-            raise LayoutError(
-                f"world_size={self.world_size}, num_workers={self.num_workers} and num_streams={self.num_streams} must "
-                "all be at least 1."
-            )
-        executors = self.world_size * self.num_workers
-        if self.num_streams % executors:
-            fitting = ", ".join(str(n) for n in _divisors(self.num_streams))
-            raise LayoutError(
-                f"{self.num_streams} streams cannot be divided over world_size={self.world_size} x "
-                f"num_workers={self.num_workers} = {executors}. The product of the two must be one of {fitting}"
-                f"{self._fitting_workers()}. The number of streams is fixed when a job first starts: choose ranks and "
-                "workers that fit, or start a new job with another num_streams."
-            )
-
-    def _fitting_workers(self) -> str:
-        """Returns the end of the message: the numbers of workers that fit this world size."""
-        if self.num_streams % self.world_size:
-            return f"; no number of workers fits world_size={self.world_size}"
-        workers = ", ".join(str(n) for n in _divisors(self.num_streams // self.world_size))
-        return f"; with world_size={self.world_size}, num_workers may be {workers}"
-
-    def rank_streams(self, rank: int) -> list[int]:
-        """Returns the streams of a rank, in the order in which it delivers their batches.
-
-        Raises:
-            ConfigError: There is no such rank.
-        """
-        if not 0 <= rank < self.world_size:
-            raise ConfigError(
-                f"Rank {rank} does not exist: with world_size={self.world_size} give 0 to {self.world_size - 1}."
-            )
-        return list(range(rank, self.num_streams, self.world_size))
-
-    def worker_streams(self, rank: int, worker: int) -> list[int]:
-        """Returns the streams that a worker of a rank runs.
-
-        Raises:
-            ConfigError: There is no such rank or worker.
-        """
-        if not 0 <= worker < self.num_workers:
-            raise ConfigError(
-                f"Worker {worker} does not exist: with num_workers={self.num_workers} give 0 to {self.num_workers - 1}."
-            )
-        return self.rank_streams(rank)[worker :: self.num_workers]
-
-    def worker_of_stream(self, stream: int) -> tuple[int, int]:
-        """Returns the (rank, worker) that runs a stream.
-
-        Raises:
-            ConfigError: There is no such stream.
-        """
-        if not 0 <= stream < self.num_streams:
-            raise ConfigError(
-                f"Stream {stream} does not exist: with num_streams={self.num_streams} give 0 to {self.num_streams - 1}."
-            )
-        number, rank = divmod(stream, self.world_size)
-        return rank, number % self.num_workers
 
 
 @explain_call
@@ -114,13 +40,16 @@ class WorkerConfig:
     world_size: int
     """Number of data-parallel ranks."""
     num_workers: int
-    """Worker processes of this rank; 0 runs everything in this process."""
+    """Worker processes of this rank; 0 runs everything in this process. "auto" starts with a number that fits the
+    cores, and changes it while the run goes on (docs/workers.md); it fixes the number of streams, so no batch
+    changes. This field then holds the number at the start."""
     data_parallel_group: ProcessGroup | None = None
     """Group over which global states are gathered; None is the default group. Never created here."""
     seed_offset: int = 0
     """Seed of every order and every random draw of the job."""
     num_streams: int | None = None
-    """Logical streams of the job; None is world_size x max(1, num_workers). Fixed for the life of a job."""
+    """Logical streams of the job; None is world_size x max(1, num_workers), or world_size x 8 with num_workers="auto".
+    Fixed for the life of a job."""
     worker_debug_path: str | None = None
     """File for the debug log, a line of JSON per delivered element; may contain {worker_id} (the rank: elements are
     logged where they are delivered) and {pid}. None logs to `energon_dali.debug`."""
@@ -138,11 +67,35 @@ class WorkerConfig:
     """Called with (exception, sample, sources) when a sample of a restored buffer fails."""
     _derived: bool = field(default=False, init=False, repr=False)
     """Whether rank and world size are those of the whole job, as they were known then."""
+    is_auto: bool = field(default=False, init=False, repr=False)
+    """Whether num_workers="auto" was given."""
 
     active_worker_config: ClassVar[WorkerConfig | None] = None
     """The configuration while a user's dataset with an `__iter__` of its own runs; None otherwise."""
 
+    if TYPE_CHECKING:  # dataclass makes it; written down because num_workers takes more than the field holds
+
+        def __init__(
+            self,
+            *,
+            rank: int,
+            world_size: int,
+            num_workers: int | Literal["auto"],
+            data_parallel_group: ProcessGroup | None = None,
+            seed_offset: int = 0,
+            num_streams: int | None = None,
+            worker_debug_path: str | None = None,
+            worker_log_level: int = 0,
+            trace_path: str | os.PathLike[str] | None = None,
+            trace_max_bytes: int = 2**30,
+            global_error_handler: ErrorHandler = log_exception,
+            restore_error_handler: ErrorHandler = reraise_exception,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        given: object = self.num_workers
+        if given == "auto":
+            self.is_auto, self.num_workers = True, 0
         for name in ("rank", "world_size", "num_workers", "seed_offset", "num_streams"):
             value = getattr(self, name)
             if value is None and name == "num_streams":
@@ -150,7 +103,8 @@ class WorkerConfig:
             try:
                 setattr(self, name, operator.index(value))
             except TypeError as error:
-                raise ConfigError(f"{name}={value!r} is not a whole number: give an int.") from error
+                or_auto = ' or "auto"' if name == "num_workers" else ""
+                raise ConfigError(f"{name}={value!r} is not a whole number: give an int{or_auto}.") from error
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank={self.rank} of world_size={self.world_size} is invalid: world_size must be at least 1 "
@@ -163,7 +117,16 @@ class WorkerConfig:
             )
         if self.trace_path is not None:
             self._check_trace_path()
+        if self.is_auto:
+            self._choose_workers()
         _ = self.layout  # raises LayoutError if the number of streams does not fit
+
+    def _choose_workers(self) -> None:
+        """Fixes the number of streams, and chooses a number of workers for the start that divides a rank's."""
+        if self.num_streams is None:
+            self.num_streams = AUTO_STREAMS_PER_RANK * self.world_size
+        streams = Layout(self.world_size, 1, self.num_streams).num_streams // self.world_size
+        self.num_workers = max(count for count in divisors(streams) if count <= min(4, cores_per_rank()))
 
     def _check_trace_path(self) -> None:
         path = os.fspath(self.trace_path or "")
@@ -194,12 +157,12 @@ class WorkerConfig:
 
     @classmethod
     def default_worker_config(
-        cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, **kwargs: Any
+        cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: ProcessGroup | None = None, **kwargs: Any
     ) -> WorkerConfig:
         """Returns the configuration of this process, from torch.distributed or torchrun's environment.
 
         Args:
-            num_workers: Worker processes per rank.
+            num_workers: Worker processes per rank; "auto" adapts their number while the run goes on.
             data_parallel_group: Data-parallel group, if it is not the whole world.
             **kwargs: Further fields of WorkerConfig.
 
@@ -212,6 +175,17 @@ class WorkerConfig:
         )
         config._derived = data_parallel_group is None
         return config
+
+    def with_workers(self, num_workers: int) -> WorkerConfig:
+        """Returns a copy for another number of workers and the same streams.
+
+        Raises:
+            ConfigError: It is not a whole number of at least 0.
+            LayoutError: It does not divide the streams of the rank.
+        """
+        twin = replace(self, num_workers=num_workers, num_streams=self.layout.num_streams)
+        twin._derived, twin.is_auto = self._derived, self.is_auto
+        return twin
 
     def check_derived_rank(self) -> None:
         """Checks that `default_worker_config` was not called before the processes of the job knew each other.
@@ -314,6 +288,12 @@ class WorkerConfig:
             setattr(self, name, value)
 
 
+def cores_per_rank() -> int:
+    """Returns the number of cores that a rank may use, at least 1: its share of those that this process may use."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, len(os.sched_getaffinity(0)) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1))
+
+
 class _Running(threading.local):
     """The stream that a user's dataset iterates in this thread."""
 
@@ -352,9 +332,3 @@ def _rank_and_world_size(group: ProcessGroup | None) -> tuple[int, int]:
             f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE={os.environ.get('WORLD_SIZE')!r} must both be whole "
             "numbers. Start with torchrun, or unset both."
         ) from error
-
-
-def _divisors(number: int) -> list[int]:
-    """Returns all divisors of a positive number, ascending."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
 from energon_dali.decode.media_decoder import MediaDecoder
 from energon_dali.errors import ConfigError
+from energon_dali.worker_config import AUTO_STREAMS_PER_RANK
 
 DecoderName = Literal["own", "pil", "dali-cpu", "dali-gpu"]
 DECODERS: tuple[DecoderName, ...] = get_args(DecoderName)
-STREAMS_PER_RANK = 8
-"""Streams that are fixed where nothing else fixes them: they divide among 1, 2, 4 and 8 workers."""
+STREAMS_PER_RANK = AUTO_STREAMS_PER_RANK
+"""Streams that are fixed where nothing else fixes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,6 @@ class Setting:
     def as_dict(self) -> dict[str, Any]:
         """Returns the setting as plain values."""
         return asdict(self)
-
-
-def divisors(number: int) -> list[int]:
-    """Returns all divisors of a positive number, ascending."""
-    return [one for one in range(1, number + 1) if number % one == 0]
 
 
 def with_decoder(encoder: Any, name: DecoderName) -> Any:

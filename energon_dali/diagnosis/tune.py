@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 from energon_dali.diagnosis.bench import LoaderRate, OpenDataset, measure_loader, usable_cores
-from energon_dali.diagnosis.settings import DecoderName, Setting, divisors
+from energon_dali.diagnosis.settings import DecoderName, Setting
 from energon_dali.errors import ConfigError
+from energon_dali.plan.layout import divisors
 from energon_dali.shards.storage.atomic_file import write_atomically
 
 _NEAR = 0.97

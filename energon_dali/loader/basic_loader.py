@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.stream import plain
 from energon_dali.errors import ConfigError
+from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
 from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
 from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
@@ -104,6 +107,7 @@ class BasicDataLoader(Generic[T]):
         self._options = LoaderOptions.from_arguments(options).resolved(
             rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
         )
+        self._auto = auto_workers(self.worker_config)
         self._shared_cache: CachePool | None = None
         self._metrics, self._clock = open_metrics(self.worker_config)
         self._watchdog = Watchdog(
@@ -151,6 +155,8 @@ class BasicDataLoader(Generic[T]):
                 if epoch != self._epoch:  # another iterator reached its end
                     self._clock.stop_without_batch(started, "the epoch is over")
                     raise StopIteration
+                if self._auto is not None and (number := self._auto.decide()) is not None:
+                    self.change_workers(number)
                 prefetcher = self._prefetcher or self._open()
                 occupancy = prefetcher.occupancy
                 before = prefetcher.snapshot
@@ -166,6 +172,8 @@ class BasicDataLoader(Generic[T]):
                 self._note_closed(prefetcher)
                 self._given += 1
                 self._clock.stop(started, occupancy)
+                if self._auto is not None:
+                    self._auto.note(time.perf_counter() - started)
             # Nothing may follow before the trainer has the element: Ctrl-C up to this line takes it back.
             return element  # type: ignore[no-any-return]
         except StopIteration:
@@ -214,11 +222,38 @@ class BasicDataLoader(Generic[T]):
         snapshot = self._snapshot if self._prefetcher is None else self._prefetcher.snapshot
         return None if snapshot is None else plain(snapshot)
 
+    def change_workers(self, num_workers: int) -> None:
+        """Goes on with another number of worker processes. No batch changes, and no state.
+
+        What the workers have prefetched is dropped and made again by the new ones, which start when the next batch is
+        asked for. The number of streams stays what it is.
+
+        Args:
+            num_workers: Must divide the streams of this rank; 0 runs everything in this process.
+
+        Raises:
+            ConfigError: It is not a whole number of at least 0.
+            LayoutError: It does not divide the streams of this rank.
+        """
+        config = self.worker_config.with_workers(num_workers)
+        with self._turn:
+            self._stop()
+            if self._tree is self.dataset:
+                self._tree = copy.copy(self._tree)
+            with_workers(self._tree, config)
+            self.worker_config = config
+
     def close(self) -> None:
         """Ends workers and threads; may be called again. A later iteration continues after the last batch."""
+        if self._stop():
+            self._reporter.tell(is_end=True)
+            flush_trace(self._metrics)
+
+    def _stop(self) -> bool:
+        """Ends workers and threads, if there are any; returns whether there were."""
         prefetcher, self._prefetcher = self._prefetcher, None
         if prefetcher is None:
-            return
+            return False
         # Another thread may open the next one meanwhile.
         finalizer, closing = self._finalizer, self._closing
         self._finalizer = self._closing = None
@@ -230,8 +265,7 @@ class BasicDataLoader(Generic[T]):
             prefetcher.close()
         if self._shared_cache is not None:
             self._shared_cache.close()
-        self._reporter.tell(is_end=True)
-        flush_trace(self._metrics)
+        return True
 
     def __enter__(self) -> BasicDataLoader[T]:
         return self

@@ -155,7 +155,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             passed = sum(entry["count"] for entry in position["streams"].values())
             if passed >= stop:
                 logger.warning("skip_steps leaves nothing out: step %d comes next, after the range.", passed)
-            self.close()  # what was prefetched may belong to the range
+            self._stop()  # what was prefetched may belong to the range
             self._snapshot = {**position, **as_entry([*skipped_by_state(position), new])}
 
     # --- the state of all ranks ------------------------------------------------------------------------------------
