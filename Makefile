@@ -35,13 +35,15 @@ PACKING_JSON ?= benchmarks/results/packing.json
 PACKING_PLOT ?= docs/images/packing.png
 REMOTE_JSON ?= $(if $(QUICK),.cache/quick-remote.json,benchmarks/results/remote.json)
 REMOTE_PLOT ?= $(if $(QUICK),.cache/quick-remote.png,docs/images/remote.png)
+VISION_JSON ?= benchmarks/results/vision.json
+VISION_PLOT ?= docs/images/vision.png
 SCALE_JSON ?= $(if $(QUICK),.cache/quick-scale.json,benchmarks/results/scale.json)
 SCALE_PLOT ?= $(if $(QUICK),.cache/quick-scale.png,docs/images/scale.png)
 OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale bench-vision gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -58,6 +60,7 @@ help:
 	@echo "make bench-video        benchmarks on videos, compared with megatron-energon, torchcodec and PyAV"
 	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
 	@echo "make bench-packing      measures packing of texts, with and without saved states, compared with megatron-energon"
+	@echo "make bench-vision       measures input for vision-language models, compared with transformers' processors"
 	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
 	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
@@ -173,6 +176,11 @@ bench-packing: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run packing --json $(PACKING_JSON) $(QUICK) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(PACKING_JSON) $(PACKING_PLOT)
+
+bench-vision: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
+	$(BIN)/python -m benchmarks.run vision --json $(VISION_JSON) $(QUICK) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(VISION_JSON) $(VISION_PLOT)
 
 # An environment that ENERGON_PYTHON or PEERS_PYTHON names is not made. QUICK=--quick tests that the benchmarks run.
 bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))

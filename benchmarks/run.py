@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, growth, packing, trainer, video
+from benchmarks import cpu, gpu_images, gpu_video, growth, packing, trainer, video, vision
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
@@ -34,6 +34,7 @@ SUITES: dict[str, tuple[Workload, ...]] = {
     "scale": scale.WORKLOADS,
     "trainer": trainer.WORKLOADS,
     "video": video.WORKLOADS,
+    "vision": vision.WORKLOADS,
 }
 DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "gpu-images": gpu_images.workloads,

@@ -55,6 +55,8 @@ def check(batches: Iterator[Delivered], task: Task) -> int:
         "frames224": _check_frames,
         "frame-patches": _check_frame_patches,
     }
+    if task.output == "vision":
+        return check_vision(batches, task)
     one = by_output[task.output]
     checked = 0
     brightness = expected_brightness = 0.0
@@ -81,6 +83,55 @@ def check(batches: Iterator[Delivered], task: Task) -> int:
             f"{expected_brightness / checked:.1f}."
         )
     return checked
+
+
+def check_vision(batches: Iterator[Delivered], task: Task) -> int:
+    """Returns how many images were compared with what the processor of the PIL backend makes, on their average.
+
+    The first candidate that is checked is that processor; it writes the averages next to the shards.
+
+    Raises:
+        WrongOutputError: An image has another number of rows, another shape, or another average.
+    """
+    path = Path(task.dataset) / f"vision-{task.options['model']}.json"
+    is_reference = task.options.get("backend") == "pil"
+    known: dict[str, list[float]] = json.loads(path.read_text()) if path.exists() else {}
+    checked = 0
+    for batch in batches:
+        assert isinstance(batch.images, dict)
+        assert batch.keys is not None
+        pixels = _normalised(batch.images["pixel_values"], task)
+        rows = batch.images["rows"]
+        # LLaVA-NeXT pads the tiles of a batch to one number.
+        pieces = (
+            [one[:count] for one, count in zip(pixels, rows, strict=True)] if pixels.ndim == 5 else pixels.split(rows)
+        )
+        for key, piece in zip(batch.keys, pieces, strict=True):
+            found = [len(piece), piece[0].numel(), float(piece.mean()), float(piece.std())]
+            expected = known.setdefault(key, found) if is_reference else known.get(key)
+            if expected is None:
+                raise WrongOutputError(f"{key}: check the processor of the PIL backend first.")
+            if found[:2] != expected[:2] or any(abs(a - b) > 0.02 for a, b in zip(found, expected, strict=True)):
+                raise WrongOutputError(f"{key}: rows, values, mean and deviation are {found}, not {expected}.")
+            checked += 1
+        if checked >= (len(json.loads((Path(task.dataset) / "facts.json").read_text())) if is_reference else 64):
+            break
+    if is_reference:
+        path.write_text(json.dumps(known))
+    return checked
+
+
+def _normalised(pixels: torch.Tensor, task: Task) -> torch.Tensor:
+    if pixels.dtype != torch.uint8:
+        return pixels.float()
+    from benchmarks.candidates.vision import front_end  # bytes: the model normalises
+
+    scale, shift = front_end(task).normalization()
+    values = pixels.float()
+    if values.ndim == 2:  # patches: [N, 3 * frames * side * side]
+        grouped = values.view(len(values), 3, -1)
+        return (grouped * torch.tensor(scale).view(1, 3, 1) + torch.tensor(shift).view(1, 3, 1)).view_as(values)
+    return values * torch.tensor(scale).view(3, 1, 1) + torch.tensor(shift).view(3, 1, 1)
 
 
 def _per_sample(images: Any, task: Task) -> Any:

@@ -72,6 +72,8 @@ def count_samples(images: Any) -> int:
     """Returns the number of samples of a batch of images, or of videos of a batch of clip patches."""
     if not isinstance(images, dict):
         return len(images)
+    if "rows" in images:
+        return len(images["rows"])
     pieces = len(images["cu_seqlens"]) - 1
     return pieces // CLIPS if images["tokens"].shape[1] > 3 * PATCH_PIXELS**2 else pieces
 
