@@ -50,7 +50,7 @@ help:
 	@echo "make demo [DATA=/path]  decodes real photographs (or your own dataset) with every decoder of this machine"
 	@echo "make demo-train         trains two models for minutes: one predicts pixels, one captions the demo's images"
 	@echo "make test               runs the tests"
-	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium"
+	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium, and the metrics with a real Prometheus"
 	@echo "make test-faults        the full sweeps: Ray, kills, thousands of damaged files, failing disks and servers"
 	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
 	@echo "make check              checks style, layout and types"
@@ -104,6 +104,9 @@ test-browser: $(STAMP)
 		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -q chromium chromium-driver >/dev/null; } || \
 		{ echo "Chromium is missing. Install Debian's packages: apt install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pytest -n 0 -m browser tests/view
+	command -v prometheus >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -q prometheus >/dev/null; } || \
+		echo "Prometheus is missing, and its tests are skipped. Install Debian's package: apt install prometheus"
+	$(BIN)/python -m pytest -n 0 -m prometheus tests/integrations
 
 # Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
 test-faults: $(STAMP)

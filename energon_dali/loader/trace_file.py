@@ -34,6 +34,8 @@ _IDLE_SECONDS = 5.0
 """How long the thread that writes waits for events before it ends."""
 _RESERVED_BYTES = 1000
 """Room that is left for the last event of a trace that is full."""
+_MOST_HEADS = 10_000
+"""Beginnings of events that are kept to be written again."""
 _MOST_WAITING = 20_000
 """Events in memory at which the thread that adds one writes them itself."""
 
@@ -62,6 +64,7 @@ class TraceFile:
         self._thread: threading.Thread | None = None
         self._processes: set[int] = set()
         self._lanes: dict[tuple[int, str, int], int] = {}
+        self._heads: dict[tuple[int, str, str], str] = {}
         self._end = 0
         self._stopped = False
         self.num_loaders = 0
@@ -158,25 +161,24 @@ class TraceFile:
             twins = sum(1 for pid, name, _ in self._lanes if (pid, name) == key[:2])
             name = event.lane if twins == 1 else f"{event.lane} (thread {twins})"
             texts.append(_metadata("thread_name", process.pid, lane, {"name": name}))
-        values: dict[str, Any] = {
-            "name": event.name,
-            "cat": event.lane,
-            "ph": event.phase,
-            "pid": process.pid,
-            "tid": lane,
-            "ts": round(event.start_seconds * 1e6, 3),
-        }
+        head = self._heads.get((lane, event.name, event.phase))
+        if head is None:
+            values = {"name": event.name, "cat": event.lane, "ph": event.phase, "pid": process.pid, "tid": lane}
+            if len(self._heads) >= _MOST_HEADS:  # part names can be of any number
+                self._heads.clear()
+            head = self._heads[lane, event.name, event.phase] = json.dumps(values)[:-1]
+        text = f'{head}, "ts": {event.start_seconds * 1e6:.3f}'
         if event.phase == "X":
-            values["dur"] = round(event.duration_seconds * 1e6, 3)
+            text += f', "dur": {event.duration_seconds * 1e6:.3f}'
         elif event.phase == "i":
-            values["s"] = "t"
+            text += ', "s": "t"'
         arguments = event.arguments
         if arguments is not None:
             if event.phase in "be":
                 arguments = dict(arguments)
-                values["id"] = arguments.pop("id")
-            values["args"] = arguments
-        texts.append(json.dumps(values, default=str))
+                text += f', "id": {json.dumps(arguments.pop("id"))}'
+            text += f', "args": {json.dumps(arguments, default=str)}'
+        texts.append(text + "}")
         return texts
 
 

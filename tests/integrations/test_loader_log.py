@@ -11,6 +11,8 @@ import pytest
 
 from energon_dali import ConfigError, LoaderLog
 from energon_dali.integrations.lightning import LoaderLogCallback
+from energon_dali.integrations.loader_log import LoaderScalars
+from energon_dali.integrations.transformers import LoaderTrainerMixin
 from tests.integrations.observed import full_loader, numbers_loader
 
 
@@ -52,6 +54,7 @@ def wandb_records(data: bytes) -> list[bytes]:
     return records[:-1]
 
 
+@pytest.mark.sweep  # it starts a process of its own, and imports much; the function below samples it
 def test_weights_and_biases_reads_back_what_was_written_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +142,27 @@ def test_lightning_gives_the_statistics_to_its_loggers(tmp_path: Path) -> None:
         rows = [row for row in csv.DictReader(file) if row["loader/blocked_share"]]
     assert [row["step"] for row in rows] == ["5", "10"]
     assert all(float(row["loader/batches_per_second"]) > 0 for row in rows)
+
+
+def test_what_the_transformers_trainer_logs_with_the_loss_gets_the_numbers(tmp_path: Path) -> None:
+    logged: list[dict[str, float]] = []
+
+    class Parent:
+        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+            logged.append(logs)
+
+    class LoaderTrainer(LoaderTrainerMixin, Parent):
+        train_dataset = eval_dataset = None
+
+    silent, trainer = LoaderTrainer(), LoaderTrainer(log_loader=True)
+    loader = full_loader()
+    trainer._scalars = LoaderScalars(loader)
+    silent.log({"loss": 1.0}, 0.0)
+    trainer.log({"eval_loss": 1.0})
+    trainer.log({"loss": 1.0}, start_time=0.0)
+    assert logged[:2] == [{"loss": 1.0}, {"eval_loss": 1.0}]
+    assert logged[2]["loss"] == 1.0
+    assert logged[2]["loader/blocked_share"] == 0.05
 
 
 @pytest.mark.parametrize(
