@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from energon_dali.errors import DecodeError, EnergonDaliError
 from energon_dali.view import pages, scan_pages
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 from energon_dali.view.guard import DATA_POLICY, Guard
+from energon_dali.view.lanes import Lane
 from energon_dali.view.part_response import send_part
 from energon_dali.view.site import STATIC, Site
 from energon_dali.view.thumbnail import convert_image, make_strip, make_thumbnail
@@ -40,19 +42,20 @@ def create_app(site: Site, token: str) -> Guard:
         yield
         await run_in_threadpool(site.close)
 
+    checks, pictures, queries = Lane(1), Lane(max(2, os.cpu_count() or 1)), Lane(4)
     routes = [
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
         Route("/data/{dataset:int}/find", pages.find),
-        Route("/data/{dataset:int}/failures", scan_pages.failures),
-        Route("/data/{dataset:int}/statistics", scan_pages.statistics),
-        Route("/mixture", scan_pages.mixture),
+        Route("/data/{dataset:int}/failures", queries(scan_pages.failures)),
+        Route("/data/{dataset:int}/statistics", queries(scan_pages.statistics)),
+        Route("/mixture", queries(scan_pages.mixture)),
         Route(_SAMPLE, pages.sample),
-        Route(f"{_SAMPLE}/facts", pages.facts),
+        Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),
-        Route(f"{_PART}/thumbnail", thumbnail),
-        Route(f"{_PART}/image", image),
-        Route(f"{_PART}/strip", strip),
+        Route(f"{_PART}/thumbnail", pictures(thumbnail)),
+        Route(f"{_PART}/image", pictures(image)),
+        Route(f"{_PART}/strip", pictures(strip)),
         Route("/scan", scan_pages.progress),
         Route("/scan/start", scan_pages.start, methods=["POST"]),
         Route("/scan/cancel", scan_pages.cancel, methods=["POST"]),

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import OrderedDict
 from dataclasses import asdict
 from typing import Any
 
 from energon_dali.view.encoder_session import EncoderOptions
+from energon_dali.view.line_process import LineProcess, ProcessEndedError
 
 REQUEST_SECONDS = 120.0
 """Longest time for a sample or a batch; the first one includes loading the encoder."""
@@ -39,7 +33,7 @@ class EncodedViews:
         self.options = options
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = LineProcess("energon_dali.view.encoder_process", asdict(options))
         self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._images: dict[str, list[bytes]] = {}
         self._kept = threading.Lock()
@@ -73,7 +67,7 @@ class EncodedViews:
     def reload(self) -> None:
         """Forgets all views and ends the process, so that the next view is made by the encoder as it is then."""
         with self._lock:
-            self._end()
+            self._process.end()
             with self._kept:
                 self._views.clear()
                 self._images.clear()
@@ -106,73 +100,10 @@ class EncodedViews:
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            if self._process is None or self._process.poll() is not None:
-                self._end()
-                self._begin()
-            process = self._process
-            assert process is not None, "it has just begun"
-            assert process.stdin is not None, "it is a pipe"
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            line = self._read_line(process, time.monotonic() + self._request_seconds)
-        except BrokenPipeError:
-            line = b""
-        except TimeoutError:
-            self._end()
-            return _failure(f"The encoder took longer than {self._request_seconds:g} seconds, and was ended.")
-        if not line:
-            return _failure(f"The encoder ended its process {self._end()}.")
-        found: dict[str, Any] = json.loads(line)
+            found: dict[str, Any] = self._process.ask(request, self._request_seconds)
+        except ProcessEndedError as error:
+            return _failure(f"The encoder {error}.")
         return found
-
-    def _begin(self) -> None:
-        path = [entry for entry in sys.path if entry] + [os.getcwd()]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "energon_dali.view.encoder_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        )
-        assert self._process.stdin is not None, "it is a pipe"
-        self._process.stdin.write(json.dumps(asdict(self.options)).encode() + b"\n")
-
-    @staticmethod
-    def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-        """Returns a line of the process; b"" if it ended.
-
-        Raises:
-            TimeoutError: The deadline passed.
-        """
-        assert process.stdout is not None, "it is a pipe"
-        parts: list[bytes] = []
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not parts or not parts[-1].endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
-                part = os.read(process.stdout.fileno(), 1 << 20)
-                if not part:
-                    return b""
-                parts.append(part)
-        return b"".join(parts)
-
-    def _end(self) -> str:
-        """Ends the process, and returns how it ended."""
-        process, self._process = self._process, None
-        if process is None:
-            return ""
-        try:
-            code = process.wait(0.5 if process.poll() is None else None)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        for pipe in (process.stdin, process.stdout):
-            try:
-                if pipe is not None:
-                    pipe.close()
-            except BrokenPipeError:
-                pass
-        return f"with {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
 
 
 def _failure(error: str) -> dict[str, Any]:

@@ -7,13 +7,12 @@ own, an encoder can neither block nor end the server of the page, whatever it do
 from __future__ import annotations
 
 import json
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from energon_dali.errors import EnergonDaliError
+from energon_dali.view import line_process
 from energon_dali.view.encoder_session import EncodedView, EncoderOptions, EncoderSession
 
 
@@ -59,18 +58,5 @@ def answer_lines(lines: Iterable[str], write: Callable[[str], object]) -> None:
         write(json.dumps(found) + "\n")
 
 
-def main() -> None:
-    """Answers until its standard input is closed."""
-    # Whatever the encoder prints must not be taken for an answer.
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def write(line: str) -> None:
-        channel.write(line)
-        channel.flush()
-
-    answer_lines(sys.stdin, write)
-
-
 if __name__ == "__main__":
-    main()
+    line_process.answer_lines(answer_lines)

@@ -36,6 +36,8 @@ _HEADERS = (
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
 _TOKEN = "token"
+_LONGEST_PATH = 2000
+"""Letters of a path; no address of the page has as many, and Python refuses to read numbers of more than 4,300."""
 
 
 class Guard:
@@ -90,6 +92,8 @@ class Guard:
         method, host = scope["method"], headers.get(b"host", "")
         if method not in ("GET", "HEAD", "POST"):
             return HTTPStatus.METHOD_NOT_ALLOWED
+        if len(scope["path"]) > _LONGEST_PATH:
+            return HTTPStatus.REQUEST_URI_TOO_LONG
         if _name_of(host) not in LOOPBACK_NAMES:
             return HTTPStatus.MISDIRECTED_REQUEST
         origin = headers.get(b"origin")

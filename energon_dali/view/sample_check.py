@@ -5,23 +5,30 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from energon_dali.view.sample_facts import SampleFacts, examine_samples
-from energon_dali.view.scan_source import OpenedScanSource, ScanSource
+from energon_dali.errors import DatasetError
+from energon_dali.view.check_process import from_plain
+from energon_dali.view.line_process import LineProcess, ProcessEndedError
+from energon_dali.view.sample_facts import SampleFacts
+from energon_dali.view.scan_source import ScanSource
 
+CHECK_SECONDS = 60.0
+"""Longest time for one sample."""
 _KEPT = 256
 
 
 class SampleCheck:
-    """Examines samples one at a time, and keeps the results of the last ones. Thread-safe.
+    """Examines samples one at a time, in a process of its own, and keeps the results of the last ones. Thread-safe.
 
     Args:
         sources: The datasets; methods name one of them by its number in this list.
+        seconds: Longest time for one sample.
     """
 
-    def __init__(self, sources: Sequence[ScanSource]) -> None:
-        self._sources = sources
-        self._opened: dict[int, OpenedScanSource] = {}
+    def __init__(self, sources: Sequence[ScanSource], *, seconds: float = CHECK_SECONDS) -> None:
+        self._process = LineProcess("energon_dali.view.check_process", [asdict(source) for source in sources])
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._facts: OrderedDict[tuple[int, int], SampleFacts] = OrderedDict()
 
@@ -33,24 +40,26 @@ class SampleCheck:
             index: Number of the sample.
 
         Raises:
-            DatasetError: The dataset cannot be opened.
-            StorageError: It cannot be read.
+            DatasetError: The dataset cannot be opened or read.
         """
         with self._lock:
             found = self._facts.get((source, index))
             if found is not None:
                 return found
-            if source not in self._opened:
-                self._opened[source] = self._sources[source].open()
-            (facts,) = examine_samples(self._opened[source], index, index + 1)
+            try:
+                answer = self._process.ask([source, index], self._seconds)
+            except ProcessEndedError as error:
+                facts = SampleFacts(index, "", "", stage="decode", reason=f"Decoding it {error}")
+            else:
+                if "error" in answer:
+                    raise DatasetError(answer["error"])
+                facts = from_plain(answer["facts"])
             self._facts[source, index] = facts
             if len(self._facts) > _KEPT:
                 self._facts.popitem(last=False)
             return facts
 
     def close(self) -> None:
-        """Closes all datasets."""
+        """Ends the process."""
         with self._lock:
-            for opened in self._opened.values():
-                opened.close()
-            self._opened.clear()
+            self._process.end()

@@ -15,7 +15,7 @@ from energon_dali.decode.media_check import check_media
 from energon_dali.decode.part_kind import find_part_kind
 from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import DEFAULT_MAX_BYTES
-from energon_dali.errors import DatasetError, DecodeError, EnergonDaliError
+from energon_dali.errors import DatasetError, DecodeError
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.view.scan_source import OpenedScanSource
@@ -167,7 +167,9 @@ def examine_part(name: str, content: bytes | memoryview) -> tuple[PartFacts, str
             _describe_av(part, content)
         elif part.format in JSON_SUFFIXES or part.format in TEXT_SUFFIXES:
             return part, _describe_text(part, bytes(content))
-    except (EnergonDaliError, ValueError, RecursionError):  # the sample's failure says it, if a loader meets it
+    except MemoryError:
+        raise
+    except Exception:  # codecs may raise anything; the sample's failure says it, if a loader meets it
         pass
     return part, ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import ConfigError, EnergonDaliError
+from energon_dali.view.line_process import how_it_ended
 from energon_dali.view.scan_filter import SampleFilter
 from energon_dali.view.scan_process import ScanJob, ScanTask
 from energon_dali.view.scan_results import ScanFailure, ScanMatches, ScanProgress
@@ -22,6 +22,10 @@ from energon_dali.view.scan_store import ScanStore, remove_old_scans, scan_folde
 
 MAX_CRASHES = 100
 """Samples whose decoding may end a process before the scan gives up."""
+
+
+_MOST = 1 << 62
+"""SQLite takes integers of 64 bits."""
 
 
 class Scan:
@@ -143,9 +147,9 @@ class Scan:
                 code, last = self._run_process(job)
                 if code == 0 or self._cancelled.is_set() or self._error:
                     return
-                reason = f"Decoding it ended the process {_how_it_ended(code)}"
+                reason = f"Decoding it ended the process {how_it_ended(code)}"
                 if not last:
-                    self._error = f"The scan ended: a process ended {_how_it_ended(code)} before it began."
+                    self._error = f"The scan ended: a process ended {how_it_ended(code)} before it began."
                     return
                 kind, number, place = last
                 if kind == "block":
@@ -234,6 +238,7 @@ class Scan:
         ranges: Sequence[tuple[int, int]] | None = None,
         after: int = -1,
         limit: int = 100,
+        offset: int = 0,
     ) -> ScanMatches:
         """Returns the samples that meet a filter, as far as the dataset was scanned.
 
@@ -243,6 +248,7 @@ class Scan:
             ranges: (start, stop) of the samples to look at, such as those of a split; None is all.
             after: Only samples with a larger index.
             limit: At most this many.
+            offset: Leave out this many of the first.
 
         Raises:
             StorageError: The file cannot be read, or the query took too long.
@@ -253,10 +259,11 @@ class Scan:
         condition, values = wanted.conditions()
         query = (
             "SELECT s.id FROM temp.ranges r CROSS JOIN samples s ON s.id >= max(r.start, ?) AND s.id < r.stop "
-            f"WHERE {condition} ORDER BY r.start, s.id LIMIT ?"
+            f"WHERE {condition} ORDER BY r.start, s.id LIMIT ? OFFSET ?"
         )
+        first, most, left_out = (min(max(0, number), _MOST) for number in (after + 1, limit, offset))
         with store.reading(ranges) as connection:
-            rows = connection.execute(query, (max(-1, after) + 1, *values, max(0, limit))).fetchall()
+            rows = connection.execute(query, (first, *values, most, left_out)).fetchall()
         return ScanMatches([index for (index,) in rows], share)
 
     def count(self, wanted: SampleFilter, *, source: int = 0, ranges: Sequence[tuple[int, int]] | None = None) -> int:
@@ -337,15 +344,6 @@ class Scan:
 
     def __repr__(self) -> str:
         return f"Scan({len(self.sources)} datasets, {self.folder})"
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"with status {code}"
-    try:
-        return f"with {signal.Signals(-code).name}"
-    except ValueError:
-        return f"with signal {-code}"
 
 
 def _close_quietly(process: subprocess.Popen[str]) -> None:

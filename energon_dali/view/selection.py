@@ -94,9 +94,11 @@ class ScanPages:
         self._ranges = list(zip(rows.starts.tolist(), (rows.starts + rows.lengths).tolist(), strict=True))
 
     def page(self, start: int, stop: int) -> Page:
-        found = self._scan.matches(self._wanted, source=self._source, ranges=self._ranges, limit=stop)
+        found = self._scan.matches(
+            self._wanted, source=self._source, ranges=self._ranges, limit=stop - start, offset=start
+        )
         count = self._scan.count(self._wanted, source=self._source, ranges=self._ranges)
-        return Page(np.array(found.indices[start:stop], np.int64), count, found.share)
+        return Page(np.array(found.indices, np.int64), count, found.share)
 
     def position(self, index: int) -> int | None:
         wanted, ranges = self._wanted, [(start, min(stop, index)) for start, stop in self._ranges if start < index]

@@ -41,7 +41,7 @@ def make_server(site: Site, token: str) -> uvicorn.Server:
     """
     # No access log: the first address has the token.
     config = uvicorn.Config(
-        create_app(site, token), log_level="warning", access_log=False, server_header=False, lifespan="on"
+        create_app(site, token), log_level="warning", access_log=False, server_header=False, lifespan="on", ws="none"
     )
     return uvicorn.Server(config)
 

@@ -116,7 +116,8 @@ class Site:
             template: Name of its template.
             **values: What the template shows.
         """
-        return self.templates.get_template(template).render(site=self, catalog=self.catalog, **values)
+        page = self.templates.get_template(template).render(site=self, catalog=self.catalog, **values)
+        return page.encode("utf-8", "replace").decode()  # JSON may hold halves of letters, which UTF-8 has no bytes for
 
     def close(self) -> None:
         """Ends the scan and all searches, and closes all files."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import threading
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -26,7 +24,7 @@ _MOST_SIDE_PX = 4096
 """Longest side of an image that is converted for the browser."""
 _STRIP_HEIGHT_PX = 120
 _MOST_BYTES = 512 << 20
-_THREADS = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
+_LIMITS = AVLimits(max_seconds=20)
 
 BROWSER_FORMATS = {"jpeg": "image/jpeg", "png": "image/png", "webp": "image/webp", "gif": "image/gif"}
 """Formats that are sent as they are, and their content types."""
@@ -51,10 +49,9 @@ def make_thumbnail(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPar
         StorageError: The storage does not answer.
     """
     content = _read(dataset, sample, part)
-    with _THREADS:
-        if part.kind == "image":
-            return _encoded(_shrunk(content, SIDE_PX), "JPEG"), "image/jpeg"
-        return _av_thumbnail(content)
+    if part.kind == "image":
+        return _encoded(_shrunk(content, SIDE_PX), "JPEG"), "image/jpeg"
+    return _av_thumbnail(content)
 
 
 def make_strip(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> tuple[bytes, str]:
@@ -73,7 +70,7 @@ def make_strip(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -
     from PIL import Image as PILImage
 
     content = _read(dataset, sample, part)
-    with _THREADS, AVDecoder(content, damaged="partial", apply_rotation=True, limits=AVLimits(), threads=1) as decoder:
+    with AVDecoder(content, damaged="partial", apply_rotation=True, limits=_LIMITS, threads=1) as decoder:
         count = len(decoder.video.index)
         chosen = sorted({round(number * (count - 1) / (STRIP_FRAMES - 1)) for number in range(STRIP_FRAMES)})
         clips, _ = decoder.get_video_clips([(number, number) for number in chosen], "frames")
@@ -105,8 +102,7 @@ def convert_image(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart
     found = BROWSER_FORMATS.get(screen_image(content, for_dali=False).format)
     if found is not None:
         return content, found
-    with _THREADS:
-        return _encoded(_shrunk(content, _MOST_SIDE_PX, draft=False), "PNG"), "image/png"
+    return _encoded(_shrunk(content, _MOST_SIDE_PX, draft=False), "PNG"), "image/png"
 
 
 def _read(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) -> bytes:
@@ -164,7 +160,7 @@ def _checkerboard(size: tuple[int, int]) -> Image:
 def _av_thumbnail(content: bytes) -> tuple[bytes, str]:
     from PIL import Image as PILImage
 
-    with AVDecoder(content, damaged="partial", apply_rotation=True, limits=AVLimits(), threads=1) as decoder:
+    with AVDecoder(content, damaged="partial", apply_rotation=True, limits=_LIMITS, threads=1) as decoder:
         if decoder.file.find_stream("video") is None:
             return _encoded(_waveform(decoder), "PNG"), "image/png"
         ((clip,), _) = decoder.get_video_clips([(0, 0)], "frames")

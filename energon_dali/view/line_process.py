@@ -1,0 +1,140 @@
+"""A process that answers lines of JSON with lines of JSON: it can neither block nor end the server of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+
+class ProcessEndedError(Exception):
+    """The process ended, or was ended because it took too long; the message says how. The next request starts it."""
+
+
+class LineProcess:
+    """Starts `python -m MODULE` when it is first asked, and again after it ended. Not thread-safe.
+
+    Args:
+        module: The module, which calls `answer_lines`.
+        first: The first line that it is given, as plain values.
+    """
+
+    def __init__(self, module: str, first: Any) -> None:
+        self._module = module
+        self._first = first
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: Any, seconds: float) -> Any:
+        """Returns the answer to a request.
+
+        Args:
+            request: Plain values.
+            seconds: Longest time; the first request includes starting Python.
+
+        Raises:
+            ProcessEndedError: There is no answer.
+        """
+        process = self._process
+        if process is None or process.poll() is not None:
+            self.end()
+            process = self._begin()
+        assert process.stdin is not None, "it is a pipe"
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = _read_line(process, time.monotonic() + seconds)
+        except BrokenPipeError:
+            line = b""
+        except TimeoutError as error:
+            self.end()
+            raise ProcessEndedError(f"took longer than {seconds:g} seconds, and was ended") from error
+        except BaseException:  # an answer to this request must not be taken for that to the next one
+            self.end()
+            raise
+        if not line:
+            raise ProcessEndedError(f"ended its process {self.end()}")
+        return json.loads(line)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        path = [*filter(None, sys.path), os.getcwd()]
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        )
+        assert process.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError):  # noticed when the answer is read
+            process.stdin.write(json.dumps(self._first).encode() + b"\n")
+        return process
+
+    def end(self) -> str:
+        """Ends the process if it runs, and returns how it ended, such as "with SIGSEGV"."""
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        try:
+            code = process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+        return how_it_ended(code)
+
+
+def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """Returns a line of the process; b"" if it ended.
+
+    Raises:
+        TimeoutError: The deadline passed.
+    """
+    assert process.stdout is not None, "it is a pipe"
+    parts: list[bytes] = []
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not parts or not parts[-1].endswith(b"\n"):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            part = os.read(process.stdout.fileno(), 1 << 20)
+            if not part:
+                return b""
+            parts.append(part)
+    return b"".join(parts)
+
+
+def how_it_ended(code: int) -> str:
+    """Returns the exit status of a process in words: "with status 1", "with SIGSEGV"."""
+    if code >= 0:
+        return f"with status {code}"
+    try:
+        return f"with {signal.Signals(-code).name}"
+    except ValueError:
+        return f"with signal {-code}"
+
+
+def answer_lines(answer: Callable[[Iterable[str], Callable[[str], object]], None]) -> None:
+    """Runs in the process: lets a function answer until standard input is closed.
+
+    What decoders and other code print goes to standard error, and is not taken for an answer.
+
+    Args:
+        answer: Takes the lines, and what writes an answer.
+    """
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def write(line: str) -> None:
+        channel.write(line)
+        channel.flush()
+
+    answer(sys.stdin, write)
