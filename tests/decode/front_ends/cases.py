@@ -100,6 +100,26 @@ def _qwen2_vl(draw: random.Random) -> Any:
     )
 
 
+def _glm4v(draw: random.Random) -> Any:
+    name, model = draw.choice((("glm4v", "Glm4v"), ("glm46v", "Glm46V")))
+    return _class(name, f"{model}ImageProcessorPil")(
+        size={"shortest_edge": draw.choice((1, 28 * 28, 112 * 112)), "longest_edge": draw.randrange(30_000, 900_000)},
+        patch_size=draw.choice((8, 14, 16)),
+        merge_size=draw.choice((1, 2, 3)),
+        temporal_patch_size=draw.choice((1, 2, 3)),
+    )
+
+
+def _qwen3_vl() -> Any:
+    """Returns the image processor of Qwen3-VL's published model: that of Qwen2-VL with larger patches."""
+    return _class("qwen2_vl", "Qwen2VLImageProcessorPil")(
+        size={"shortest_edge": 65_536, "longest_edge": 16_777_216},
+        patch_size=16,
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+    )
+
+
 def merged_tokens(processor: Any, sizes: Any) -> list[int]:
     """Returns the tokens of a processor that counts patches, of which merge_size squared are one token."""
     return [processor.get_number_of_image_patches(height, width) // processor.merge_size**2 for width, height in sizes]
@@ -112,6 +132,8 @@ CASES = (
     Case("SigLIP", _siglip, lambda: _class("siglip", "SiglipImageProcessorPil")()),
     Case("ViT", _vit, lambda: _class("vit", "ViTImageProcessorPil")()),
     Case("Qwen2-VL", _qwen2_vl, lambda: _class("qwen2_vl", "Qwen2VLImageProcessorPil")(), merged_tokens),
+    Case("Qwen3-VL", _qwen2_vl, _qwen3_vl, merged_tokens),
+    Case("GLM-4V", _glm4v, lambda: _class("glm4v", "Glm4vImageProcessorPil")(), merged_tokens),
     Case(
         "InternVL",
         tile_cases.drawn_internvl,
