@@ -104,7 +104,7 @@ class LlavaOnevisionVideo(FrameVideo):
             filter=config.take_filter("bicubic"),
             size=cls.take_size(config),
             video_token=config.outer.get("video_token", cls.video_token),
-            num_image_tokens=int(config.outer.get("num_image_tokens", cls.num_image_tokens)),
+            num_image_tokens=int(config.outer.get("num_image_tokens") or cls.num_image_tokens),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
 
@@ -131,8 +131,8 @@ class InternVLVideo(FrameVideo):
     The model takes frames and the tiles of images as one list, in the order of the text: give `batch_vision` both.
     """
 
-    image_seq_length: int = 256
-    """Tokens of a frame."""
+    tile_tokens: int = 256
+    """Tokens of a frame ("image_seq_length")."""
     image_token: str = "<IMG_CONTEXT>"
     """Stands for each feature of a frame in the text."""
     start_image_token: str = "<img>"
@@ -156,7 +156,7 @@ class InternVLVideo(FrameVideo):
             image_token=config.outer.get("image_token", cls.image_token),
             start_image_token=config.outer.get("start_image_token", cls.start_image_token),
             end_image_token=config.outer.get("end_image_token", cls.end_image_token),
-            image_seq_length=int(config.outer.get("image_seq_length", cls.image_seq_length)),
+            tile_tokens=int(config.outer.get("image_seq_length") or cls.tile_tokens),
             initial_shift=config.take("initial_shift", True),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
@@ -172,10 +172,10 @@ class InternVLVideo(FrameVideo):
         return frames_at_steps(shift, total_frames, count)
 
     def tokens(self, frames: int) -> int:
-        return frames * self.image_seq_length
+        return frames * self.tile_tokens
 
     def video_text(self, layout: VideoLayout) -> str:
-        frame = self.start_image_token + self.image_token * self.image_seq_length + self.end_image_token
+        frame = self.start_image_token + self.image_token * self.tile_tokens + self.end_image_token
         return "\n".join(f"Frame{number + 1}: {frame}" for number in range(len(layout.frames)))
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
