@@ -14,6 +14,7 @@ from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
 from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,7 @@ class Mllama(FrontEnd):
         }
 
     def cross_attention_mask(
-        self, input_ids: Sequence[Sequence[int]], num_tiles: Sequence[Sequence[int]], *, image_token_id: int
+        self, input_ids: Sequence[Sequence[int]], num_tiles: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Returns which tiles each token attends to: those of the image before it, as the processor computes it.
 
@@ -101,15 +102,23 @@ class Mllama(FrontEnd):
         Args:
             input_ids: Token ids of each sample, padded or not.
             num_tiles: Tiles of each image of each sample: "num_tiles" of `batch_vision`.
-            image_token_id: Id of `image_token`.
 
         Returns:
             int64[samples, longest input_ids, most images of a sample, max_tiles], 1 where a token attends.
+
+        Raises:
+            ConfigError: The front end does not know `image_token_id`.
         """
         import torch
 
+        if self.image_token_id is None:
+            raise ConfigError(
+                "This front end does not know the id of its image token, by which images are found in input_ids. Give "
+                "it: front_end.with_fields(image_token_id=tokenizer.convert_tokens_to_ids(front_end.image_token))."
+            )
+
         length = max(map(len, input_ids))
-        places = [[at for at, token in enumerate(row) if token == image_token_id] for row in input_ids]
+        places = [[at for at, token in enumerate(row) if token == self.image_token_id] for row in input_ids]
         mask = torch.zeros((len(places), length, max(map(len, places)), self.max_tiles), dtype=torch.int64)
         for row, starts in enumerate(places):
             # A single image is attended to by padding too; that is the processor's rule.
