@@ -119,8 +119,10 @@ class FixedSize(FrontEnd):
             pair, shortest = _size(config, size)
             if config.type_name == "LevitImageProcessor" and shortest is not None:
                 shortest = int((256 / 224) * shortest)
-            elif config.type_name == "PoolFormerImageProcessor":
-                pair, shortest = _before_crop(pair, shortest, float(config.take("crop_pct", 0.9)))
+        if config.type_name == "PoolFormerImageProcessor":
+            fraction = float(config.take("crop_pct", 0.9))
+            if pair is not None or shortest is not None:
+                pair, shortest = _before_crop(pair, shortest, fraction)
         return cls(
             values=config.take_values(mean=default.mean, std=default.std),
             filter=config.take_filter(default.filter),

@@ -98,18 +98,14 @@ class Gemma3(FrontEnd):
         boxes = self._crops(width, height) if self.do_pan_and_scan else []
         out_height, out_width = self.size or (height, width)
         views = [View(out_height, out_width)]
-        for left, top, right, bottom in boxes:
-            if left >= right or top >= bottom:
-                raise DecodeError(
-                    f"{width} x {height} pixels do not have enough rows or columns for {len(boxes)} crops"
-                )
+        for box in boxes:
             if self.size is None:
                 raise DecodeError("The processor does not resize, and an image and its crops differ in size")
-            views.append(View(out_height, out_width, box=(left, top, right, bottom)))
+            views.append(View(out_height, out_width, box=box))
         return ImageLayout(height, width, tuple(views), self.image_seq_length * len(views), (len(boxes),))
 
     def _crops(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
-        """Returns the boxes of the crops: equal parts of the longer side, the last one possibly smaller."""
+        """Returns the boxes of the crops: equal parts of the longer side. The last ones may be smaller, or empty."""
         long, short = max(width, height), min(width, height)
         if long / short < self.pan_and_scan_min_ratio_to_activate:
             return []
@@ -118,7 +114,7 @@ class Gemma3(FrontEnd):
         length = math.ceil(long / count)
         if min(length, short) < self.pan_and_scan_min_crop_size:
             return []
-        edges = [(start * length, min((start + 1) * length, long)) for start in range(count)]
+        edges = [(min(start * length, long), min((start + 1) * length, long)) for start in range(count)]
         if width >= height:
             return [(first, 0, last, height) for first, last in edges]
         return [(0, first, width, last) for first, last in edges]

@@ -83,7 +83,7 @@ class Pixels:
         return Pixels(image=self._image.crop(box))
 
     def resized(self, height: int, width: int, filter: Filter, by: Resampling) -> Pixels:
-        """Returns the pixels at another size; the same pixels if the size is the same and the filter does not blur.
+        """Returns the pixels at another size; the same pixels if the size is the same. No pixels become black ones.
 
         Args:
             height: Pixels of the result.
@@ -93,6 +93,8 @@ class Pixels:
         """
         if (height, width) == self.size:
             return self
+        if 0 in self.size:
+            return Pixels(tensor=self.tensor.new_zeros((3, height, width)))
         on_gpu = self._tensor is not None and self._tensor.is_cuda
         if filter in _BY_TORCH and (by == "torch" or on_gpu):
             return Pixels(tensor=_resized_by_torch(self.tensor, height, width, filter))
