@@ -253,6 +253,9 @@ def _outer_values(processor: object) -> dict[str, Any]:
     passed = getattr(processor, "images_kwargs", None)
     if isinstance(passed, Mapping):  # what it passes to its image processor, over that one's own values
         values["images_kwargs"] = dict(passed)
+    ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
+    if isinstance(ids, list) and ids and isinstance(ids[0], int):
+        values["image_token_id"] = ids[0]
     return values
 
 

@@ -107,6 +107,7 @@ def _check_text(processor: Any, front_end: FrontEnd, **options: Any) -> dict[str
     assert processor.tokenizer(expanded, padding=True)["input_ids"] == ids
     counts = [sum(layout.num_tokens for layout in layouts[:2]), layouts[2].num_tokens]
     feature = processor.tokenizer.convert_tokens_to_ids(getattr(front_end, "feature_token", token))
+    assert front_end.image_token_id == feature
     assert [row.count(feature) for row in ids] == counts
     return dict(made)
 
