@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.error_handlers import describe
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images
 from energon_dali.view.strips import Strip, find_strips
+from energon_dali.view.vision_images import vision_images
 
 MAX_FIELDS = 200
 """Fields that are shown of one sample or batch."""
@@ -111,6 +113,7 @@ class FieldDescriber:
         """
         leaves = list(_leaves("", value, 0))
         arrays = {name: array for name, leaf in leaves if (array := to_array(leaf)) is not None}
+        arrays |= {name: array for name, leaf in leaves if (array := _values_of(leaf)) is not None}
         shown = [self._field(name, leaf, arrays) for name, leaf in leaves[:MAX_FIELDS]]
         if len(leaves) > MAX_FIELDS:
             shown.append(ShownField("...", f"{len(leaves) - MAX_FIELDS:,} more fields are not shown"))
@@ -127,7 +130,10 @@ class FieldDescriber:
         shown = ShownField(name, summarise(value, array), first_values(array))
         try:
             others = {other: found for other, found in arrays.items() if other != name}
-            shown.images = find_images(name, array, others, self._normalisation)
+            if isinstance(value, VisionInput):
+                shown.images = vision_images(value, array)
+            else:
+                shown.images = find_images(name, array, others, self._normalisation)
             shown.strips = [] if shown.images else find_strips(name, array)
             if not shown.images and not shown.strips:
                 shown.rows = list(self._token_rows(name, array))
@@ -167,7 +173,7 @@ def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
             for key, inner in value.items():
                 yield from _leaves(f"{name}.{key}" if name else str(key), inner, depth + 1)
             return
-        if is_dataclass(value) and not isinstance(value, type):
+        if is_dataclass(value) and not isinstance(value, (type, VisionInput)):
             for one in fields(value):
                 if hasattr(value, one.name):
                     inner = getattr(value, one.name)
@@ -189,6 +195,10 @@ def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 def _is_nested(value: Any) -> bool:
     return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _values_of(value: Any) -> npt.NDArray[Any] | None:
+    return to_array(value.values) if isinstance(value, VisionInput) else None
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
@@ -218,6 +228,8 @@ def to_array(value: Any) -> npt.NDArray[Any] | None:
 
 def summarise(value: Any, array: npt.NDArray[Any]) -> str:
     """Returns type, shape, dtype and range of numbers, such as "Tensor float32 [3, 224, 224], 0 to 1, mean 0.44"."""
+    if isinstance(value, VisionInput):
+        return f"{value!r}, from {summarise(value.values, array)}"
     dtype = str(getattr(value, "dtype", array.dtype)).removeprefix("torch.")
     device = f" on {value.device}" if str(getattr(value, "device", "cpu")) != "cpu" else ""
     shape = ", ".join(map(str, array.shape))

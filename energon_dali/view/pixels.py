@@ -62,7 +62,7 @@ def find_images(
     joined = list(_joined_patches(array, others))
     pixels = None if joined else _channels_last(array)
     if pixels is None:
-        return [_show(image, note, normalisation) for image, note in joined]
+        return [show_image(image, note, normalisation) for image, note in joined]
     grid = _tile_grid(name, len(pixels), others)
     if grid is not None:
         rows, columns = grid
@@ -71,8 +71,8 @@ def find_images(
         image = whole.reshape(rows * tiles.shape[1], columns * tiles.shape[2], -1)
         note = f"{rows} x {columns} tiles put together"
         rest = pixels[rows * columns :]
-        return [_show(image, note, normalisation), *(_show(one, "overview", normalisation) for one in rest)]
-    return [_show(image, "", normalisation) for image in pixels[:MAX_IMAGES]]
+        return [show_image(image, note, normalisation), *(show_image(one, "overview", normalisation) for one in rest)]
+    return [show_image(image, "", normalisation) for image in pixels[:MAX_IMAGES]]
 
 
 def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
@@ -127,7 +127,7 @@ def _joined_patches(array: npt.NDArray[Any], others: Mapping[str, Any]) -> Itera
     for patches, (frames, height, width) in rows[:MAX_IMAGES]:
         count = int(frames * height * width)
         if 0 < count <= len(patches):
-            yield from _join(np.asarray(patches[:count], np.float32), int(frames), int(height), int(width))
+            yield from join_patches(np.asarray(patches[:count], np.float32), int(frames), int(height), int(width))
 
 
 def _patch_grids(others: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
@@ -144,8 +144,14 @@ def _patch_grids(others: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
     return None
 
 
-def _join(patches: FloatArray, frames: int, height: int, width: int) -> Iterator[tuple[FloatArray, str]]:
-    """Yields the frames of one image or video.
+def join_patches(patches: FloatArray, frames: int, height: int, width: int) -> Iterator[tuple[FloatArray, str]]:
+    """Yields (pixels, how they were made) of the frames of one image or video.
+
+    Args:
+        patches: float32[frames * height * width, D].
+        frames: Frames, or groups of as many as a patch has.
+        height: Rows of patches.
+        width: Columns of patches.
 
     Which order the patches and their channels have is not written anywhere: of the usual ones, the one with the
     smallest steps between neighbouring patches is taken.
@@ -202,7 +208,14 @@ def _seam(images: FloatArray, side: int) -> float:
 # --- pixels --------------------------------------------------------------------------------------------------------
 
 
-def _show(image: npt.NDArray[Any], note: str, normalisation: Normalisation | None) -> ShownImage:
+def show_image(image: npt.NDArray[Any], note: str, normalisation: Normalisation | None) -> ShownImage:
+    """Returns an image for the page.
+
+    Args:
+        image: (H, W, C), of any number type; see `to_uint8`.
+        note: How it was made.
+        normalisation: Mean and standard deviation, if known.
+    """
     pixels, how = to_uint8(image, normalisation)
     height, width = pixels.shape[:2]
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
@@ -226,7 +239,7 @@ def to_uint8(image: npt.NDArray[Any], normalisation: Normalisation | None = None
     least, most = float(values.min()), float(values.max())
     if normalisation is not None and len(normalisation[0]) in (1, values.shape[2]):
         mean, std = (np.asarray(row, np.float32) for row in normalisation)
-        return _bytes(values * std + mean, 1.0 if most * float(std.max()) < 4 else 255.0), "normalisation undone"
+        return _bytes(values * std + mean, 1.0), "normalisation undone"
     if least >= -1e-3 and most <= 1 + 1e-3:
         return _bytes(values, 1.0), ""
     if least >= -1e-3 and 1 < most <= 255.5:
