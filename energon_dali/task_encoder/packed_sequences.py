@@ -41,7 +41,8 @@ class PackedSequences:
         """Returns the fields, position_ids, and the boundaries under transformers' names (FlashAttentionKwargs).
 
         With them `attn_implementation="flash_attention_2"` calls the kernels of variable length. Other implementations
-        find the boundaries where the position ids start again, as long as no attention_mask is given.
+        find the boundaries where the position ids start again, unless there is an attention_mask or a cache. So
+        `use_cache` is False: by default, models have one, and samples would attend to those before them.
         """
         return {
             **self.fields,
@@ -50,6 +51,7 @@ class PackedSequences:
             "cu_seq_lens_k": self.cu_seqlens,
             "max_length_q": self.max_seqlen,
             "max_length_k": self.max_seqlen,
+            "use_cache": False,
         }
 
     def __repr__(self) -> str:

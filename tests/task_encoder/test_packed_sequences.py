@@ -39,6 +39,7 @@ def test_samples_follow_each_other_and_no_label_crosses_a_boundary() -> None:
         "max_length_k",
         "max_length_q",
         "position_ids",
+        "use_cache",
     ]
     assert (model["cu_seq_lens_q"], model["max_length_k"]) == (pack.cu_seqlens, 4)
 
@@ -70,7 +71,9 @@ def test_transformers_sees_the_same_boundaries() -> None:
     pack = pack_sequences(SAMPLES, row_length=12)
     segments = find_packed_sequence_indices(pack.position_ids)
     assert segments.tolist() == [[0] * 3 + [1] * 2 + [2] * 4 + [3] * 3]
-    assert set(pack.for_model()) - {"input_ids", "labels", "position_ids"} <= set(FlashAttentionKwargs.__annotations__)
+    assert set(pack.for_model()) - {"input_ids", "labels", "position_ids", "use_cache"} <= set(
+        FlashAttentionKwargs.__annotations__
+    )
 
 
 def test_what_cannot_be_packed_says_why() -> None:

@@ -1,0 +1,86 @@
+"""Trains a vision-language model with Lightning.
+
+    torchrun --nproc-per-node=2 examples/vlm/with_lightning.py --model models/llava_onevision --packed
+
+The same command again continues after the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning
+import torch
+from captions import CaptionEncoder, read_options
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import AutoModelForImageTextToText
+
+from energon_dali.tasks import TransformerDataConfig, TransformerDataModule
+
+
+class Captions(TransformerDataModule):
+    """The data, with its position in each checkpoint."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(
+            TransformerDataConfig(
+                train=options.data,
+                batch_size=1 if options.packed else options.batch_size,
+                packing_buffer_size=64 if options.packed else None,
+                shuffle_buffer_size=100,
+                num_workers=options.workers,
+                num_streams=4,
+                virtual_epoch_length=0,
+            )
+        )
+        self.options = options
+
+    def task_encoder(self, split: str) -> CaptionEncoder:
+        """Returns the encoder of a split."""
+        options = self.options
+        return CaptionEncoder(options.model, decoder=options.decoder, row_length=options.row_length)
+
+
+class Captioner(lightning.LightningModule):
+    """A model of transformers, and its optimizer."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__()
+        self.model = AutoModelForImageTextToText.from_pretrained(options.model)
+        self.learning_rate = options.learning_rate
+        self.losses: list[float] = []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        """Returns the loss of a batch."""
+        loss: torch.Tensor = self.model(**batch).loss
+        self.losses.append(float(loss))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns the optimizer."""
+        return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[float]:
+    """Runs the command line; returns the losses of this rank's steps."""
+    options = read_options(__doc__, arguments)
+    model = Captioner(options)
+    trainer = lightning.Trainer(
+        max_steps=options.steps,
+        num_nodes=1,
+        devices="auto",
+        callbacks=[ModelCheckpoint(options.out, filename="last", every_n_train_steps=options.save_steps)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    last = options.out / "last.ckpt"
+    trainer.fit(model, datamodule=Captions(options), ckpt_path=last if last.exists() else None)
+    if trainer.is_global_zero:
+        model.model.save_pretrained(options.out / "final")
+    return model.losses
+
+
+if __name__ == "__main__":
+    main()
