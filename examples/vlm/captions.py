@@ -14,11 +14,11 @@ from energon_dali import (
     CaptioningSample,
     DaliDecoder,
     FrontEnd,
+    MultimodalRope,
     Sample,
     SampleDecoder,
     SequencePacker,
     TaskEncoder,
-    VisionInput,
     WorkerConfig,
     batch_vision,
     edataclass,
@@ -58,7 +58,7 @@ class CaptionEncoder(TaskEncoder[CaptioningSample, Conversation, Any, dict[str, 
         )
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.packer = SequencePacker(row_length)
-        self.is_qwen = self.front_end.family == "qwen2_vl"
+        self.rope = MultimodalRope.from_config(model) if self.front_end.family == "qwen2_vl" else None
 
     @stateless
     def preencode_sample(self, sample: CaptioningSample) -> Conversation:
@@ -82,12 +82,12 @@ class CaptionEncoder(TaskEncoder[CaptioningSample, Conversation, Any, dict[str, 
     @stateless
     def pack_selected_samples(self, samples: list[Conversation]) -> dict[str, Any]:
         """Returns one row of several samples, with the boundaries that attention needs."""
-        pack = pack_sequences(samples, position_ids=self.positions if self.is_qwen else None)
+        pack = pack_sequences(samples, position_ids=self.positions if self.rope else None)
         return {**pack.for_model(), **batch_vision([[sample.image] for sample in samples], for_model=True)}
 
-    def positions(self, sample: Conversation) -> torch.Tensor:
-        """Returns the multimodal positions of a sample's tokens: int64[3, n]."""
-        return image_positions(sample.input_ids, self.front_end, sample.image)
+    def positions(self, sample: Conversation) -> Any:
+        """Returns Qwen-VL's positions of a sample in time, height and width: int64[3, tokens]."""
+        return self.rope.positions(sample.input_ids, image_grid_thw=[sample.image.layout.grid])[0]
 
     @stateless
     def batch(self, samples: list[Any]) -> dict[str, Any]:
@@ -106,21 +106,9 @@ class CaptionEncoder(TaskEncoder[CaptioningSample, Conversation, Any, dict[str, 
             name: torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
             for name, value in padding.items()
         }
-        if self.is_qwen:  # from these the model computes the multimodal positions
-            batch["mm_token_type_ids"] = (batch["input_ids"] == self.front_end.image_token_id).int()
+        if self.rope:  # from these the model computes the multimodal positions
+            batch["mm_token_type_ids"] = self.rope.token_types(batch["input_ids"])
         return {**batch, **batch_vision([[sample.image] for sample in samples], for_model=True)}
-
-
-def image_positions(input_ids: Sequence[int], front_end: FrontEnd, image: VisionInput) -> torch.Tensor:
-    """Returns Qwen2-VL's positions of a text with one image: int64[3, n] for frame, row and column."""
-    rows, columns = (side // front_end.merge_size for side in image.layout.grid[1:])
-    start = input_ids.index(front_end.image_token_id)
-    stop = start + rows * columns
-    positions = torch.arange(len(input_ids)).repeat(3, 1)
-    grid = torch.stack(torch.meshgrid(torch.arange(1), torch.arange(rows), torch.arange(columns), indexing="ij"))
-    positions[:, start:stop] = start + grid.flatten(1)
-    positions[:, stop:] += start + max(rows, columns) - stop
-    return positions
 
 
 def read_options(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedDataParallelKwargs, send_to_device
 from captions import make_dataset, read_options
 from transformers import AutoModelForImageTextToText
 
@@ -23,7 +23,8 @@ from energon_dali import GlobalLoaderState, get_savable_loader
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Runs the command line; returns the losses of its steps."""
     options = read_options(__doc__, arguments)
-    accelerator = Accelerator()
+    # LLaVA-OneVision does not use the last layer of its vision tower.
+    accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
     model: Any = AutoModelForImageTextToText.from_pretrained(options.model)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     loader: Any = get_savable_loader(make_dataset(options))

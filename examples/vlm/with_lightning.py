@@ -7,6 +7,7 @@ The same command again continues after the last checkpoint.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,10 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Runs the command line; returns the losses of this rank's steps."""
     options = read_options(__doc__, arguments)
     model = Captioner(options)
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     trainer = lightning.Trainer(
         max_steps=options.steps,
-        num_nodes=1,
-        devices="auto",
+        devices=devices,
+        num_nodes=int(os.environ.get("WORLD_SIZE", 1)) // devices,
+        # LLaVA-OneVision does not use the last layer of its vision tower.
+        strategy="ddp_find_unused_parameters_true" if "WORLD_SIZE" in os.environ else "auto",
         callbacks=[ModelCheckpoint(options.out, filename="last", every_n_train_steps=options.save_steps)],
         logger=False,
         enable_progress_bar=False,
