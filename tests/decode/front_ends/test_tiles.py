@@ -30,7 +30,7 @@ SIZES = ((64, 42), (1, 1), (30, 100), (1, 80), (33, 57))
 _SMALL = {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [112, 84]]}
 _CROPPED = {**_SMALL, "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 _LLAVA = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 35}}
-_TEXTS = (
+_TEXTS: tuple[dict[str, Any], ...] = (
     {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     {"patch_size": 7, "vision_feature_select_strategy": "full"},
     {"patch_size": 14},
@@ -204,9 +204,10 @@ def test_samples_of_mllama_with_several_images_and_with_none() -> None:
 
 
 def test_layouts_equal_the_rules_of_the_processors() -> None:
-    from transformers.image_processing_utils import get_patch_output_size, select_best_resolution
+    from transformers import image_processing_utils
     from transformers.models.mllama import image_processing_pil_mllama as mllama
 
+    get_patch_output_size: Any = image_processing_utils.get_patch_output_size
     draw = random.Random(3)
     for _ in range(100):
         width, height = (round(8000 ** draw.random()) for _ in range(2))
@@ -232,7 +233,7 @@ def test_layouts_equal_the_rules_of_the_processors() -> None:
         )
         assert isinstance(front_end, LlavaNext)
         layout = front_end.layout(width, height)
-        best = select_best_resolution((height, width), resolutions)
+        best = image_processing_utils.select_best_resolution((height, width), resolutions)
         assert layout.grid == best
         fitted = get_patch_output_size(np.empty((3, height, width), np.uint8), best, "channels_first")
         assert (layout.views[1].height, layout.views[1].width) == fitted
@@ -247,7 +248,7 @@ def test_layouts_equal_the_rules_of_the_processors() -> None:
         )
 
 
-_REFUSED = (
+_REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("GotOcr2ImageProcessor", {"size": {"shortest_edge": 384}}, "is not a height and a width"),
     ("GotOcr2ImageProcessor", {"use_thumbnail": False}, "use_thumbnail=False"),
     ("LlavaNextImageProcessor", {"size": {"shortest_edge": 9, "longest_edge": 10}}, "neither a height and a width"),

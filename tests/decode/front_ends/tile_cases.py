@@ -18,7 +18,8 @@ def tokenizer(*special: str, **named: str) -> Any:
     words = {word: number for number, word in enumerate(("<unk>", "<s>", *WORDS))}
     model = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()
-    made = PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    made = make(
         tokenizer_object=model,
         unk_token="<unk>",
         bos_token="<s>",
