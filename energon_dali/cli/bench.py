@@ -177,6 +177,8 @@ def as_document(result: BenchResult) -> dict[str, Any]:
             {
                 **one.setting.as_dict(),
                 "samples_per_second": round(one.samples_per_second, 1),
+                "idle_samples_per_second": round(one.idle_samples_per_second, 1),
+                "other_cores": round(one.other_cores, 2),
                 "first_batch_seconds": round(one.first_batch_seconds, 3),
                 "stage_seconds": one.stage_seconds,
                 "problem": one.problem,
@@ -196,9 +198,10 @@ def describe(result: TuneResult) -> str:
         "dali-cpu": 'DaliDecoder(image_decode_device="cpu", video_decode_device="cpu", ...)',
         "dali-gpu": 'DaliDecoder(image_decode_device="gpu", video_decode_device="gpu", ...)',
     }[setting.decoder]
+    estimate = ", estimated from CPU time: other processes keep this machine busy" if result.is_estimate else ""
     return "\n".join(
         (
-            f"Fastest: {setting}, {result.samples_per_second:,.1f} samples/s (found in {result.seconds:.0f} s)",
+            f"Fastest: {setting}, {result.samples_per_second:,.1f} samples/s (in {result.seconds:.0f} s{estimate})",
             f"  WorkerConfig(..., num_workers={setting.num_workers}, num_streams={result.num_streams} * world_size)",
             f"  get_savable_loader(..., prefetch_factor={setting.prefetch_factor})",
             f"  decoder: {decoder}",

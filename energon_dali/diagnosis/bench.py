@@ -19,6 +19,7 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.worker_border import decode_elements
 from energon_dali.decode import Decoder
+from energon_dali.diagnosis.cpu_time import CpuMeter, CpuUse
 from energon_dali.diagnosis.settings import Setting
 from energon_dali.diagnosis.step_plan import below_grouping
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
@@ -73,6 +74,8 @@ class LoaderRate:
     """Time until the first batch, with the start of the processes."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Time at work per stage, summed over all processes, since the start."""
+    cpu: CpuUse | None = None
+    """CPU time of the measured time."""
     problem: str = ""
     """Why it could not be measured; "" if it was."""
 
@@ -80,6 +83,21 @@ class LoaderRate:
     def samples_per_second(self) -> float:
         """Samples per second; 0 if it was not measured."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def other_cores(self) -> float:
+        """How many cores other processes kept busy during the measurement, on average."""
+        return self.cpu.other_seconds / self.seconds if self.cpu is not None and self.seconds > 0 else 0.0
+
+    @property
+    def idle_samples_per_second(self) -> float:
+        """Samples per second that CPU time alone allows on a machine that does nothing else.
+
+        The busiest thread and all cores together are the limits. Waits for storage are not counted.
+        """
+        if self.cpu is None or not self.samples or not self.cpu.own_seconds:
+            return self.samples_per_second
+        return self.samples / max(self.cpu.busiest_seconds, self.cpu.own_seconds / usable_cores())
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +186,15 @@ def measure_loader(open_dataset: OpenDataset, setting: Setting, seconds: float) 
             for _ in itertools.islice(batches, ahead):
                 if time.perf_counter() > warm_until:
                     break
+            meter = CpuMeter()
             started, samples = time.perf_counter(), 0
             while time.perf_counter() - started < seconds or not samples:
                 samples += num_samples(next(batches))
             elapsed = time.perf_counter() - started
+            cpu = meter.read()
         except EnergonDaliError as error:
             return LoaderRate(setting, 0, 0.0, 0.0, problem=f"{type(error).__name__}: {error}")
-        return LoaderRate(setting, samples, elapsed, first, dict(loader.stats().stage_seconds))
+        return LoaderRate(setting, samples, elapsed, first, dict(loader.stats().stage_seconds), cpu)
 
 
 def _endless(loader: BasicDataLoader[Any]) -> Iterator[Any]:

@@ -10,6 +10,8 @@ _LARGE = 0.5
 """Share of the work from which on one stage is said to take most of it."""
 _BETTER = 1.05
 """Ratio from which on a setting counts as faster."""
+_DISTURBED = 0.2
+"""Share of the cores that other processes keep busy from which on the clock says little."""
 _BUSY = 0.6
 """Share of what all cores could do alone below which a loader waits for something else."""
 
@@ -55,6 +57,13 @@ def advise(stages: Sequence[StageRate], loaders: Sequence[LoaderRate]) -> Iterat
         shown = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest)
         yield f"Time at work in the fastest setting, over all processes: {shown}."
     cores = usable_cores()
+    disturbed = max((one.other_cores for one in measured), default=0.0)
+    if disturbed > _DISTURBED * cores:
+        yield (
+            f"Other processes kept up to {disturbed:.1f} cores busy, so these rates say little. By CPU time alone, "
+            + ", ".join(f"{one.setting} would deliver {one.idle_samples_per_second:,.1f} samples/s" for one in measured)
+            + "."
+        )
     if work and best.samples_per_second * work < _BUSY * cores:
         busy = best.samples_per_second * work / cores
         yield (

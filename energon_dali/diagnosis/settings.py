@@ -71,7 +71,7 @@ def _decoder(own: Decoder | None, name: DecoderName) -> Decoder:
         "front_end": spec.front_end,
         "av_decode": own.av_decode,
         "av_limits": own.av_limits,
-        "av_options": own.av_options,
+        "av_options": own.av_options or None,
         "video_decode_audio": own.video_decode_audio,
         "guess_content": own.guess_content,
     }

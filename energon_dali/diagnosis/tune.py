@@ -20,6 +20,8 @@ _NEAR = 0.97
 """Share of the fastest rate that counts as equally fast: then fewer processes, and less memory, win."""
 _HOPELESS = 0.7
 """Share of the fastest rate below which a setting is not measured again."""
+_DISTURBED = 0.2
+"""Share of the cores that other processes keep busy from which on the clock says little about a setting."""
 _ROUNDS = 3
 _FINALISTS = 3
 _PREFETCHES = (1, 2, 4)
@@ -33,6 +35,8 @@ class TuneResult:
     """The setting to use."""
     samples_per_second: float
     """Its rate: the median of its measurements."""
+    is_estimate: bool
+    """Whether other processes kept the machine busy, so that the rates follow from CPU times instead of the clock."""
     rates: dict[Setting, float]
     """The rate of each setting that was measured; 0 for those that could not run."""
     num_streams: int
@@ -46,6 +50,7 @@ class TuneResult:
             **self.setting.as_dict(),
             "num_streams_per_rank": self.num_streams,
             "samples_per_second": round(self.samples_per_second, 1),
+            "is_estimate": self.is_estimate,
             "seconds": round(self.seconds, 1),
             "measured": [
                 {**setting.as_dict(), "samples_per_second": round(rate, 1)} for setting, rate in self.rates.items()
@@ -84,7 +89,8 @@ def tune(
     """Returns the fastest setting: measures all decoders and numbers of workers briefly, then the best ones longer.
 
     The order of samples is that of `num_streams` for all settings, so the choice changes no batch. Settings that are
-    within 3 % of the fastest count as equal, and the one with fewest workers and least prefetch is taken.
+    within 3 % of the fastest count as equal, and the one with fewest workers and least prefetch is taken. Where other
+    processes keep the machine busy, rates are estimated from CPU time: what the settings would deliver without them.
 
     Args:
         open_dataset: Returns the dataset for a setting, with `num_streams` streams on this rank.
@@ -125,7 +131,7 @@ def tune(
             search.measure(setting, longer)
     chosen = search.choose(finalists)
     rates = search.rates()
-    return TuneResult(chosen, rates[chosen], rates, num_streams, time.monotonic() - begun)
+    return TuneResult(chosen, rates[chosen], search.is_disturbed, rates, num_streams, time.monotonic() - begun)
 
 
 class _Search:
@@ -144,8 +150,19 @@ class _Search:
             self.problems.append(f"{setting}: {rate.problem}")
         self._report(rate)
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other processes kept much of the machine busy in half of the measurements."""
+        loads = [one.other_cores for found in self._found.values() for one in found if not one.problem]
+        return bool(loads) and median(loads) > _DISTURBED * usable_cores()
+
     def rates(self) -> dict[Setting, float]:
-        return {setting: median(one.samples_per_second for one in found) for setting, found in self._found.items()}
+        """Returns the rate of each setting: by the clock, or by CPU time where the clock measures other processes."""
+        by_cpu = self.is_disturbed
+        return {
+            setting: median(one.idle_samples_per_second if by_cpu else one.samples_per_second for one in found)
+            for setting, found in self._found.items()
+        }
 
     @property
     def best(self) -> Setting | None:

@@ -17,6 +17,7 @@ from energon_dali import (
     Resize,
     SampleDecoder,
     TaskEncoder,
+    VideoClips,
     WorkerConfig,
     get_train_dataset,
     stateless,
@@ -108,6 +109,8 @@ def test_decoders_are_exchanged_with_their_options() -> None:
     back = with_decoder(with_decoder(own, "dali-cpu"), "pil").decoder
     assert type(back) is SampleDecoder
     assert back.config() == own.decoder.config()
+    clips = type("OfVideos", (DefaultTaskEncoder,), {"decoder": SampleDecoder(av_decode=VideoClips(1, 8))})()
+    assert with_decoder(clips, "dali-cpu").decoder.av_decode == VideoClips(1, 8)
     assert usable_decoders(own.decoder)[:2] == ["own", "dali-cpu"]
     assert usable_decoders(None) == ["own"]
     with pytest.raises(ConfigError, match="cannot be exchanged"):
