@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,9 +26,11 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.cli.main import main
+from energon_dali.diagnosis import cpu_time
 from energon_dali.diagnosis import tune as tuning
 from energon_dali.diagnosis.bench import LoaderRate, StageRate, bench, decoder_of, measure_stages
 from energon_dali.diagnosis.bench_advice import advise
+from energon_dali.diagnosis.cpu_time import CpuMeter, CpuUse
 from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
 from tests.loader.dataset_folder import captioning_dataset
 
@@ -126,6 +131,34 @@ def test_the_advice_names_what_takes_the_time() -> None:
     assert "own, 2 workers, prefetch_factor=2, 1.83 times as fast as own, 0 workers" in told
     assert "load 9.0 s, read 1.0 s" in told
     assert "Without workers it is fastest" in "\n".join(advise(stages, [LoaderRate(Setting(0), 90, 1.0, 0.1), fast]))
+
+
+def test_cpu_time_of_threads_and_children_is_counted() -> None:
+    meter = CpuMeter()
+    end = time.process_time() + 0.02
+    while time.process_time() < end:
+        pass
+    use = meter.read()
+    assert 0.02 <= use.busiest_seconds <= use.own_seconds
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert (child.pid, child.pid) in dict(cpu_time._thread_times())
+        child.communicate(b"\n")
+
+
+def test_on_a_busy_machine_settings_are_compared_by_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(open_dataset: Any, setting: Setting, seconds: float) -> LoaderRate:
+        by_clock = {0: 50, 1: 10, 2: 20}[setting.num_workers]
+        use = CpuUse(own_seconds=1.0, busiest_seconds=0.5 / (1 + setting.num_workers), other_seconds=100.0)
+        return LoaderRate(setting, by_clock, 1.0, 0.1, cpu=use)
+
+    monkeypatch.setattr(tuning, "measure_loader", measure)
+    monkeypatch.setattr("energon_dali.diagnosis.bench.usable_cores", lambda: 100)
+    result = tuning.tune(None, seconds=5, most_workers=2)  # type: ignore[arg-type]
+    assert result.is_estimate
+    assert result.setting == Setting(2, 1)
+    assert result.samples_per_second == 120
+    told = "\n".join(advise([], [measure(None, Setting(0), 1.0)]))
+    assert "Other processes kept up to 100.0 cores busy" in told
 
 
 def fake_rates(monkeypatch: pytest.MonkeyPatch, rate: Any) -> list[Setting]:
