@@ -34,8 +34,9 @@ class LoaderPanel:
 
     It shows how long the trainer waits, batches per second, how full the queue is, how many processes work on each
     stage, decode routes, bytes read, shares of blends, and samples that were skipped or failed. Rates are those of the
-    last ten seconds. If the console is no terminal, such as a file or the log of a cluster, it prints a line now and
-    then instead. A thread of its own draws it, twice per second by default. It does not keep loaders alive.
+    last ten seconds. If the console is neither a terminal nor a notebook, such as the log of a cluster, it prints a
+    line now and then instead. A thread of its own draws it, twice per second by default. It does not keep loaders
+    alive.
 
     Args:
         loaders: A loader, which is called "train"; or a dict of loaders by name.
@@ -71,7 +72,7 @@ class LoaderPanel:
         """Begins to draw; does nothing if it has begun."""
         if self._live is not None or self._thread is not None:
             return
-        if self._console.is_terminal:
+        if self._console.is_terminal or self._console.is_jupyter:
             rate = 1 / self._refresh_seconds
             self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=rate)
             self._live.start()

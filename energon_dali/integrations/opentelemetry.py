@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +11,9 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
 from energon_dali.integrations.named_loaders import LoaderReferences, Loaders
 from energon_dali.loader.metric_declarations import DECLARATIONS, MetricDeclaration
+from energon_dali.loader.statistics import LoaderStatistics
 
+_SAME_TIME_SECONDS = 0.1
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}
 
 
@@ -27,7 +31,7 @@ def observe_loaders(loaders: Loaders, meter: Meter | None = None) -> None:
         ConfigError: `loaders` is something else.
     """
     meter = meter or get_meter("energon_dali")
-    references = LoaderReferences(loaders)
+    reader = _Reader(LoaderReferences(loaders))
     for declaration in DECLARATIONS:
         create: Any = (
             meter.create_observable_counter if declaration.kind == "counter" else meter.create_observable_gauge
@@ -35,26 +39,49 @@ def observe_loaders(loaders: Loaders, meter: Meter | None = None) -> None:
         name = f"energon_dali.{declaration.name}" + (f".{declaration.unit}" if declaration.unit == "bytes" else "")
         create(
             name,
-            callbacks=[_Observations(references, declaration)],
+            callbacks=[_Observations(reader, declaration)],
             unit=_UNITS[declaration.unit],
             description=declaration.description,
         )
+
+
+class _Reader:
+    """Reads the loaders once for all metrics that are asked for at the same time.
+
+    Args:
+        references: The loaders.
+    """
+
+    def __init__(self, references: LoaderReferences) -> None:
+        self._references = references
+        self._read_at = -math.inf
+        self._rows: list[tuple[dict[str, Any], LoaderStatistics]] = []
+
+    def read(self) -> list[tuple[dict[str, Any], LoaderStatistics]]:
+        """Returns the attributes and the statistics of each loader."""
+        now = time.monotonic()
+        if now - self._read_at > _SAME_TIME_SECONDS:
+            self._read_at = now
+            self._rows = [
+                ({"loader": name, "rank": loader.worker_config.rank}, loader.stats())
+                for name, loader in self._references
+            ]
+        return self._rows
 
 
 class _Observations:
     """Reads one metric of all loaders.
 
     Args:
-        references: The loaders.
+        reader: Reads the loaders.
         declaration: The metric.
     """
 
-    def __init__(self, references: LoaderReferences, declaration: MetricDeclaration) -> None:
-        self._references = references
+    def __init__(self, reader: _Reader, declaration: MetricDeclaration) -> None:
+        self._reader = reader
         self._declaration = declaration
 
     def __call__(self, options: CallbackOptions) -> Iterable[Observation]:
-        for name, loader in self._references:
-            for labels, value in self._declaration.samples(loader.stats()):
-                own = dict(zip(self._declaration.labels, labels, strict=True))
-                yield Observation(value, {"loader": name, "rank": loader.worker_config.rank, **own})
+        for attributes, statistics in self._reader.read():
+            for labels, value in self._declaration.samples(statistics):
+                yield Observation(value, {**attributes, **dict(zip(self._declaration.labels, labels, strict=True))})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -102,6 +104,9 @@ class MetricsServer:
         if self._open:
             self._open = False
             self._server.shutdown()
+            with contextlib.suppress(OSError):
+                # Workers that were forked meanwhile have the socket too: it must not go on listening there.
+                self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.server_close()
             self._thread.join()
 

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from energon_dali.integrations import opentelemetry
 from energon_dali.integrations.opentelemetry import observe_loaders
 from energon_dali.loader.metric_declarations import DECLARATIONS
 from tests.integrations.observed import everything, full_loader
 
 
-def test_an_exporter_reads_the_statistics() -> None:
+def test_an_exporter_reads_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     loader = full_loader()
@@ -26,6 +28,12 @@ def test_an_exporter_reads_the_statistics() -> None:
     (batches,) = found["energon_dali.batches"].data.data_points
     assert (batches.value, dict(batches.attributes)) == (21, {"loader": "train", "rank": 0})
     assert found["energon_dali.blocks.bytes"].unit == "By"
+    asked: list[int] = []
+    loader.stats = lambda: asked.append(1) or everything()
+    monkeypatch.setattr(opentelemetry, "_SAME_TIME_SECONDS", 100.0)
+    assert reader.get_metrics_data() is not None
+    assert not asked  # read once for all metrics of one time
+    monkeypatch.setattr(opentelemetry, "_SAME_TIME_SECONDS", 0.0)
     del loader
     assert reader.get_metrics_data() is None
     provider.shutdown()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -20,6 +23,7 @@ from energon_dali import ConfigError
 from energon_dali.integrations.prometheus import DEFAULT_PORT, LoaderCollector, MetricsServer
 from energon_dali.loader.metric_declarations import DECLARATIONS
 from tests.integrations.observed import everything, full_loader, numbers_loader
+from tests.forking import fork
 from tests.running_time import wait_until
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "files" / "grafana-dashboard.json"
@@ -123,6 +127,21 @@ def test_the_page_is_served_on_loopback_until_it_is_closed(monkeypatch: pytest.M
     server.close()
     with pytest.raises(urllib.error.URLError):
         read(server.url)
+    # The port is free again, also while a forked worker lives.
+    server = MetricsServer(loader, port=0)
+    child = fork()
+    if child == 0:
+        time.sleep(100)
+        os._exit(0)
+    try:
+        server.close()
+        with pytest.raises(urllib.error.URLError):
+            read(server.url)
+        with MetricsServer(loader, port=server.port) as again:
+            assert "energon_dali_batches_total" in read(again.url)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     asked: list[Any] = []
 
     def refuse(port: int, *_: Any) -> None:
@@ -177,6 +196,19 @@ def test_the_dashboard_can_be_imported_by_grafana() -> None:
     variables = {each["name"] for each in board["templating"]["list"]} | {"__rate_interval"}
     for query in queries():
         assert set(re.findall(r"\$(\w+)", query)) <= variables
+
+
+def test_the_table_of_the_documentation_has_every_metric() -> None:
+    page = (DASHBOARD.parents[1] / "observing.md").read_text()
+    rows = re.findall(r"^\| `(energon_dali_\w+)` \| ([\w, -]+) \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [
+        (
+            declaration.full_name + ("_total" if declaration.kind == "counter" else ""),
+            ", ".join(declaration.labels) or "-",
+            declaration.description.rstrip("."),
+        )
+        for declaration in DECLARATIONS
+    ]
 
 
 # --- a real Prometheus ---------------------------------------------------------------------------------------------

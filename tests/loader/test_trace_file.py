@@ -30,6 +30,7 @@ from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.loader.trace_file import TraceFile
 from tests.loader.dataset_folder import captioning_dataset
 from tests.loader.numbers_dataset import Mishap, tree
+from tests.forking import fork
 from tests.running_time import wait_until
 
 
@@ -169,7 +170,7 @@ def test_blocks_that_dali_decodes_are_spans_that_may_overlap(folder: Path, tmp_p
 
 def kill_when(path: Path, text: bytes, run: Callable[[], object]) -> list[dict[str, Any]]:
     """Returns the trace of a run in a forked process that was killed after it had written a text."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             run()
@@ -295,7 +296,7 @@ def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
 def test_a_forked_copy_does_not_write(tmp_path: Path) -> None:
     file = TraceFile(str(tmp_path / "trace.json"), 2**20)
     metrics = TracedMetrics("the trainer", 0, file.add)
-    child = os.fork()
+    child = fork()
     if child == 0:
         metrics.add_time("load", 0.5)
         file.flush()
