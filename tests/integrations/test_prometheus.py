@@ -22,8 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from energon_dali import ConfigError
 from energon_dali.integrations.prometheus import DEFAULT_PORT, LoaderCollector, MetricsServer
 from energon_dali.loader.metric_declarations import DECLARATIONS
-from tests.integrations.observed import everything, full_loader, numbers_loader
 from tests.forking import fork
+from tests.integrations.observed import everything, full_loader, numbers_loader
 from tests.running_time import wait_until
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "files" / "grafana-dashboard.json"

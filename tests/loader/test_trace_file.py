@@ -28,9 +28,9 @@ from energon_dali.datasets import trace
 from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.trace import TracedMetrics
 from energon_dali.loader.trace_file import TraceFile
+from tests.forking import fork
 from tests.loader.dataset_folder import captioning_dataset
 from tests.loader.numbers_dataset import Mishap, tree
-from tests.forking import fork
 from tests.running_time import wait_until
 
 
