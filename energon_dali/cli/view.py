@@ -12,6 +12,9 @@ from energon_dali.cli.failure import told_to_user
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
 @click.option("--open/--no-open", "opens", default=False, show_default=True, help="Open the page in the browser.")
 @click.option("--encoder", default="", metavar="MODULE:CLASS", help="Show what this task encoder makes of the samples.")
+@click.option("--split-part", default="train", show_default=True, help="Part of the split, for the encoder's batch.")
+@click.option("--batch-size", type=click.IntRange(min=0), default=4, show_default=True, help="0: the encoder groups.")
+@click.option("--packing-buffer-size", type=click.IntRange(min=1), help="Samples from which the encoder chooses packs.")
 @click.option("--dataset-config", help="Name of the dataset configuration, if not dataset.yaml.")
 @click.option("--split-config", help="Name of the split file, if not split.yaml.")
 @click.option("--trust-dataset-code", is_flag=True, help="Let code and pickled parts of the dataset run.")
@@ -20,6 +23,9 @@ def view(
     port: int,
     opens: bool,
     encoder: str,
+    split_part: str,
+    batch_size: int,
+    packing_buffer_size: int | None,
     dataset_config: str | None,
     split_config: str | None,
     trust_dataset_code: bool,
@@ -37,6 +43,9 @@ def view(
         options = ViewOptions(
             path,
             encoder=encoder,
+            split_part=split_part,
+            batch_size=batch_size or None,
+            packing_buffer_size=packing_buffer_size,
             trust_dataset_code=trust_dataset_code,
             dataset_config=dataset_config,
             split_config=split_config,

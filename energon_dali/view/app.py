@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from energon_dali.errors import DecodeError, EnergonDaliError
-from energon_dali.view import pages, scan_pages
+from energon_dali.view import encoder_pages, pages, scan_pages
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 from energon_dali.view.guard import DATA_POLICY, Guard
 from energon_dali.view.lanes import Lane
@@ -42,7 +42,7 @@ def create_app(site: Site, token: str) -> Guard:
         yield
         await run_in_threadpool(site.close)
 
-    checks, pictures, queries = Lane(1), Lane(max(2, os.cpu_count() or 1)), Lane(4)
+    checks, encodings, pictures, queries = Lane(1), Lane(1), Lane(max(2, os.cpu_count() or 1)), Lane(4)
     routes = [
         Route("/", pages.home),
         Route("/data/{dataset:int}", pages.grid),
@@ -50,6 +50,10 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/data/{dataset:int}/failures", queries(scan_pages.failures)),
         Route("/data/{dataset:int}/statistics", queries(scan_pages.statistics)),
         Route("/mixture", queries(scan_pages.mixture)),
+        Route(f"{_SAMPLE}/encoded", encodings(encoder_pages.sample)),
+        Route("/encoder", encodings(encoder_pages.batch)),
+        Route("/encoder/reload", encodings(encoder_pages.reload), methods=["POST"]),
+        Route("/encoder/image/{view}/{number:int}", encoder_pages.image),
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),
         Route(_PART, part),

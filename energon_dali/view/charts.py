@@ -33,11 +33,13 @@ class Chart:
     """Unit of the labels of a histogram, such as "px"."""
     note: str = ""
     """What the chart leaves out; "" if nothing."""
+    rest: int = 0
+    """Number of things that no bar counts."""
 
     @property
     def total(self) -> int:
-        """Sum of the bars."""
-        return sum(self.counts)
+        """Number of all things, those that no bar counts included."""
+        return sum(self.counts) + self.rest
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""

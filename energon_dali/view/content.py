@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from energon_dali.errors import EnergonDaliError
 from energon_dali.shards.documents.json_text import parse_json
+from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.view.dataset import ViewedDataset, ViewedPart, ViewedSample
 
 MOST_TEXT_BYTES = 256 << 10
@@ -60,13 +62,20 @@ def show_part(dataset: ViewedDataset, sample: ViewedSample, part: ViewedPart) ->
     return ShownPart(part, "bytes", dump(content[:_DUMPED_BYTES]), f"The first {_DUMPED_BYTES} bytes, in hexadecimal.")
 
 
-def snippet(dataset: ViewedDataset, sample: ViewedSample) -> str:
-    """Returns the beginning of the first text or JSON part of a sample; "" if it has none or cannot be read.
+def snippets(dataset: ViewedDataset, samples: Sequence[ViewedSample]) -> list[str]:
+    """Returns the beginning of the first text or JSON part of each sample; "" if it has none or cannot be read.
 
     Args:
-        dataset: The dataset.
-        sample: The sample.
+        dataset: The dataset; if it is remote, several samples are read at the same time.
+        samples: The samples.
     """
+    if "://" not in dataset.path:
+        return [_snippet(dataset, sample) for sample in samples]
+    found = call_together(lambda number: _snippet(dataset, samples[number]), range(len(samples)))
+    return [text if isinstance(text, str) else "" for text in found.values()]
+
+
+def _snippet(dataset: ViewedDataset, sample: ViewedSample) -> str:
     part = next((part for kind in ("text", "json") for part in sample.parts if part.kind == kind), None)
     if part is None:
         return ""

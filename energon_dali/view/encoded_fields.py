@@ -194,6 +194,8 @@ def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _is_nested(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(to_array(item) is not None or _is_nested(item) for item in value)
     return isinstance(value, Mapping) or (is_dataclass(value) and not isinstance(value, type))
 
 

@@ -23,6 +23,9 @@ from energon_dali.view.dataset import Rows, ViewedPart, ViewedSample
 from energon_dali.view.open_files import OpenFiles
 from energon_dali.view.restore_command import literal, python_command
 
+_PAGES_KEPT_FOR = 64
+"""Shards that are looked at before the pages of the index that were touched are given back."""
+
 
 class FolderDataset:
     """A prepared folder of tar shards.
@@ -55,6 +58,7 @@ class FolderDataset:
         self._files = OpenFiles()
         self._rows: dict[str | None, Rows] = {}
         self._keys: SqliteFile | None = None
+        self._shards_asked = 0
         try:
             self.split_parts = self.folder.split_parts
         except (DatasetError, StorageError):  # the samples can be shown without it
@@ -110,6 +114,9 @@ class FolderDataset:
 
     def extents(self, shard: int) -> ShardExtents:
         with self._lock:
+            self._shards_asked += 1
+            if self._shards_asked % _PAGES_KEPT_FOR == 0:
+                self.folder.index.release_pages()
             return self.folder.index.shard(shard)
 
     def find_key(self, key: str) -> int | None:
@@ -143,11 +150,13 @@ class FolderDataset:
         path = self.folder.root / sample.shard
         try:
             reader = self._files.get(path)
-            header = reader.read_at(part.offset - TAR_BLOCK_BYTES, TAR_BLOCK_BYTES)
-            member = f"{sample.key}.{part.name}".encode()
-            check_member(sample.shard, header, member, part.size, part.offset)
             wanted = max(0, part.size - start if size is None else min(size, part.size - start))
-            content = reader.read_at(part.offset + start, wanted)
+            # The header is just before the beginning, and is then read with it.
+            near = TAR_BLOCK_BYTES + (wanted if start == 0 else 0)
+            head = reader.read_at(part.offset - TAR_BLOCK_BYTES, near)
+            member = f"{sample.key}.{part.name}".encode()
+            check_member(sample.shard, head[:TAR_BLOCK_BYTES], member, part.size, part.offset)
+            content = head[TAR_BLOCK_BYTES:] if start == 0 else reader.read_at(part.offset + start, wanted)
         except FileNotFoundError as error:
             raise missing_shard(self.folder.root, sample.shard) from error
         except OSError as error:

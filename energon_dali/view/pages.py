@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from energon_dali.view.catalog import CatalogEntry
-from energon_dali.view.content import show_part, snippet
+from energon_dali.view.content import show_part, snippets
 from energon_dali.view.dataset import ViewedPart, ViewedSample
 from energon_dali.view.part_response import AV_TYPES
 from energon_dali.view.query import FILTER_FIELDS, PAGE_SIZES, GridQuery, describe, read_query
@@ -88,16 +88,16 @@ def grid(request: Request) -> Response:
     if page.searched >= 1 and query.page > last_page:
         query = query.on_page(last_page)
         page = selection.page(query.start, query.start + query.page_size)
+    samples = [dataset.sample(index) for index in page.indices.tolist()]
+    texts = snippets(dataset, samples)
     cards = []
-    for offset, index in enumerate(page.indices.tolist()):
-        sample = dataset.sample(index)
-        thumbnail = find_thumbnail_part(sample)
+    for offset, (sample, text) in enumerate(zip(samples, texts, strict=True)):
         cards.append(
             {
                 "sample": sample,
-                "thumbnail": thumbnail,
-                "text": snippet(dataset, sample),
-                "address": f"/data/{entry.number}/sample/{index}"
+                "thumbnail": find_thumbnail_part(sample),
+                "text": text,
+                "address": f"/data/{entry.number}/sample/{sample.index}"
                 + query.address(page=None, **{_POSITION: query.start + offset}),
             }
         )

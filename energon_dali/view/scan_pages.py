@@ -91,16 +91,16 @@ def progress(request: Request) -> Response:
 def start(request: Request) -> Response:
     """Answers POST `/scan/start`."""
     site_of(request).scan.start()
-    return RedirectResponse(_way_back(request), 303)
+    return RedirectResponse(way_back(request), 303)
 
 
 def cancel(request: Request) -> Response:
     """Answers POST `/scan/cancel`."""
     site_of(request).scan.cancel()
-    return RedirectResponse(_way_back(request), 303)
+    return RedirectResponse(way_back(request), 303)
 
 
-def _way_back(request: Request) -> str:
+def way_back(request: Request) -> str:
     """Returns the path to go back to: one of this site, never another host."""
     path = request.query_params.get("back", "/")
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"

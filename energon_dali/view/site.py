@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
@@ -21,6 +20,9 @@ from energon_dali.view.scan import Scan
 from energon_dali.view.scan_source import ScanSource
 from energon_dali.view.selection import RowPages, ScanPages, Search, SearchCache, Selection
 
+if TYPE_CHECKING:
+    from energon_dali.view.encoded import EncodedViews
+
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -34,6 +36,12 @@ class ViewOptions:
     """A prepared folder, a `.jsonl` file, or a metadataset (`.yaml`)."""
     encoder: str = ""
     """`MODULE:CLASS` of a task encoder; "" shows no encoded samples."""
+    split_part: str = "train"
+    """Part of the split whose first batch is shown."""
+    batch_size: int | None = 4
+    """Samples of that batch; None if the encoder groups samples itself."""
+    packing_buffer_size: int | None = None
+    """Number of samples from which the encoder chooses packs; None packs nothing."""
     trust_dataset_code: bool = False
     """Let code and pickled parts of the dataset run."""
     dataset_config: str | None = None
@@ -69,6 +77,8 @@ class Site:
         self.scan = Scan(sources, folder=options.scan_folder)
         self._scan_numbers = {entry.number: number for number, entry in enumerate(opened)}
         self.check = SampleCheck(sources)
+        self.encoded = self._open_encoder()
+        """What the task encoder makes of samples; None without one."""
         self._searches = SearchCache()
         self.version = secrets.token_hex(4)
         """Part of the addresses of thumbnails, which a browser must not take from the cache of another run."""
@@ -80,7 +90,28 @@ class Site:
             lstrip_blocks=True,
         )
         self.templates.filters |= {"bytes": format_bytes, "number": format_number, "percent": format_percent}
-        self._lock = threading.Lock()
+
+    def _open_encoder(self) -> EncodedViews | None:
+        options = self.options
+        if not options.encoder:
+            return None
+        # Imported here: torch, which the loader brings, takes longer than all of the page.
+        from energon_dali.view.encoded import EncodedViews
+        from energon_dali.view.encoder_session import EncoderOptions, load_encoder
+
+        load_encoder(options.encoder)  # raises for a mistake now, and not on the page
+        return EncodedViews(
+            EncoderOptions(
+                path=self.catalog.path,
+                encoder=options.encoder,
+                split_part=options.split_part,
+                batch_size=options.batch_size,
+                packing_buffer_size=options.packing_buffer_size,
+                dataset_config=options.dataset_config,
+                split_config=options.split_config,
+                trust_dataset_code=options.trust_dataset_code,
+            )
+        )
 
     def scan_number(self, entry: CatalogEntry) -> int:
         """Returns the number that the scan has for a dataset."""
@@ -120,7 +151,9 @@ class Site:
         return page.encode("utf-8", "replace").decode()  # JSON may hold halves of letters, which UTF-8 has no bytes for
 
     def close(self) -> None:
-        """Ends the scan and all searches, and closes all files."""
+        """Ends the scan, the encoder and all searches, and closes all files."""
+        if self.encoded is not None:
+            self.encoded.close()
         self.scan.cancel()
         self._searches.close()
         self.check.close()

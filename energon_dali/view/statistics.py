@@ -249,4 +249,4 @@ def _categories(
     kinds, parts = connection.execute(f"SELECT count(*), sum(number) FROM ({groups})").fetchone()
     others = parts - sum(counts)
     note = f"{others:,} parts with {kinds - len(rows):,} other values are not shown." if others else ""
-    return Chart(name, title, labels, counts, note=note)
+    return Chart(name, title, labels, counts, note=note, rest=others)

@@ -77,5 +77,6 @@ def prefer_theme(window: webdriver.Chrome, theme: str) -> None:
 
 def requested_urls(window: webdriver.Chrome) -> list[str]:
     """Returns the addresses that were requested since the last call."""
-    messages = [json.loads(entry["message"])["message"] for entry in window.get_log("performance")]
+    entries: list[dict[str, str]] = window.get_log("performance")  # type: ignore[no-untyped-call]
+    messages = [json.loads(entry["message"])["message"] for entry in entries]
     return [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
