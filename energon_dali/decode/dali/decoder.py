@@ -130,6 +130,9 @@ class DaliDecoder(MediaDecoder):
             uses_dali(self.video_decode_device, "video")
         if not uses_dali(self.image_decode_device):
             return "worker"
+        if self.spec.front_end is not None and self.image_decode_device == "auto" and not sees_gpu():
+            # On the CPU, rendering takes most of the time, and DALI does not render: workers do all of it.
+            return "worker"
         if self.av_decode == "pyav":
             raise ConfigError(
                 'av_decode="pyav" was given to a DaliDecoder. It opens files in the workers, and an open file cannot '

@@ -105,15 +105,16 @@ class AnyResolution(FrontEnd):
         import torch
 
         images = [image for sample in samples for image in sample]
-        values = [image.values for image in images]
-        most = max(map(len, values))
+        most = max(image.rows for image in images)
         stacked: torch.Tensor | list[torch.Tensor]
-        if self.pads_batch:
-            stacked = values[0].new_zeros((len(values), most, *values[0].shape[1:]))
-            for number, tiles in enumerate(values):
-                stacked[number, : len(tiles)] = tiles
+        if self.pads_batch or all(image.rows == most for image in images):
+            tile = self.values_shape(images[0].pixels, images[0].layout)[1:]
+            stacked = torch.empty((len(images), most, *tile), dtype=self.torch_dtype, device=images[0].pixels.device)
+            for image, tiles in zip(images, stacked, strict=True):
+                image.front_end.finish(image.pixels, image.layout, tiles[: image.rows])
+                tiles[image.rows :] = 0
         else:
-            stacked = torch.stack(values) if all(len(tiles) == most for tiles in values) else values
+            stacked = [image.values for image in images]
         sizes = [(image.layout.height, image.layout.width) for image in images]
         return {"pixel_values": stacked, "image_sizes": torch.tensor(sizes, dtype=torch.int64)}
 

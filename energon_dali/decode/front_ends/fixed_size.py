@@ -154,11 +154,10 @@ class FixedSize(FrontEnd):
         return cropped_view(*resized_size(height, width, self.size, self.shortest_edge), self.crop, **fields)
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
-        import torch
 
         images = [image for sample in samples for image in sample]
         require_one_size(images)
-        return {"pixel_values": torch.cat([image.values for image in images])}
+        return {"pixel_values": self.concatenated(images)}
 
 
 def require_one_size(images: Sequence[VisionInput]) -> None:
@@ -167,7 +166,7 @@ def require_one_size(images: Sequence[VisionInput]) -> None:
     Raises:
         ConfigError: Their sizes differ.
     """
-    sizes = {(image.values.shape[3], image.values.shape[2]) for image in images}
+    sizes = {image.layout.views[-1].tile_size[::-1] for image in images}
     if len(sizes) > 1:
         shown = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:4])
         raise ConfigError(

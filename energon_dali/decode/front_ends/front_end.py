@@ -186,18 +186,67 @@ class FrontEnd(ABC):
         return VisionInput(self.arrange(pixels, layout), layout, self)
 
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
-        """Returns the values of an image: by default dtype[tiles, 3, height, width], the tiles of all views in turn."""
+        """Returns the bytes of an image, resampled and cut; `finish` converts them.
+
+        Returns:
+            By default uint8[tiles, 3, height * width], the tiles of all views in turn.
+        """
         import torch
 
-        parts = []
-        for view, canvas in self.canvases(pixels, layout):
-            height, width = view.tile_size
-            tiles = self.values.convert(cut_tiles(canvas, height, width), self.torch_dtype, channel_axis=1)
-            tiles = tiles.view(-1, 3, height, width)
-            if self.fill is None and view.fill is None:
-                _clear_outside(tiles, view)
-            parts.append(tiles)
+        parts = [cut_tiles(canvas, *view.tile_size) for view, canvas in self.canvases(pixels, layout)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
+        """Returns the shape of the values that `finish` makes of the bytes of `arrange`."""
+        height, width = next(view.tile_size for view in layout.views if view.emitted)
+        return len(pixels), 3, height, width
+
+    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the values of an image: its bytes rescaled, normalised and rounded to the front end's dtype.
+
+        Args:
+            pixels: What `arrange` made.
+            layout: Of the image.
+            out: Where to write them: contiguous, of `values_shape` and the dtype. None makes a new tensor.
+
+        Returns:
+            By default dtype[tiles, 3, height, width].
+        """
+        out = self._new_values(pixels, layout) if out is None else out
+        self.values.convert(pixels, self.torch_dtype, channel_axis=1, out=out.view(len(pixels), 3, -1))
+        if self.fill is None:
+            start = 0
+            for view in layout.views:
+                if view.fill is None:
+                    _clear_outside(out[start : start + view.num_tiles], view)
+                start += view.num_tiles
+        return out
+
+    def _new_values(self, pixels: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        import torch
+
+        return torch.empty(self.values_shape(pixels, layout), dtype=self.torch_dtype, device=pixels.device)
+
+    def concatenated(self, images: Sequence[VisionInput]) -> torch.Tensor:
+        """Returns the values of several images one after the other, each converted into its place.
+
+        Args:
+            images: At least one, whose values differ in their first axis at most.
+
+        Returns:
+            dtype[all rows, ...].
+        """
+        import torch
+
+        shapes = [self.values_shape(image.pixels, image.layout) for image in images]
+        total = sum(shape[0] for shape in shapes)
+        out = torch.empty((total, *shapes[0][1:]), dtype=self.torch_dtype, device=images[0].pixels.device)
+        start = 0
+        for image, shape in zip(images, shapes, strict=True):
+            # Images of one batch may come from twins of this front end, such as one with fewer tiles.
+            image.front_end.finish(image.pixels, image.layout, out[start : start + shape[0]])
+            start += shape[0]
+        return out
 
     def canvases(self, pixels: Pixels, layout: ImageLayout) -> Iterator[tuple[View, torch.Tensor]]:
         """Yields the views that are part of the result, with their canvases as uint8[3, H, W], contiguous."""

@@ -134,6 +134,6 @@ class Gemma3(FrontEnd):
 
         images = [image for sample in samples for image in sample]
         return {
-            "pixel_values": torch.cat([image.values for image in images]),
+            "pixel_values": self.concatenated(images),
             "num_crops": torch.tensor([image.layout.grid[0] for image in images], dtype=torch.int64),
         }

@@ -122,14 +122,16 @@ class Idefics3(FrontEnd):
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
-        counts = [sum(len(image.values) for image in sample) for sample in samples]
-        first = next(image.values for sample in samples for image in sample)
+        counts = [sum(image.rows for image in sample) for sample in samples]
+        device = next(image.pixels.device for sample in samples for image in sample)
         shape = (len(samples), max(counts), 3, self.tile_size, self.tile_size)
-        values = torch.zeros(shape, dtype=first.dtype, device=first.device)
-        mask = torch.zeros((*shape[:2], *shape[3:]), dtype=torch.int64, device=first.device)
+        values = torch.zeros(shape, dtype=self.torch_dtype, device=device)
+        mask = torch.zeros((*shape[:2], *shape[3:]), dtype=torch.int64, device=device)
         for number, sample in enumerate(samples):
-            if sample:
-                torch.cat([image.values for image in sample], out=values[number, : counts[number]])
+            start = 0
+            for image in sample:
+                self.finish(image.pixels, image.layout, values[number, start : start + image.rows])
+                start += image.rows
             mask[number, : counts[number]] = 1
         batch: dict[str, Any] = {"pixel_values": values, "pixel_attention_mask": mask}
         if self.returns_rows:

@@ -79,6 +79,12 @@ class ImageGPT(FrontEnd):
         nearest = _nearest_by_torch if self.values.arithmetic == "torch" else _nearest
         return torch.from_numpy(nearest(values, _colours(self.clusters)))[None].to(resized.device)
 
+    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
+        return super().values_shape(pixels, layout) if self.clusters is None else tuple(pixels.shape)
+
+    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
+        return super().finish(pixels, layout, out) if self.clusters is None else pixels
+
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 

@@ -97,8 +97,8 @@ class InternVL(FrontEnd):
         images = [image for sample in samples for image in sample]
         require_one_size(images)
         return {
-            "pixel_values": torch.cat([image.values for image in images]),
-            "num_patches": torch.tensor([len(image.values) for image in images], dtype=torch.int64),
+            "pixel_values": self.concatenated(images),
+            "num_patches": torch.tensor([image.rows for image in images], dtype=torch.int64),
         }
 
 

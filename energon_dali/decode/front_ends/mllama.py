@@ -71,17 +71,18 @@ class Mllama(FrontEnd):
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
-        first = next(image.values for sample in samples for image in sample)
+        device = next(image.pixels.device for sample in samples for image in sample)
         shape = (len(samples), max(map(len, samples)))
-        values = first.new_zeros((*shape, self.max_tiles, *first.shape[1:]))
+        tiles_shape = (*shape, self.max_tiles, 3, self.tile_size, self.tile_size)
+        values = torch.zeros(tiles_shape, dtype=self.torch_dtype, device=device)
         ids = torch.zeros(shape, dtype=torch.int64)
         mask = torch.zeros((*shape, self.max_tiles), dtype=torch.int64)
         mask[:, :, 0] = 1  # also of images that are missing, as in the processor
         known = _canvases(self.max_tiles)
         for row, sample in enumerate(samples):
             for column, image in enumerate(sample):
-                tiles = len(image.values)
-                values[row, column, :tiles] = image.values
+                tiles = image.rows
+                self.finish(image.pixels, image.layout, values[row, column, :tiles])
                 mask[row, column, :tiles] = 1
                 rows, columns = image.layout.grid
                 ids[row, column] = known.index((rows, columns)) + 1
@@ -89,7 +90,7 @@ class Mllama(FrontEnd):
             "pixel_values": values,
             "aspect_ratio_ids": ids,
             "aspect_ratio_mask": mask,
-            "num_tiles": [[len(image.values) for image in sample] for sample in samples],
+            "num_tiles": [[image.rows for image in sample] for sample in samples],
         }
 
     def cross_attention_mask(

@@ -63,6 +63,17 @@ class PixelValues:
         import torch
 
         items, first, second = pixels.shape
+        most = _CHUNK_VALUES // first
+        if channel_axis == 1 and repeat == 1 and second > most and not pixels.is_cuda and dtype != torch.uint8:
+            # Large tiles: a few rows at a time.
+            out = torch.empty(pixels.shape, dtype=dtype) if out is None else out
+            for item in range(items):
+                for start in range(0, second, most):
+                    part = slice(start, start + most)
+                    self.convert(
+                        pixels[item : item + 1, :, part], dtype, channel_axis=1, out=out[item : item + 1, :, part]
+                    )
+            return out
         shape = (items, first, second) if repeat == 1 else (items, first, repeat, second)
         if out is None:
             out = torch.empty(shape, dtype=dtype, device=pixels.device)

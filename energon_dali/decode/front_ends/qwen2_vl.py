@@ -99,16 +99,24 @@ class Qwen2VL(FrontEnd):
 
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
         ((_, canvas),) = self.canvases(pixels, layout)
-        patches = cut_patches(canvas, self.patch_size, self.merge_size)  # uint8[patches, 3, patch_size ** 2]
-        values = self.values.convert(patches, self.torch_dtype, channel_axis=1, repeat=self.temporal_patch_size)
-        return values.view(len(patches), -1)
+        return cut_patches(canvas, self.patch_size, self.merge_size)  # uint8[patches, 3, patch_size ** 2]
+
+    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
+        return len(pixels), 3 * self.temporal_patch_size * self.patch_size**2
+
+    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = self._new_values(pixels, layout) if out is None else out
+        times = self.temporal_patch_size
+        shape = (len(pixels), 3, -1) if times == 1 else (len(pixels), 3, times, self.patch_size**2)
+        self.values.convert(pixels, self.torch_dtype, channel_axis=1, repeat=times, out=out.view(shape))
+        return out
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
         images = [image for sample in samples for image in sample]
         return {
-            "pixel_values": torch.cat([image.values for image in images]),
+            "pixel_values": self.concatenated(images),
             "image_grid_thw": torch.tensor([image.layout.grid for image in images], dtype=torch.int64),
         }
 

@@ -62,20 +62,27 @@ class Siglip2(FrontEnd):
     def arrange(self, pixels: Pixels, layout: ImageLayout) -> torch.Tensor:
         (view,) = layout.views
         resized = pixels.resized(view.height, view.width, self.filter, self.resampling)
-        patches = cut_pixel_patches(resized.tensor, self.patch_size)  # uint8[patches, patch_size ** 2, 3]
-        return self.values.convert(patches, self.torch_dtype, channel_axis=2).view(len(patches), -1)
+        return cut_pixel_patches(resized.tensor, self.patch_size)  # uint8[patches, patch_size ** 2, 3]
+
+    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
+        return len(pixels), 3 * self.patch_size**2
+
+    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = self._new_values(pixels, layout) if out is None else out
+        self.values.convert(pixels, self.torch_dtype, channel_axis=2, out=out.view(pixels.shape))
+        return out
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
         images = [image for sample in samples for image in sample]
-        first = images[0].values
-        shape = (len(images), self.max_num_patches, first.shape[1])
-        values = torch.empty(shape, dtype=first.dtype, device=first.device)
-        mask = torch.zeros(shape[:2], dtype=torch.int32, device=first.device)
+        shape = (len(images), self.max_num_patches, 3 * self.patch_size**2)
+        device = images[0].pixels.device
+        values = torch.empty(shape, dtype=self.torch_dtype, device=device)
+        mask = torch.zeros(shape[:2], dtype=torch.int32, device=device)
         for number, image in enumerate(images):
-            count = len(image.values)
-            values[number, :count] = image.values
+            count = image.rows
+            self.finish(image.pixels, image.layout, values[number, :count])
             values[number, count:] = 0
             mask[number, :count] = 1
         shapes = torch.tensor([image.layout.grid for image in images], dtype=torch.int64)

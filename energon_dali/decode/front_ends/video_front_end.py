@@ -108,6 +108,12 @@ class VideoFrontEnd(FrontEnd):
             layout: Of the video.
         """
 
+    def values_shape(self, pixels: torch.Tensor, layout: ImageLayout) -> tuple[int, ...]:
+        return tuple(pixels.shape)
+
+    def finish(self, pixels: torch.Tensor, layout: ImageLayout, out: torch.Tensor | None = None) -> torch.Tensor:
+        return pixels if out is None else out.copy_(pixels)  # `render_frames` converted them
+
     @abstractmethod
     def video_text(self, layout: VideoLayout) -> str:
         """Returns the text that stands for one video: its placeholder tokens, and what is written between them.

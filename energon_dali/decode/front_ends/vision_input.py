@@ -18,14 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class VisionInput:
-    """One image as a model takes it."""
+    """One image as a model takes it, kept as bytes: a fraction of the values, to which `batch_vision` converts them."""
 
-    values: torch.Tensor
-    """Patches or tiles in the front end's dtype; the front end's class says their shape."""
+    pixels: torch.Tensor
+    """Bytes of the patches or tiles, resampled and cut but not converted: uint8[rows, a, b], one of whose axes is the
+    channel. Families that make something else of bytes keep the values themselves."""
     layout: ImageLayout
     """Size of the image, views, grid and number of tokens."""
     front_end: FrontEnd
     """What made it; one object for all images of a decoder within a process."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Patches or tiles in the front end's dtype, converted now; the front end's class says their shape."""
+        return self.front_end.finish(self.pixels, self.layout)
+
+    @property
+    def rows(self) -> int:
+        """Number of patches or tiles: the length of `values`."""
+        return len(self.pixels)
 
     @property
     def num_tokens(self) -> int:
@@ -35,13 +46,14 @@ class VisionInput:
     def __repr__(self) -> str:
         return (
             f"VisionInput({self.front_end.family}: {self.layout.width}x{self.layout.height} -> "
-            f"{list(self.values.shape)} {str(self.values.dtype).removeprefix('torch.')}, {self.num_tokens} tokens)"
+            f"{list(self.front_end.values_shape(self.pixels, self.layout))} {self.front_end.dtype}, "
+            f"{self.num_tokens} tokens)"
         )
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class VideoInput(VisionInput):
-    """One video as a model takes it."""
+    """One video as a model takes it. Its `pixels` are the values."""
 
     layout: VideoLayout
     """Size and chosen frames of the video, views, grid and number of tokens."""
@@ -54,7 +66,7 @@ class VideoInput(VisionInput):
         return (
             f"VideoInput({self.front_end.family}: {self.layout.width}x{self.layout.height}, "
             f"{len(self.layout.frames)} of {self.layout.total_frames} frames -> "
-            f"{list(self.values.shape)} {str(self.values.dtype).removeprefix('torch.')}, {self.num_tokens} tokens)"
+            f"{list(self.pixels.shape)} {self.front_end.dtype}, {self.num_tokens} tokens)"
         )
 
 

@@ -216,7 +216,7 @@ def test_batches_have_the_keys_of_the_processor() -> None:
 
     onevision = VideoFrontEnd.from_processor(FAMILIES["onevision"])
     video = SampleDecoder(av_decode=VideoClips(front_end=onevision)).decode("webm", video_file("vp9-webm"))
-    other = replace(video, values=video.values[:2])
+    other = replace(video, pixels=video.pixels[:2])
     assert batch_vision([video, video])["pixel_values_videos"].shape == (2, 4, 3, 40, 56)
     with pytest.raises(ConfigError, match=r"cannot be stacked.*Give the front end num_frames"):
         batch_vision([video, other])
