@@ -2,8 +2,8 @@
 
     python -m tests.decode.front_ends [--only NAME ...] [--count 1000] [--seed 0] [--jobs 2]
 
-A third of the images goes through the published configuration, the rest through drawn ones, in batches of 1 to 4. Exits
-with 1 if anything differs.
+A third of the images goes through the published configuration, the rest through drawn ones, in batches of 1 to 4. Of
+videos there are a quarter as many, if torchvision is installed. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import argparse
 import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 
 from tests.decode.front_ends.cases import CASES
+from tests.decode.front_ends.comparison import Comparison
 from tests.decode.front_ends.sweep import run
+from tests.decode.front_ends.video_sweep import FAMILIES, run_videos
 
 
 def main() -> int:
@@ -31,12 +33,21 @@ def main() -> int:
         for number, case in enumerate(CASES)
         if not options.only or any(word.lower() in case.name.lower() for word in options.only)
     ]
+    videos = [
+        name for name in FAMILIES if not options.only or any(word.lower() in name.lower() for word in options.only)
+    ]
     os.environ["OMP_NUM_THREADS"] = "1"
     failed = False
     print(f"{'case':24}{'images':>8}{'refused':>9}{'tokens':>8}{'differ':>8}{'CPU s':>7}  routes", flush=True)
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        for task in [pool.submit(run, number, options.count, options.seed) for number in chosen]:
+        tasks: list[Future[tuple[str, Comparison | None, float]]] = []
+        tasks += [pool.submit(run, number, options.count, options.seed) for number in chosen]
+        tasks += [pool.submit(run_videos, name, options.count // 4, options.seed) for name in videos]
+        for task in tasks:
             name, result, seconds = task.result()
+            if result is None:
+                print(f"{name:24}not compared: torchvision is not installed", flush=True)
+                continue
             routes = ", ".join(f"{route} {count:,}" for route, count in sorted(result.routes.items()))
             print(
                 f"{name:24}{result.compared:>8,}{result.refused:>9,}{result.tokens:>8,}{len(result.differences):>8}"

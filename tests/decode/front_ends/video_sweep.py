@@ -1,0 +1,135 @@
+"""Compares video front ends with the video processors of transformers, on drawn videos and configurations.
+
+The video processors need torchvision. It may be installed in a folder of its own, PREFIX/torchvision, for a torch that
+its wheel was not built for. It is imported only in processes of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.decode.front_ends.comparison import Comparison
+
+FAMILIES = {
+    "Qwen2-VL videos": ("qwen2_vl", "Qwen2VLVideoProcessor"),
+    "Qwen3-VL videos": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+    "GLM-4V videos": ("glm4v", "Glm4vVideoProcessor"),
+    "GLM-4.6V videos": ("glm46v", "Glm46VVideoProcessor"),
+    "LLaVA-OneVision videos": ("llava_onevision", "LlavaOnevisionVideoProcessor"),
+    "InternVL videos": ("internvl", "InternVLVideoProcessor"),
+}
+_OF_ONE_SIZE = ("LlavaOnevisionVideoProcessor", "InternVLVideoProcessor")
+_RATES = (1.0, 10.0, 24.0, 30000 / 1001, 30.0)
+
+
+def import_torchvision() -> bool:
+    """Makes torchvision importable in this process; returns whether it is installed."""
+    from benchmarks.candidates.torchvision_import import import_torchvision_transforms
+
+    sys.path.insert(0, str(Path(sys.prefix) / "torchvision"))
+    try:
+        import_torchvision_transforms()
+    except ImportError:
+        return False
+    return True
+
+
+def run_videos(name: str, count: int, seed: int) -> tuple[str, Comparison | None, float]:
+    """Returns name, comparison and CPU seconds of a family; no comparison without torchvision."""
+    import torch
+
+    torch.set_num_threads(1)
+    start = time.process_time()
+    if not import_torchvision():
+        return name, None, 0.0
+    module, kind = FAMILIES[name]
+    processors = importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
+    draw, result = random.Random(f"{name}{seed}"), Comparison()
+    generator = torch.Generator().manual_seed(seed)
+    while result.compared < count:
+        values = {} if result.compared < count // 10 else draw_values(draw, kind)
+        processor = getattr(processors, kind)(**values)
+        difference = _compare(processor, draw, generator, result)
+        if difference is not None:
+            result.differences.append(f"{difference} with {values}")
+    return name, result, time.process_time() - start
+
+
+def draw_values(draw: random.Random, kind: str) -> dict[str, Any]:
+    """Returns the values of a video processor."""
+    values: dict[str, Any] = {"do_sample_frames": draw.random() < 0.7}
+    if kind in _OF_ONE_SIZE:
+        values["size"] = {"height": draw.randint(1, 120), "width": draw.randint(1, 120)}
+    else:
+        fewest = draw.randint(1, 40_000)
+        values["size"] = {"shortest_edge": fewest, "longest_edge": fewest + draw.randint(1, 600_000)}
+        values["patch_size"] = draw.choice((8, 14, 16))
+        values["merge_size"] = draw.choice((1, 2, 3))
+        values["temporal_patch_size"] = draw.choice((1, 2, 3))
+    if kind.startswith("Qwen"):
+        values["cap_pixels_per_frame"] = draw.random() < 0.5
+        values["max_video_tokens"] = draw.randint(10, 5000)
+        values["min_frames"], values["max_frames"] = draw.randint(1, 8), draw.randint(8, 40)
+    if kind == "InternVLVideoProcessor":
+        values["initial_shift"] = draw.choice((True, False, 0.5, 2))
+    if kind in ("Qwen3VLVideoProcessor", "Glm4vVideoProcessor") or draw.random() < 0.5:
+        if kind != "Glm46VVideoProcessor":
+            values["fps"] = draw.choice((0.5, 1, 2, 3.7))
+    else:
+        values["num_frames"] = draw.randint(1, 20)
+    return values
+
+
+def _compare(processor: Any, draw: random.Random, generator: Any, result: Comparison) -> str | None:
+    """Compares one drawn video; returns in what it differs."""
+    import torch
+
+    from energon_dali import DecodeError, FrontEnd, VideoFrontEnd, batch_vision
+
+    total, fps = draw.randint(1, 60), draw.choice(_RATES)
+    height, width = draw.randint(20, 160), draw.randint(20, 160)
+    video = torch.randint(0, 256, (total, 3, height // 4 + 1, width // 4 + 1), generator=generator, dtype=torch.uint8)
+    video = torch.nn.functional.interpolate(video, (height, width), mode="bilinear", antialias=True)
+    what = f"{total} frames of {width} x {height} at {fps:g}"
+    metadata = {"total_num_frames": total, "fps": fps, "duration": total / fps, "frames_indices": list(range(total))}
+    theirs: Any
+    try:
+        theirs = processor(video, video_metadata=[metadata], return_tensors="pt", return_metadata=True)
+    except IndexError:  # a bug of transformers: rounding makes it ask for a frame after the last one
+        return None
+    except Exception as error:
+        theirs = error
+    front_end = FrontEnd.from_processor(processor)
+    assert isinstance(front_end, VideoFrontEnd)
+    result.compared += 1
+    try:
+        layout = front_end.layout(width, height, total, fps)
+    except DecodeError as error:
+        result.refused += 1
+        return None if isinstance(theirs, Exception) else f"{what}: refused: {error}"
+    if isinstance(theirs, Exception):
+        return f"{what}: the processor refuses it: {theirs!r}"
+    frames = [int(number) for number in theirs["video_metadata"][0].frames_indices]
+    if frames != list(layout.frames):
+        return f"{what}: frames {list(layout.frames)} instead of {frames}"
+    ours = batch_vision([front_end.render_video(video[frames], layout)])
+    values, expected = ours.get("pixel_values_videos"), theirs["pixel_values_videos"]
+    if values is None:  # InternVL's processor puts the frames of all videos into one list
+        values, expected = ours["pixel_values"], expected.flatten(0, 1)
+    if values.shape != expected.shape:
+        return f"{what}: values of the shape {list(values.shape)} instead of {list(expected.shape)}"
+    if not torch.equal(values, expected):
+        return f"{what}: values differ by up to {(values - expected).abs().max().item():.3g}"
+    if "video_grid_thw" in theirs:
+        result.tokens += 1
+        if not torch.equal(ours["video_grid_thw"], theirs["video_grid_thw"]):
+            return f"{what}: grid {ours['video_grid_thw'].tolist()}"
+        tokens = int(theirs["video_grid_thw"].prod()) // processor.merge_size**2
+        if tokens != layout.num_tokens:
+            return f"{what}: {layout.num_tokens} tokens instead of {tokens}"
+    return None
