@@ -31,14 +31,16 @@ FIXED_SIZES = {
 def drawn_fixed_size(module: str, name: str) -> Callable[[random.Random], Any]:
     def make(draw: random.Random) -> Any:
         side: Callable[[], int] = lambda: draw.randrange(8, 260)  # noqa: E731
+        # Without normalisation the processors accept any number of channels, which no model does.
+        converts = draw.choice((True, True, None))
         options: dict[str, Any] = {"crop_pct": draw.choice((0.75, 0.9, 1.0))} if module == "poolformer" else {}
         return processor_class(module, name)(
             size=draw.choice(({"shortest_edge": side()}, {"height": side(), "width": side()}, side())),
             crop_size=draw.choice(({"height": side(), "width": side()}, side())),
             do_center_crop=draw.choice((True, False, None)),
-            do_convert_rgb=draw.choice((True, True, None)),
+            do_convert_rgb=converts,
             do_resize=draw.random() < 0.9,
-            do_normalize=draw.random() < 0.9,
+            do_normalize=not converts or draw.random() < 0.9,
             resample=draw.randrange(6),
             **options,
         )
@@ -144,12 +146,13 @@ def pixtral_tokens(processor: Any, sizes: Any) -> list[int]:
 
 
 def drawn_siglip2(draw: random.Random) -> Any:
+    converts = draw.choice((True, True, None))
     return processor_class("siglip2", "Siglip2ImageProcessor")(
         patch_size=draw.choice((8, 14, 16)),
         max_num_patches=draw.choice((1, 7, 64, 256, 576)),
-        do_convert_rgb=draw.choice((True, True, None)),
+        do_convert_rgb=converts,
         resample=draw.randrange(6),
-        do_normalize=draw.random() < 0.9,
+        do_normalize=not converts or draw.random() < 0.9,
     )
 
 
