@@ -104,7 +104,9 @@ def check_vision(batches: Iterator[Delivered], task: Task) -> int:
         rows = batch.images["rows"]
         # LLaVA-NeXT pads the tiles of a batch to one number.
         pieces = (
-            [one[:count] for one, count in zip(pixels, rows, strict=True)] if pixels.ndim == 5 else pixels.split(rows)
+            [one[:count] for one, count in zip(pixels, rows, strict=True)]
+            if pixels.ndim == 5
+            else torch.split(pixels, rows)
         )
         for key, piece in zip(batch.keys, pieces, strict=True):
             found = [len(piece), piece[0].numel(), float(piece.mean()), float(piece.std())]

@@ -19,7 +19,7 @@ from benchmarks.candidates.stream import Delivered, measure_stream
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
 
-_CLASSES = {
+_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip": ("siglip", "SiglipImageProcessor", {"size": {"height": 384, "width": 384}}),
     "qwen2-vl": ("qwen2_vl", "Qwen2VLImageProcessor", {}),
     "llava-next": (
@@ -59,7 +59,7 @@ class Process:
         """Returns float32[rows, ...]: patches, tiles, or one image."""
         from PIL import Image
 
-        pixels = self.processor(Image.open(io.BytesIO(data)), return_tensors="pt")["pixel_values"]
+        pixels: torch.Tensor = self.processor(Image.open(io.BytesIO(data)), return_tensors="pt")["pixel_values"]
         # LLaVA-NeXT returns a batch of one image's tiles.
         return pixels[0] if pixels.ndim == 5 else pixels
 
@@ -98,7 +98,7 @@ def _webdataset_loader(task: Task) -> Any:
 
 
 def _energon_loader(task: Task) -> Any:
-    library = importlib.import_module(str(task.options["library"]))
+    library: Any = importlib.import_module(str(task.options["library"]))
     ours = task.options["library"] == "energon_dali"
     model = str(task.options["model"])
     process = None if ours else Process(model, str(task.options["backend"]))

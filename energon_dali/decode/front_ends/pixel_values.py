@@ -69,9 +69,9 @@ class PixelValues:
             out = torch.empty(pixels.shape, dtype=dtype) if out is None else out
             for item in range(items):
                 for start in range(0, second, most):
-                    part = slice(start, start + most)
+                    columns = slice(start, start + most)
                     self.convert(
-                        pixels[item : item + 1, :, part], dtype, channel_axis=1, out=out[item : item + 1, :, part]
+                        pixels[item : item + 1, :, columns], dtype, channel_axis=1, out=out[item : item + 1, :, columns]
                     )
             return out
         shape = (items, first, second) if repeat == 1 else (items, first, repeat, second)
