@@ -112,7 +112,7 @@ def views(folder: Path) -> Iterator[EncodedViews]:
     made.close()
 
 
-def test_an_encoder_runs_in_a_process_that_it_may_end(views: EncodedViews, folder: Path) -> None:
+def test_an_encoder_runs_in_a_process_of_its_own(views: EncodedViews, folder: Path) -> None:
     good = views.sample(str(folder), 4)
     assert good["error"] == ""
     (element,) = good["elements"]
@@ -122,6 +122,10 @@ def test_an_encoder_runs_in_a_process_that_it_may_end(views: EncodedViews, folde
     assert Image.open(io.BytesIO(picture)).size == (image["width"], image["height"])
     assert views.image(good["name"], 99) is None
     assert json.dumps(good)
+
+
+@pytest.mark.sweep
+def test_an_encoder_may_end_its_process_and_take_too_long(views: EncodedViews, folder: Path) -> None:
     assert views.sample(str(folder), 2)["error"] == "The encoder ended its process with SIGKILL."
     assert views.sample(str(folder), 5)["error"] == ""
     views._request_seconds = 0.2

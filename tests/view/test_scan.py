@@ -160,6 +160,7 @@ def test_a_process_scans_cancels_and_goes_on(tmp_path: Path) -> None:
     assert Scan([ScanSource(str(lines))], folder=cache).progress().scanned == 0
 
 
+@pytest.mark.sweep
 def test_a_sample_that_ends_the_process_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset's own loader kills the process."""
     folder = prepare(write_shards(tmp_path / "data", {f"k{number}": {"txt": b"%d" % number} for number in range(6)}))
