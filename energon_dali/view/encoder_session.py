@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import Normalize
 from energon_dali.errors import ConfigError, DatasetError, EnergonDaliError
 from energon_dali.loader.savable_loader import get_savable_loader
+from energon_dali.metadataset.join.reader import JoinedReader
 from energon_dali.plan import OrderSpec, Slices
+from energon_dali.shards.index.tar_index import read_tar_index
 from energon_dali.task_encoder import TaskEncoder, overridden
 from energon_dali.view.encoded_fields import FieldDescriber, ShownField
 from energon_dali.view.pixels import Normalisation
@@ -121,6 +123,17 @@ def load_encoder(name: str) -> TaskEncoder[Any, Any, Any, Any]:
     return made
 
 
+class _Loaded(NamedTuple):
+    """A dataset of the options' path."""
+
+    dataset: SavableDataset[Any]
+    """Yields loaded samples."""
+    source: SourceDataset
+    """Its source."""
+    column: int | None
+    """Which of the datasets that are joined it is; None without a join."""
+
+
 class EncoderSession:
     """A task encoder and a dataset. Not thread-safe.
 
@@ -135,7 +148,7 @@ class EncoderSession:
         self.options = options
         self.encoder = load_encoder(options.encoder)
         self._describer = FieldDescriber(find_token_text(self.encoder), find_normalisation(self.encoder))
-        self._trees: dict[tuple[str, str], tuple[SavableDataset[Any], SourceDataset]] = {}
+        self._trees: dict[tuple[str, str], _Loaded] = {}
         self._errors: list[BaseException] = []
 
     def sample(self, path: str, index: int, split_part: str = "train") -> EncodedView:
@@ -148,11 +161,18 @@ class EncoderSession:
         """
         view = EncodedView()
         with self._failures(view):
-            dataset, source = self._loaded(path, split_part)
+            dataset, source, column = self._loaded(path, split_part)
+            if column is not None:
+                assert isinstance(source.reader, JoinedReader), "it has columns"
+                row = find_row(source.reader, column, index)
+                if row is None:
+                    view.note = f"The join of {split_part!r} does not use this sample."
+                    return view
+                index = row
             shard, inside = source.reader.locate(index)
             one = Slices(np.array([shard]), np.array([inside]), np.array([inside + 1]))
             dataset = with_source(dataset, lambda each: _only(each, one))
-            self._take(build_stages(dataset, self._options(split_part, batched=False)), view, MAX_ELEMENTS)
+            self._take(build_stages(dataset, self._options(split_part)), view, MAX_ELEMENTS)
             if not view.elements and not self._errors:
                 view.note = "The encoder skips this sample."
         return view
@@ -190,25 +210,22 @@ class EncoderSession:
         names = ("dataset_config", "split_config", "trust_dataset_code")
         return {name: value for name in names if (value := getattr(self.options, name))}
 
-    def _options(self, split_part: str, *, batched: bool) -> DatasetOptions:
-        sizes: dict[str, Any] = {}
-        if batched:
-            sizes = {"batch_size": self.options.batch_size, "packing_buffer_size": self.options.packing_buffer_size}
+    def _options(self, split_part: str) -> DatasetOptions:
+        """Returns the options for single samples."""
         return DatasetOptions.of_call(
-            _unbatched(self.encoder) if not batched else self.encoder,
-            self._config(),
-            self._source_options(),
-            split_part=split_part,
-            training=False,
-            **sizes,
+            _unbatched(self.encoder), self._config(), self._source_options(), split_part=split_part, training=False
         )
 
-    def _loaded(self, path: str, split_part: str) -> tuple[SavableDataset[Any], SourceDataset]:
-        """Returns (the dataset of loaded samples, its source) of one of the datasets of the options' path."""
+    def _loaded(self, path: str, split_part: str) -> _Loaded:
+        """Returns one of the datasets of the options' path."""
         if (path, split_part) not in self._trees:
-            _, opened = open_sources(self.options.path, self._options(split_part, batched=False))
+            _, opened = open_sources(self.options.path, self._options(split_part))
             for dataset, source in opened:
-                self._trees.setdefault((source.name, split_part), (dataset, source))
+                if isinstance(source.reader, JoinedReader):
+                    for column, reader in enumerate(source.reader.readers):
+                        self._trees.setdefault((reader.folder.path, split_part), _Loaded(dataset, source, column))
+                else:
+                    self._trees.setdefault((source.name, split_part), _Loaded(dataset, source, None))
         if (path, split_part) not in self._trees:
             known = sorted(name for name, part in self._trees if part == split_part)
             raise DatasetError(f"The split part {split_part!r} does not read {path}, only {', '.join(known)}.")
@@ -254,6 +271,29 @@ def _only(source: SourceDataset, slices: Slices) -> SourceDataset:
     twin.order = replace(spec, base=slices, shuffle=False, num_streams=1, range_offset=0)
     twin.repeat = False
     return twin
+
+
+def find_row(reader: JoinedReader, column: int, index: int) -> int | None:
+    """Returns the first row of a join that uses a sample of one of its datasets; None if there is none.
+
+    Args:
+        reader: The join.
+        column: Number of the dataset.
+        index: Index of the sample in the whole dataset.
+
+    Raises:
+        DatasetError: There is no such sample.
+        StorageError: An index cannot be read.
+    """
+    own = reader.readers[column]
+    shard, inside = own.locate(index)
+    splits = np.flatnonzero(reader.shards[column] == shard)
+    offsets = read_tar_index(own.folder.root, own.folder.shard_names[shard])
+    table = reader.index.table[:, column]
+    places = table[:, 1]
+    is_it = places < int(offsets[1]) if inside == 0 else places == int(offsets[inside])
+    rows = np.flatnonzero(np.isin(table[:, 0], splits) & (places >= 0) & is_it)
+    return int(rows[0]) if len(rows) else None
 
 
 def _unbatched(encoder: TaskEncoder[Any, Any, Any, Any]) -> TaskEncoder[Any, Any, Any, Any]:

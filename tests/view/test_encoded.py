@@ -15,13 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
+from energon_dali.metadataset.loader import prepare_metadataset
 from energon_dali.view.encoded import EncodedViews
 from energon_dali.view.encoded_fields import FieldDescriber, to_array
 from energon_dali.view.encoder_process import answer_lines
 from energon_dali.view.encoder_session import EncoderOptions, EncoderSession
 from energon_dali.view.pixels import find_images, to_uint8
 from energon_dali.view.strips import find_strips
-from tests.loader.dataset_folder import captioning_dataset, photographs
+from tests.loader.dataset_folder import captioning_dataset, photographs, prepare, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +255,33 @@ def test_odd_values_are_described() -> None:
     assert json.dumps([field.as_dict() for field in fields.values()])
     many = FieldDescriber().describe({str(number): number for number in range(500)})
     assert len(many) == 201
+
+
+def test_samples_of_a_join_are_found_by_their_place_in_each_dataset(tmp_path: Path) -> None:
+    keys = [f"k{number}" for number in range(6)]
+    prepare(
+        write_shards(tmp_path / "left", {key: {"txt": f"left {key}".encode()} for key in keys}),
+        {"image": "txt"},
+        "ImageSample",
+    )
+    others = [*keys[4:], *keys[:3]]
+    prepare(
+        write_shards(tmp_path / "right", {key: {"txt": f"right {key}".encode()} for key in others}, 2),
+        {"text": "txt"},
+        "TextSample",
+    )
+    file = tmp_path / "join.yaml"
+    file.write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    join:\n    - {path: left}\n"
+        "    - {path: right, nonmatch: skip}\n    joiner: {__class__: OCRSample}\n"
+    )
+    prepare_metadataset(str(file))
+    session = session_of(file, "Plain")
+    for name, order in (("left", keys), ("right", others)):
+        for index, key in enumerate(order):
+            view = session.sample(str(tmp_path / name), index)
+            if key == "k3":
+                assert view.note == "The join of 'train' does not use this sample."
+                continue
+            assert view.error == ""
+            assert view.elements[0].keys == [key]
