@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh OUT_DIR [--stage NAME ...] [--device gpu|cpu] [--quick] [--work DIR]
 #
-#   --stage NAME ...   some of: doctor tests kernels images video profile growth (default: all, in this order)
+#   --stage NAME ...   some of: doctor tests kernels images video vision profile growth (default: all, in this order)
 #   --device cpu       a dry run without a GPU: shows that every stage runs; its figures say nothing of a GPU
 #   --quick            small data and few repetitions: shows that it runs; its figures mean nothing
 #   --work DIR         keep the copy of the code and the generated data there, for the next call;
@@ -14,7 +14,7 @@
 # the exit status is 1 if one failed. Nothing is written outside of OUT_DIR and --work.
 set -euo pipefail
 
-STAGES=(doctor tests kernels images video profile growth)
+STAGES=(doctor tests kernels images video vision profile growth)
 STAGE_SECONDS=480
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -162,6 +162,8 @@ suite() { # SUITE STAGE PLOT
 stage_images() { suite gpu-images images benchmarks.plot; }
 
 stage_video() { suite gpu-video video benchmarks.plot; }
+
+stage_vision() { suite gpu-vision vision benchmarks.plot; }
 
 stage_growth() { suite growth growth benchmarks.plot_growth; }
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks.run cpu --json OUT`: runs the registered workloads and writes their results.
 
-The suites gpu-images, gpu-video and growth take --device and end in --minutes: a host with a GPU may be lent for short.
+The suites gpu-images, gpu-video, gpu-vision and growth take --device and end in --minutes: a GPU may be lent for short.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, growth, packing, trainer, video, vision
+from benchmarks import cpu, gpu_images, gpu_video, gpu_vision, growth, packing, trainer, video, vision
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
@@ -39,6 +39,7 @@ SUITES: dict[str, tuple[Workload, ...]] = {
 DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "gpu-images": gpu_images.workloads,
     "gpu-video": gpu_video.workloads,
+    "gpu-vision": gpu_vision.workloads,
     "growth": growth.workloads,
 }
 """Suites for both devices, with a time limit."""

@@ -20,7 +20,7 @@ from benchmarks.workload import Workload
 from benchmarks.workload_run import prepared
 
 pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be a busy machine
-SUITES = ("gpu-images", "gpu-video", "growth")
+SUITES = ("gpu-images", "gpu-video", "gpu-vision", "growth")
 
 
 def chosen(*arguments: str) -> list[Workload]:
