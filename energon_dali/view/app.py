@@ -52,7 +52,7 @@ def create_app(site: Site, token: str) -> Guard:
         Route("/mixture", queries(scan_pages.mixture)),
         Route(f"{_SAMPLE}/encoded", encodings(encoder_pages.sample)),
         Route("/encoder", encodings(encoder_pages.batch)),
-        Route("/encoder/reload", encodings(encoder_pages.reload), methods=["POST"]),
+        Route("/encoder/reload", encoder_pages.reload, methods=["POST"]),
         Route("/encoder/image/{view}/{number:int}", encoder_pages.image),
         Route(_SAMPLE, pages.sample),
         Route(f"{_SAMPLE}/facts", checks(pages.facts)),

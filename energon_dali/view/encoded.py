@@ -66,6 +66,7 @@ class EncodedViews:
 
     def reload(self) -> None:
         """Forgets all views and ends the process, so that the next view is made by the encoder as it is then."""
+        self._process.interrupt()  # an encoder that takes too long must not be waited for
         with self._lock:
             self._process.end()
             with self._kept:

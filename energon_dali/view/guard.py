@@ -71,7 +71,7 @@ class Guard:
         has_token = any(self._is_token(value) for value in given)
         refusal = self._refusal(scope, headers, has_token)
         if refusal:
-            await _answer(send, refusal, "This page is not for this request.")
+            await _answer(send, refusal, "This request was refused: it does not come from the page itself.")
         elif has_token and scope["method"] in ("GET", "HEAD"):
             rest = urlencode([(name, value) for name, value in query if name != _TOKEN])
             # Never an absolute address: a path that begins with two slashes would lead to another host.

@@ -75,6 +75,12 @@ class LineProcess:
             process.stdin.write(json.dumps(self._first).encode() + b"\n")
         return process
 
+    def interrupt(self) -> None:
+        """Ends the process from another thread than the one that asks, which then gets a ProcessEndedError."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def end(self) -> str:
         """Ends the process if it runs, and returns how it ended, such as "with SIGSEGV"."""
         process, self._process = self._process, None
