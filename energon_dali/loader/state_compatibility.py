@@ -8,6 +8,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.grouping.batch import BatchDataset
+from energon_dali.datasets.skipped_steps import skipped_by_state
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import StateError
 
@@ -109,6 +110,12 @@ def _with_batch_size(
     if depth is None:
         return state, saved
     change = _Change(*(_batches(config, depth)["batch_size"] for config in (saved, now)))
+    if skipped_by_state(state):
+        raise StateError(
+            f"The state leaves out steps that are still to come, and steps were counted with batch_size={change.old}, "
+            f"while this loader has batch_size={change.new}. Restore it with batch_size={change.old}, and save after "
+            "these steps to change the size."
+        )
     generator = _generator_hook(dataset)
     if generator:
         raise StateError(

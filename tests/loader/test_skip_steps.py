@@ -204,6 +204,23 @@ def test_a_state_restores_onto_another_number_of_ranks(data: Path) -> None:
         assert keys(one, 12) == mine[4:8] + mine[16:24]
 
 
+def test_a_batch_size_changes_only_after_the_range(data: Path) -> None:
+    def sized(size: int) -> Any:
+        job = WorkerConfig(rank=0, world_size=1, num_workers=0, num_streams=STREAMS)
+        return get_savable_loader(get_train_dataset(str(data / "a"), worker_config=job, batch_size=size))
+
+    one = sized(4)
+    one.skip_steps(8, 16)
+    keys(one, 8)
+    with pytest.raises(StateError, match="leaves out steps that are still to come"):
+        sized(2).restore_state_rank(saved(one))
+    keys(one, 8)
+    other = sized(2)
+    other.restore_state_rank(saved(one))
+    following = [key for batch in keys(one, 8) for key in batch]
+    assert sorted(key for batch in keys(other, 16) for key in batch) == sorted(following)
+
+
 def test_mistakes_are_named(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     one: Any = loader(data / "a")
     for first, stop in ((5, 5), (-1, 3), (2.0, 3), (9, 3)):
