@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.cutting import cut_tiles
+from energon_dali.decode.front_ends.folding import fold_into
 from energon_dali.decode.front_ends.layout import IMAGE, ImageLayout, View
 from energon_dali.decode.front_ends.pixel_values import PixelValues
 from energon_dali.decode.front_ends.resampling import PIL_FILTERS, Filter, Pixels, Resampling
@@ -64,6 +65,8 @@ class FrontEnd(ABC):
     """Classes of transformers that it stands for, without the suffixes of their backends."""
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Keys of `collate` that the model's forward takes."""
+    channels_last: ClassVar[bool] = False
+    """Whether the fastest axis of a patch is the channel."""
     fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
     """Bytes around a view on its canvas; None: zeros after normalisation."""
 
@@ -146,6 +149,26 @@ class FrontEnd(ABC):
             ConfigError: The text has more or fewer image tokens than there are images.
         """
         return replace_tokens(text, self.image_token, [self.image_text(layout) for layout in layouts], "images")
+
+    def fold_normalization(self, patch_embedding: torch.nn.Module) -> None:
+        """Changes the weights of a model's first layer so that it takes bytes (dtype "uint8") in place of values.
+
+        The layer's results are those on values, up to rounding. Parts of a canvas that the front end fills with zeros
+        after normalising are bytes of 0 in such a batch.
+
+        Args:
+            patch_embedding: torch.nn.Conv2d, Conv3d or Linear, changed in place; it gets a bias if it has none. Its
+                input must be converted to the dtype of its weights, as the models of transformers do.
+
+        Raises:
+            ConfigError: The layer is of another kind, or the front end's dtype is not "uint8".
+        """
+        if self.dtype != "uint8":
+            raise ConfigError(
+                f'The front end\'s dtype is "{self.dtype}", whose values are normalised already. Make the front end '
+                'with dtype="uint8" to let the model normalise.'
+            )
+        fold_into(patch_embedding, *self.normalization(), channels_last=self.channels_last)
 
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Returns (scale, shift) per channel: value = byte * scale + shift. For dtype "uint8"."""

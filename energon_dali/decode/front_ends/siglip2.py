@@ -39,6 +39,7 @@ class Siglip2(FrontEnd):
     max_num_patches: int = 256
     """Most patches of an image, and the patches of each image in a batch."""
 
+    channels_last: ClassVar[bool] = True
     family: ClassVar[str] = "siglip2"
     processors: ClassVar[tuple[str, ...]] = ("Siglip2ImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
