@@ -114,9 +114,11 @@ test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
 	$(BIN)/python -m tests.integrations
 
-# A thousand images per model family, with published and drawn configurations of their processors.
+# A thousand images per model family, with published and drawn configurations of their processors; and every recipe of
+# examples/vlm, killed and resumed.
 test-front-ends: $(STAMP)
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py
 
 check: $(STAMP)
 	$(BIN)/ruff check energon_dali kernels tests benchmarks examples tools setup.py train.py

@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("qwen2_vl", "internvl", "llava_onevision")
 RECIPES = ("with_trainer", "with_accelerate", "with_lightning")
-STEPS, SAVED, KILLED = 12, 6, 8
+STEPS, SAVED, KILLED = 9, 4, 6
 
 
 @pytest.fixture(scope="module")

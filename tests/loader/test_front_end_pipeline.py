@@ -59,7 +59,7 @@ def dataset(mix: Path, encoder: Any, *, packed: bool, workers: int = 0, repeat: 
     ],
 )
 def test_interleaved_samples_resume_exactly(mix: Path, decoder: str, operations: str, packed: bool) -> None:
-    check_resume(lambda: dataset(mix, Interleaved(decoder, operations), packed=packed, repeat=True), count=5, view=view)
+    check_resume(lambda: dataset(mix, Interleaved(decoder, operations), packed=packed, repeat=True), count=4, view=view)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])

@@ -63,6 +63,7 @@ def test_multimodal_positions_come_after_those_of_the_text(row_length: int | Non
     assert own.position_ids.tolist() == [[22, 24, 26, 42, 44, 62, 64, 66, 68]]
 
 
+@pytest.mark.sweep  # importing transformers takes longer than all other tests here
 def test_transformers_sees_the_same_boundaries() -> None:
     """From position ids, and under the names of its FlashAttentionKwargs."""
     from transformers.masking_utils import find_packed_sequence_indices
