@@ -32,7 +32,7 @@ class Case:
     largest_ratio: float = 8000
     """Largest aspect ratio of the extreme sizes; less where the processor's memory grows with it."""
     slow: bool = False
-    """Whether the published configuration is left to the sweep, because its images are large."""
+    """Whether the published configuration is left to the sweep, for its large images or its many likes."""
 
 
 def _clip(draw: random.Random) -> Any:
@@ -176,6 +176,7 @@ CASES = (
             mixed_cases.drawn_fixed_size(*where),
             lambda where=where: mixed_cases.processor_class(*where)(do_convert_rgb=True),  # type: ignore[misc]
             largest_ratio=30,
+            slow=True,
         )
         for name, where in mixed_cases.FIXED_SIZES.items()
     ),
