@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 
@@ -29,7 +30,8 @@ def serve(site: Site, port: int, announce: Callable[[str], None]) -> None:
     token = new_token()
     with listen(port) as listener:
         announce(f"http://{HOST}:{listener.getsockname()[1]}/?token={token}")
-        make_server(site, token).run(sockets=[listener])
+        with suppress(KeyboardInterrupt):  # which the server raises again when it has ended
+            make_server(site, token).run(sockets=[listener])
 
 
 def make_server(site: Site, token: str) -> uvicorn.Server:

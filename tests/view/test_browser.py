@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import http.server
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -90,9 +96,9 @@ def enter(window: webdriver.Chrome, server: PageServer, path: str = "/data/0") -
 
 
 def press(window: webdriver.Chrome, *keys: str) -> None:
+    """Presses keys; what has the focus gets them."""
     for key in keys:
-        active = window.switch_to.active_element
-        active.send_keys(key)
+        ActionChains(window).send_keys(key).perform()
 
 
 def arrive(window: webdriver.Chrome, end: str) -> None:
@@ -165,9 +171,9 @@ def test_the_keyboard_reaches_everything(window: webdriver.Chrome, server: PageS
     press(window, "njt?", Keys.ESCAPE)  # letters in a field are no commands
     assert one(window, "[name=text]").get_attribute("value") in ("njt?", "")
     press(window, "?")
-    assert one(window, "#shortcuts").is_displayed()
+    wait(window, lambda w: one(w, "#shortcuts").is_displayed())
     press(window, Keys.ESCAPE)
-    assert not one(window, "#shortcuts").is_displayed()
+    wait(window, lambda w: not one(w, "#shortcuts").is_displayed())
     press(window, "g")
     press(window, "k0100", Keys.ENTER)
     arrive(window, "/data/0/sample/100")
@@ -277,6 +283,24 @@ def test_hostile_data_is_shown_and_not_run(window: webdriver.Chrome, tmp_path: P
             window.get(f"{server.url}/data/0/sample/0/part/{part}")  # most are stored as files, and lead nowhere
             assert window.title != "run"
             assert all_of(window, "script") == []
+
+
+def test_ctrl_c_ends_the_command_and_its_scan(window: webdriver.Chrome, dataset: Path, tmp_path: Path) -> None:
+    script = "from energon_dali.cli.main import main; main()"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script, "view", str(dataset)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        window.get(process.stdout.readline().strip())
+        wait(window, lambda w: one(w, "#scan-start").is_displayed())
+        one(window, "#scan-start").click()
+        children = psutil.Process(process.pid).children
+        wait(window, lambda w: children())
+        scanning = children()
+        window.get("about:blank")  # a page that follows the scan would report that the server is gone
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert psutil.wait_procs(scanning, 10)[1] == []
 
 
 ENCODER = """
