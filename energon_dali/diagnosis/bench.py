@@ -30,6 +30,8 @@ OpenDataset = Callable[[Setting], SavableDataset[Any]]
 """Opens the dataset for a setting; the same samples in the same order for each."""
 
 READ_AT_ONCE = 32
+_WARM_UP = 4
+"""Most time for what was made ahead, in measurements."""
 _REPLAYED = 512
 """Most samples that are kept in memory to run the hooks alone."""
 
@@ -180,9 +182,10 @@ def measure_loader(open_dataset: OpenDataset, setting: Setting, seconds: float) 
         try:
             next(batches)
             first = time.perf_counter() - begun
-            # What was made ahead while the processes started is not the rate at which they work.
-            ahead = setting.prefetch_factor * len(dataset.worker_config.streams)
-            warm_until = time.perf_counter() + seconds
+            # What was made ahead while the processes started is not the rate at which they work. A block of samples
+            # may hold several batches.
+            ahead = setting.prefetch_factor * len(dataset.worker_config.streams) if setting.num_workers else 0
+            warm_until = time.perf_counter() + _WARM_UP * seconds
             for _ in itertools.islice(batches, ahead):
                 if time.perf_counter() > warm_until:
                     break

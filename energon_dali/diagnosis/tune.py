@@ -108,7 +108,9 @@ def tune(
         raise ConfigError(f"seconds={seconds!r} is too short to compare settings: give at least 5.")
     begun = time.monotonic()
     search = _Search(open_dataset, report or (lambda _: None))
-    first = [Setting(count, 2, decoder) for decoder in decoders for count in worker_counts(num_streams, most_workers)]
+    # What is most likely to be fast comes first, and every decoder early, in case that time runs out.
+    counts = sorted(worker_counts(num_streams, most_workers), key=lambda count: abs(count - usable_cores()))
+    first = [Setting(count, 2, decoder) for count in counts for decoder in decoders]
     # Half of the time for a look at every setting; starting processes takes time as well, so that is an upper bound.
     brief = max(0.25, seconds / 2 / len(first) / 3)
     for setting in first:
