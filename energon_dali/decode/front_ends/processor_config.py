@@ -21,6 +21,7 @@ _WITHOUT_EFFECT = frozenset(
         "disable_grouping",
         "feature_extractor_type",
         "image_processor_type",
+        "image_seq_length",
         "input_data_format",
         "model_input_names",
         "processor_class",
@@ -28,7 +29,7 @@ _WITHOUT_EFFECT = frozenset(
         "video_processor_type",
     }
 )
-"""Keys that do not change pixels: how the processor is called, stored or batched."""
+"""Keys that do not change pixels: how the processor is called, stored or batched, and counts of tokens."""
 _BACKEND_SUFFIXES = ("Fast", "Pil")
 
 

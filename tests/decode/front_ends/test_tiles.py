@@ -273,6 +273,11 @@ def test_refuses_configurations_that_it_cannot_follow(name: str, values: dict[st
         FrontEnd.from_processor({"image_processor_type": name, **values})
 
 
+def test_takes_a_count_of_tokens_that_changes_no_pixels() -> None:
+    plain = FrontEnd.from_processor({"image_processor_type": "SiglipImageProcessor"})
+    assert FrontEnd.from_processor({"image_processor_type": "SiglipImageProcessor", "image_seq_length": 256}) == plain
+
+
 def test_refuses_other_texts() -> None:
     for name, outer, message in (
         ("GotOcr2ImageProcessor", {"processor_class": "AyaVisionProcessor"}, "AyaVisionProcessor is not covered"),
