@@ -114,9 +114,15 @@ test-faults: $(STAMP)
 	$(BIN)/python -m tests.faults --jobs $(JOBS)
 	$(BIN)/python -m tests.integrations
 
+# transformers' video processors need torchvision. It gets a folder of its own, because with a torch built for the CPU its
+# wheel, and with it transformers, can only be imported after its operators were declared.
+$(VENV)/torchvision: $(STAMP) constraints-ci.txt
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $@ --constraint constraints-ci.txt torchvision
+	@touch $@
+
 # A thousand images per model family, with published and drawn configurations of their processors; and every recipe of
 # examples/vlm, killed and resumed.
-test-front-ends: $(STAMP)
+test-front-ends: $(STAMP) $(VENV)/torchvision
 	$(BIN)/python -m tests.decode.front_ends --jobs $(JOBS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep tests/examples tests/loader/test_front_end_pipeline.py
 
