@@ -16,6 +16,7 @@ from energon_dali.decode.front_ends.any_resolution import (
 )
 from energon_dali.decode.front_ends.layout import ImageLayout
 from energon_dali.decode.front_ends.vision_input import VisionInput
+from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
@@ -41,6 +42,15 @@ class LlavaNext(AnyResolution):
     family: ClassVar[str] = "llava_next"
     processors: ClassVar[tuple[str, ...]] = ("LlavaNextImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        height, width = self.tile_size
+        if not 0 < self.patch_size <= min(height, width):
+            raise ConfigError(
+                f"LlavaNext(patch_size={self.patch_size}) leaves no whole patch in a tile of {height} x {width}, so "
+                "the tokens of an image cannot be counted. Give a patch_size between 1 and the side of a tile."
+            )
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:

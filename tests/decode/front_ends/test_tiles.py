@@ -256,6 +256,7 @@ _REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("LlavaNextImageProcessor", {"image_grid_pinpoints": [336]}, "image_grid_pinpoints"),
     ("LlavaNextImageProcessor", {"image_grid_pinpoints": [[100, 336]]}, "smaller than a tile"),
     ("LlavaNextImageProcessor", {"image_grid_pinpoints": []}, "has no entry"),
+    ("LlavaNextImageProcessor", {"crop_size": {"height": 13, "width": 20}}, "leaves no whole patch"),
     ("LlavaOnevisionImageProcessor", {"do_center_crop": True}, "crop_size={}"),
     ("MllamaImageProcessor", {"size": {"height": 28, "width": 14}}, "is not a square"),
     ("MllamaImageProcessor", {"max_image_tiles": 0}, "less than 1"),

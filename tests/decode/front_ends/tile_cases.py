@@ -104,7 +104,7 @@ def _last_size(draw: random.Random) -> dict[str, Any]:
     size = draw.choice(({"shortest_edge": edge}, {"height": edge, "width": edge}))
     if draw.random() < 0.5:
         return {"size": size, "crop_size": {"height": edge, "width": edge}}
-    crop = {"height": draw.randrange(8, edge + 20), "width": draw.randrange(8, edge + 20)}
+    crop = {"height": draw.randrange(16, edge + 20), "width": draw.randrange(16, edge + 20)}
     resizes = draw.random() < 0.7
     # Without either the tiles have different sizes, and the processor refuses all images.
     return {"size": size, "crop_size": crop, "do_center_crop": not resizes or draw.random() < 0.7, "do_resize": resizes}
