@@ -42,9 +42,9 @@ def fold_into(
         )
     weight = layer.weight.detach().double()
     channels = len(scale)
-    by_channel = weight.unflatten(1, (-1, channels) if channels_last else (channels, -1)).movedim(
-        -1 if channels_last and isinstance(layer, nn.Linear) else 1, -1
-    )
+    last = channels_last and isinstance(layer, nn.Linear)
+    parts = weight.view(len(weight), -1, channels) if last else weight.view(len(weight), channels, -1)
+    by_channel = parts if last else parts.transpose(1, 2)  # [outputs, pixels of a patch, channels]
     scales, shifts = (torch.tensor(values, dtype=torch.float64, device=weight.device) for values in (scale, shift))
     added = (by_channel * shifts).flatten(1).sum(1)
     by_channel *= scales  # a view of `weight`
