@@ -51,6 +51,7 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
         "benchmarks.kernels",
         "benchmarks.run",
         "benchmarks.run",
+        "benchmarks.run",
         "benchmarks.tuning",
         "benchmarks.run",
     ]
@@ -60,9 +61,9 @@ def test_every_stage_runs_in_a_copy_and_a_failure_stops_no_other(tmp_path: Path)
     assert {Path(file).parent for file in files} == {tmp_path / "out"}
     assert all(Path(file).name.startswith("gpu-") for file in files)
     summary = (tmp_path / "out" / "summary.txt").read_text().splitlines()[1:]
-    stages = ["doctor", "tests", "kernels", "images", "video", "profile", "growth"]
+    stages = ["doctor", "tests", "kernels", "images", "video", "vision", "profile", "growth"]
     assert [line.split()[0] for line in summary] == stages
-    assert [line.split()[-1] for line in summary] == ["ok", "FAILED", *["ok"] * 5]
+    assert [line.split()[-1] for line in summary] == ["ok", "FAILED", *["ok"] * 6]
     assert "summary" in said
     assert not (tmp_path / "out" / "work").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"out", "python", "notes"}  # nothing is written elsewhere

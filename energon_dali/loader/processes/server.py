@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from energon_dali.loader.processes.freed_memory import keep_freed_memory
 from energon_dali.loader.processes.messages import (
     WHOLE_PROCESS,
     BlockSent,
@@ -64,6 +65,7 @@ def run_task(channel: Channel, parent_pipe: int, parent_pid: int, task: ProcessT
     """
     exit_with_parent(parent_pipe, parent_pid)
     setup_signals()
+    keep_freed_memory()
     with contextlib.suppress(EOFError, ConnectionError):  # the parent hung up: that is how a child ends
         task = task or _receive_task(channel)
         if task is not None:
