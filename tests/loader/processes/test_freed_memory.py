@@ -21,7 +21,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def run(mode: str, **variables: str) -> tuple[str, int]:
-    """Returns what keep_freed_memory returned, and the pages that 10 buffers of 48 MiB took. By itself glibc keeps at most 32."""
+    """Returns what keep_freed_memory returned, and the pages that 10 buffers of 48 MiB took (glibc keeps 32)."""
     environment = {**os.environ, **variables}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, mode], env=environment, capture_output=True, text=True, check=True, timeout=60
