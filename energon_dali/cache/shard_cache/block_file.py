@@ -61,7 +61,12 @@ class BlockName:
 
 def file_bytes(size: Size) -> Size:
     """Returns what the file of a block takes on disk, in bytes, for one size or an array of them."""
-    return -(-(header_bytes(size) + size) // PAGE_BYTES) * PAGE_BYTES
+    return pages(header_bytes(size) + size)
+
+
+def pages(size: Size) -> Size:
+    """Returns a size in bytes, or an array of them, rounded up to whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def header_bytes(size: Size) -> Size:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes
+from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, file_bytes, pages
 from energon_dali.cache.shard_cache.plan_file import FOLDER as PLANS
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.plan.rng import Int64Array, Uint64Array
@@ -67,11 +67,16 @@ def list_blocks(cache: PrivateFolder) -> BlockListing:
     table = np.array(rows, np.int64).reshape(-1, 3)
     total += int(file_bytes(table[:, 2]).sum())
     for folder in (CLAIMS, PLANS, OBJECTS):
-        for name in cache.list(folder):
-            status = cache.stat(f"{folder}/{name}")
-            total += 0 if status is None else -(-status.st_size // PAGE_BYTES) * PAGE_BYTES
+        total += sum(_bytes_on_disk(cache, f"{folder}/{name}") for name in cache.list(folder))
+    # The folder itself, and what is always in it: folders and small files, each of a page or more.
+    total += PAGE_BYTES + sum(max(PAGE_BYTES, _bytes_on_disk(cache, name)) for name in cache.list())
     shards = np.array(keys, np.uint64)[table[:, 0]] if len(table) else np.zeros(0, np.uint64)
     return BlockListing(folders, table[:, 0], table[:, 1], table[:, 2], shards, total)
+
+
+def _bytes_on_disk(cache: PrivateFolder, name: str) -> int:
+    status = cache.stat(name)
+    return 0 if status is None else pages(status.st_size)
 
 
 def block_file(number: int, size: int) -> str:

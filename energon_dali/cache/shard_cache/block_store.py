@@ -190,7 +190,7 @@ class BlockStore:
         """Makes room for a claimed block; returns False if the cache is full of blocks that are needed earlier."""
         need = file_bytes(claim.size)
         if self.folder.stat(claim.name.folder) is None:
-            need += 2 * PAGE_BYTES  # for the folder and the record of the object
+            need += PAGE_BYTES
         if need > self.max_bytes or self._refused(claim.name, need, self._peek()):
             return False
         with self._lock.held(LOCK_SECONDS) as held:
@@ -198,7 +198,7 @@ class BlockStore:
                 return False
             ledger = self._read_ledger()
             if ledger.total_bytes + need > self.max_bytes and (
-                self._refused(claim.name, need, ledger) or not self._evict(claim.name, need, ledger)
+                self._refused(claim.name, need, ledger) or not self._evict(need, ledger, claim.name)
             ):
                 write_ledger(self._ledger, ledger)
                 return False
@@ -258,10 +258,16 @@ class BlockStore:
     # --- room ------------------------------------------------------------------------------------------------------
 
     def add_bytes(self, delta: int) -> None:
-        """Counts files other than blocks."""
+        """Counts a file other than a block, and evicts blocks to make room for it.
+
+        Args:
+            delta: How many bytes more are on disk, in whole pages; negative for less.
+        """
         with self._lock.held(LOCK_SECONDS) as held:
             if held:
                 ledger = self._read_ledger()
+                if delta > 0 and ledger.total_bytes + delta > self.max_bytes:
+                    self._evict(delta, ledger)
                 ledger.total_bytes = max(0, ledger.total_bytes + delta)
                 write_ledger(self._ledger, ledger)
 
@@ -283,13 +289,13 @@ class BlockStore:
         seconds = float(self._own_future().seconds_until(*_row(name))[0])
         return now + seconds >= ledger.refused_after  # False for nan: its future is unknown
 
-    def _evict(self, name: BlockName, need: int, ledger: Ledger) -> bool:
+    def _evict(self, need: int, ledger: Ledger, name: BlockName | None = None) -> bool:
         """Evicts blocks until there is room; returns False if all that are there are needed earlier than a new one.
 
         Args:
-            name: The new block.
-            need: Bytes that it takes.
+            need: Bytes that are added.
             ledger: Receives the total.
+            name: The new block; None is another file, which is needed more than any block.
         """
         began = time.monotonic()
         self._remove_stale_claims()
@@ -301,14 +307,14 @@ class BlockStore:
         seconds = future.seconds_until(block_ids(listing.shard, listing.number), listing.shard)
         idle = self._idle_seconds(listing, seconds)
         order, expected = eviction_order(seconds, idle)
-        own = float(future.seconds_until(*_row(name))[0])
+        own = -1.0 if name is None else float(future.seconds_until(*_row(name))[0])
         own = 0.0 if np.isnan(own) else own
         later = order[: int((expected > own).sum())]
         room = np.cumsum(file_bytes(listing.size[later]))
         enough = int(np.searchsorted(room, ledger.total_bytes + need - self.max_bytes)) + 1
         if enough > len(later):
             spent = time.monotonic() - began
-            if spent > _CHEAP_SECONDS and len(order):
+            if name is not None and spent > _CHEAP_SECONDS and len(order):
                 # The next refusals are found without looking through the cache.
                 now = time.time()
                 ledger.refused_after = now + float(expected.max())

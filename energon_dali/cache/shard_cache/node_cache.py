@@ -231,6 +231,10 @@ class NodeCache:
         """Waits until nobody fetches a block, or a time is over."""
         self._try(lambda blocks: blocks.wait(version.block(number), seconds), None)
 
+    def add_bytes(self, delta: int) -> None:
+        """Counts a file other than a block, as `BlockStore.add_bytes` does."""
+        self._try(lambda blocks: blocks.add_bytes(delta), None)
+
     def total_bytes(self) -> int:
         """Returns how many bytes the cache has on disk, as its ledger says."""
         return self._try(lambda blocks: blocks.total_bytes(), 0)

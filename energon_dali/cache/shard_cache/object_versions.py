@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from energon_dali.cache.shard_cache.block_file import BlockName
+from energon_dali.cache.shard_cache.block_file import PAGE_BYTES, BlockName
 from energon_dali.cache.shard_cache.block_listing import OBJECTS
 from energon_dali.cache.shard_cache.block_store import BlockStore
 from energon_dali.shards.storage import StoragePath
@@ -101,6 +101,8 @@ class ObjectVersions:
             self._suspects.discard(url)
             record = {"url": url, "size": size, "tag": tag, "compared": began}
             try:
+                if self._blocks.folder.stat(name) is None:
+                    self._blocks.add_bytes(PAGE_BYTES)
                 self._blocks.folder.replace(name, json.dumps(record).encode())
                 if recorded is not None and recorded[0] != version:
                     self._blocks.remove_version(recorded[0].block(0).folder)

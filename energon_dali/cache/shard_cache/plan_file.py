@@ -16,10 +16,12 @@ import math
 import os
 import struct
 import uuid
+from collections.abc import Callable
 from zlib import crc32
 
 import numpy as np
 
+from energon_dali.cache.shard_cache.block_file import pages
 from energon_dali.cache.shard_cache.future import Future, StreamFuture
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.plan.next_use import UseTable
@@ -39,13 +41,16 @@ class PlanFile:
 
     Args:
         folder: The folder of the cache.
+        add_bytes: Called before the file takes more bytes on disk, and after it takes fewer, with the difference.
     """
 
-    def __init__(self, folder: PrivateFolder) -> None:
+    def __init__(self, folder: PrivateFolder, add_bytes: Callable[[int], None]) -> None:
         self._folder = folder
+        self._add_bytes = add_bytes
         self.name = f"{os.getpid()}-{uuid.uuid4().hex}"
         self._descriptor = -1
         self._streams = 0
+        self._bytes = 0
 
     def publish(self, future: Future) -> None:
         """Writes the plan, in place of the last one.
@@ -54,6 +59,8 @@ class PlanFile:
             OSError: It cannot be written.
         """
         data = pack_plan(future)
+        bytes_on_disk = pages(len(data))
+        self._add_bytes(bytes_on_disk)  # the last one stays until this one replaces it
         path = f"{FOLDER}/{self.name}"
         temporary = f"{path}.tmp"
         descriptor = self._folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -67,10 +74,12 @@ class PlanFile:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 self._folder.unlink(temporary)
+            self._add_bytes(-bytes_on_disk)
             raise
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._streams = descriptor, len(future.streams)
+            self._add_bytes(-self._bytes)
+        self._descriptor, self._streams, self._bytes = descriptor, len(future.streams), bytes_on_disk
 
     def update(self, live: list[tuple[int, float]]) -> None:
         """Writes the positions of the streams.
@@ -95,6 +104,7 @@ class PlanFile:
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self._folder.unlink(f"{FOLDER}/{self.name}")
+            self._add_bytes(-self._bytes)
             self.forget()
 
 

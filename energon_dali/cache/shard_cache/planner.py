@@ -173,7 +173,7 @@ class Planner:
             self._changed = False
             self._published_at = now
             if self._file is None:
-                self._file = PlanFile(folder)
+                self._file = PlanFile(folder, self._cache.add_bytes)
             self._published = followers
             self._file.publish(self.future())
         elif self._file is not None and self._published == followers:

@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from energon_dali.cache.shard_cache.block_file import pages
 from energon_dali.cache.shard_cache.follower import PlanFollower
 from energon_dali.cache.shard_cache.future import Future, StreamFuture, eviction_order
 from energon_dali.cache.shard_cache.plan_file import FOLDER, PlanFile, pack_plan, read_plans, unpack_plan
@@ -50,15 +51,18 @@ def test_what_is_needed_last_goes_first() -> None:
 def test_plans_of_other_processes_are_read_and_those_of_dead_ones_removed(tmp_path: Path) -> None:
     folder = PrivateFolder(tmp_path, "cache")
     folder.make(FOLDER)
-    mine, other = PlanFile(folder), PlanFile(folder)
+    counted: list[int] = []
+    mine, other = PlanFile(folder, counted.append), PlanFile(folder, [].append)
     mine.publish(future())
+    mine.publish(future())
+    assert sum(counted) == pages(len(pack_plan(future())))
     other.publish(future())
     other.update([(5, 0.25), (25, 2.0)])
     (found,) = read_plans(folder, mine.name)
     assert found.seconds_until(ids(1, 7), ids(50, 50)).tolist() == [1.0, 10.0]
     pid = os.fork()
     if pid == 0:
-        PlanFile(folder).publish(future())
+        PlanFile(folder, [].append).publish(future())
         os._exit(0)
     os.waitpid(pid, 0)
     assert len(folder.list(FOLDER)) == 3
@@ -68,6 +72,7 @@ def test_plans_of_other_processes_are_read_and_those_of_dead_ones_removed(tmp_pa
     assert read_plans(folder, mine.name) == []
     mine.close()
     assert folder.list(FOLDER) == []
+    assert sum(counted) == 0
     folder.close()
 
 

@@ -170,6 +170,19 @@ def test_limit_holds_for_everything_on_disk(tmp_path: Path) -> None:
     assert counts["evicted_bytes"] == 21 * BLOCK
 
 
+def test_ledger_counts_small_files_and_folders(tmp_path: Path) -> None:
+    """Many shards smaller than a block: what is beside the blocks is more than the blocks."""
+    limit = 300_000
+    cache = cache_of(tmp_path / "cache", limit)
+    with counted() as counts:
+        for number in range(60):
+            path = shard(tmp_path / "far", f"{number}.tar", 512)
+            assert len(cache.open(path, 512).read_at(0, 512)) == 512
+            on_disk = sum(file.lstat().st_blocks * 512 for file in (tmp_path / "cache").rglob("*"))
+            assert on_disk <= cache._node().total_bytes() <= limit
+    assert counts["evicted_bytes"] > 0
+
+
 def test_claims_of_dead_processes_are_free(tmp_path: Path) -> None:
     path = shard(tmp_path / "far", "a.tar", 3 * BLOCK)
     content = path.local.read_bytes()
