@@ -60,6 +60,7 @@ class SampleCheck:
             return facts
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, whatever it examines."""
+        self._process.interrupt()
         with self._lock:
             self._process.end()

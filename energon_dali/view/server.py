@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,8 @@ from energon_dali.view.guard import new_token
 from energon_dali.view.site import Site
 
 HOST = "127.0.0.1"
+SHUTDOWN_SECONDS = 2
+"""How long the end waits for browsers: one may hold a connection open on which it asks for nothing."""
 
 
 def serve(site: Site, port: int, announce: Callable[[str], None]) -> None:
@@ -45,7 +48,19 @@ def make_server(site: Site, token: str) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(site, token), log_level="warning", access_log=False, server_header=False, lifespan="on", ws="none"
     )
-    return uvicorn.Server(config)
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """Closes the connections that are still open some time after the end began."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._close_connections)
+        await super().shutdown(sockets)
+
+    def _close_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def listen(port: int) -> socket.socket:

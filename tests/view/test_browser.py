@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,7 +287,8 @@ def test_hostile_data_is_shown_and_not_run(window: webdriver.Chrome, tmp_path: P
 
 
 def test_ctrl_c_ends_the_command_and_its_scan(window: webdriver.Chrome, dataset: Path, tmp_path: Path) -> None:
-    script = "from energon_dali.cli.main import main; main()"
+    script = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1)\n"
+    script += "from energon_dali.cli.main import main; main()"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", script, "view", str(dataset)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -299,7 +301,13 @@ def test_ctrl_c_ends_the_command_and_its_scan(window: webdriver.Chrome, dataset:
         scanning = children()
         window.get("about:blank")  # a page that follows the scan would report that the server is gone
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        try:
+            assert process.wait(60) == 0
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)  # its threads say on standard error where they are
+            time.sleep(1)
+            process.kill()
+            raise
         assert psutil.wait_procs(scanning, 10)[1] == []
 
 

@@ -104,3 +104,21 @@ def test_a_sample_that_ends_the_process_is_said_to(tmp_path: Path) -> None:
         assert check.examine(0, 1) is facts
     finally:
         check.close()
+
+
+def test_the_end_does_not_wait_for_a_browser_that_reads_nothing(tmp_path: Path) -> None:
+    """Such a connection stays open; `serving` fails if the server has not ended after 30 s."""
+    text = b"word " * 4_000_000
+    data = prepare(write_shards(tmp_path / "data", {"k0": {"txt": text}}, 1), {"text": "txt"}, "TextSample")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        with serving(data, tmp_path / "scans") as server:
+            connection.connect(("127.0.0.1", server.port))
+            lines = [
+                "GET /data/0/sample/0/part/0 HTTP/1.1",
+                f"Host: 127.0.0.1:{server.port}",
+                f"Cookie: {server.cookie}",
+            ]
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+            assert connection.recv(12).split()[1] == b"200"
