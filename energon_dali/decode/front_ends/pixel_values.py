@@ -63,34 +63,30 @@ class PixelValues:
         import torch
 
         items, first, second = pixels.shape
-        most = _CHUNK_VALUES // first
-        if channel_axis == 1 and repeat == 1 and second > most and not pixels.is_cuda and dtype != torch.uint8:
-            # Large tiles: a few rows at a time.
-            out = torch.empty(pixels.shape, dtype=dtype) if out is None else out
-            for item in range(items):
-                for start in range(0, second, most):
-                    columns = slice(start, start + most)
-                    self.convert(
-                        pixels[item : item + 1, :, columns], dtype, channel_axis=1, out=out[item : item + 1, :, columns]
-                    )
-            return out
-        shape = (items, first, second) if repeat == 1 else (items, first, repeat, second)
         if out is None:
+            shape = (items, first, second) if repeat == 1 else (items, first, repeat, second)
             out = torch.empty(shape, dtype=dtype, device=pixels.device)
         if dtype == torch.uint8:
             out.copy_(pixels if repeat == 1 else pixels[:, :, None, :])
             return out
-        channels = pixels.shape[channel_axis]
-        axes = (1, channels, 1) if channel_axis == 1 else (1, 1, channels)
-        recipe = _recipe(self, channels)
-        per_item = max(1, first * second)
-        step = items if pixels.is_cuda else max(1, _CHUNK_VALUES // per_item)
-        scratch = torch.empty((min(step, items), first, second), dtype=torch.float32, device=pixels.device)
-        for start in range(0, items, step):
-            part = pixels[start : start + step]
-            values = scratch[: len(part)]
-            _compute(recipe, part, values, axes, channel_axis)
-            out[start : start + step] = values if repeat == 1 else values[:, :, None, :]
+        steps = _Steps(_recipe(self, pixels.shape[channel_axis]), channel_axis, pixels.device)
+        rows, columns = items, max(1, second)  # of a chunk
+        if not pixels.is_cuda:
+            if channel_axis == 1 and repeat == 1 and first * second > _CHUNK_VALUES:
+                rows, columns = 1, _CHUNK_VALUES // first  # large tiles
+            else:
+                rows = max(1, _CHUNK_VALUES // max(1, first * second))
+        scratch = torch.empty(min(rows, items) * first * columns, dtype=torch.float32, device=pixels.device)
+        for row in range(0, items, max(1, rows)):
+            for column in range(0, second, columns):
+                place = (slice(row, row + rows), slice(None), slice(column, column + columns))
+                chunk = pixels[place]
+                values = scratch[: chunk.numel()].view(chunk.shape)
+                steps.compute(chunk, values)
+                if repeat == 1:
+                    out[place] = values
+                else:
+                    out[place[0]] = values[:, :, None, :]
         return out
 
 
@@ -104,25 +100,46 @@ class _Recipe:
     table: NDArray[np.float32] | None = None
 
 
-def _compute(
-    recipe: _Recipe, pixels: torch.Tensor, values: torch.Tensor, axes: tuple[int, int, int], channel_axis: int
-) -> None:
-    """Writes the values of uint8[n, a, b] into float32[n, a, b]."""
-    import torch
+class _Steps:
+    """A recipe with its numbers as tensors on a device, made once for all chunks of a conversion.
 
-    if recipe.table is not None:
-        table = torch.from_numpy(recipe.table).to(pixels.device)
-        for channel in range(table.shape[0]):
-            chosen = pixels.select(channel_axis, channel)
-            values.select(channel_axis, channel).copy_(table[channel][chosen.int()])
-        return
-    if recipe.divisor is None:
-        values.copy_(pixels)
-    else:
-        torch.div(pixels, recipe.divisor, out=values)
-    if recipe.mean is not None and recipe.std is not None:
-        values.sub_(torch.tensor(recipe.mean, dtype=torch.float32, device=values.device).view(axes))
-        values.div_(torch.tensor(recipe.std, dtype=torch.float32, device=values.device).view(axes))
+    Args:
+        recipe: The steps.
+        channel_axis: Which axis of the pixels, 1 or 2, is the channel.
+        device: Of the pixels.
+    """
+
+    def __init__(self, recipe: _Recipe, channel_axis: int, device: torch.device) -> None:
+        import torch
+
+        def per_channel(values: tuple[float, ...] | None) -> torch.Tensor | None:
+            if values is None:
+                return None
+            return torch.tensor(values, dtype=torch.float32, device=device).view(
+                (-1, 1) if channel_axis == 1 else (-1,)
+            )
+
+        self.divisor = recipe.divisor
+        self.mean, self.std = per_channel(recipe.mean), per_channel(recipe.std)
+        self.table = None if recipe.table is None else torch.from_numpy(recipe.table).to(device)
+        self.channel_axis = channel_axis
+
+    def compute(self, pixels: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes the values of uint8[n, a, b] into float32[n, a, b]."""
+        import torch
+
+        if self.table is not None:
+            for channel, levels in enumerate(self.table):
+                chosen = pixels.select(self.channel_axis, channel)
+                values.select(self.channel_axis, channel).copy_(levels[chosen.int()])
+            return
+        if self.divisor is None:
+            values.copy_(pixels)
+        else:
+            torch.div(pixels, self.divisor, out=values)
+        if self.mean is not None and self.std is not None:
+            values.sub_(self.mean)
+            values.div_(self.std)
 
 
 def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:
@@ -174,7 +191,7 @@ def _recipe(values: PixelValues, channels: int) -> _Recipe:
     levels = torch.arange(256, dtype=torch.uint8).repeat(channels, 1)[None]  # uint8[1, channels, 256]
     for candidate in candidates:
         found = torch.empty(levels.shape, dtype=torch.float32)
-        _compute(candidate, levels, found, (1, channels, 1), 1)
+        _Steps(candidate, 1, levels.device).compute(levels, found)
         if np.array_equal(found[0].numpy(), table):
             return candidate
     return _Recipe(table=np.array(table))
