@@ -12,7 +12,7 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
-from energon_dali.decode.front_ends.patched_video import PatchedVideo
+from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
 from energon_dali.decode.front_ends.video_front_end import take_unused
 from energon_dali.errors import ConfigError
 
@@ -54,19 +54,10 @@ class Glm4VVideo(PatchedVideo):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000})
-        if {"shortest_edge", "longest_edge"} - size.keys():
-            raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
+        pixels = take_shared_pixel_range(config, (112 * 112, 28 * 28 * 2 * 30000))
         take_unused(config, "max_image_size", "num_frames")
         return cls(
-            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
-            filter=config.take_filter("bicubic"),
-            min_pixels=size["shortest_edge"],
-            max_pixels=size["longest_edge"],
-            patch_size=int(config.take("patch_size", 14)),
-            temporal_patch_size=int(config.take("temporal_patch_size", 2)),
-            merge_size=int(config.take("merge_size", 2)),
-            resizes=bool(config.take("do_resize", True)),
+            **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
             video_token=config.outer.get("video_token", cls.video_token),
             image_token=config.outer.get("image_token", cls.image_token),
             samples=bool(config.take("do_sample_frames", True)),

@@ -17,6 +17,7 @@ from energon_dali.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
+    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
     from energon_dali.decode.front_ends.vision_input import VisionInput
 
 
@@ -106,3 +107,51 @@ class PatchedVideo(VideoFrontEnd):
             "pixel_values_videos": torch.cat([video.values for video in videos]),
             "video_grid_thw": torch.tensor([video.layout.grid for video in videos], dtype=torch.int64),
         }
+
+
+def take_patch_fields(
+    config: ProcessorConfig,
+    pixels: tuple[int, int],
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    patch_size: int = 14,
+) -> dict[str, Any]:
+    """Returns the fields that `PatchedVideo` defines, as a configuration has them.
+
+    Args:
+        config: Of the processor.
+        pixels: min_pixels and max_pixels, from `take_pixel_range` or `take_shared_pixel_range`.
+        mean: Default of image_mean.
+        std: Default of image_std.
+        patch_size: Default of patch_size.
+
+    Raises:
+        ConfigError: A value is not supported.
+    """
+    return {
+        "values": config.take_values(mean=mean, std=std),
+        "filter": config.take_filter("bicubic"),
+        "min_pixels": pixels[0],
+        "max_pixels": pixels[1],
+        "patch_size": int(config.take("patch_size", patch_size)),
+        "temporal_patch_size": int(config.take("temporal_patch_size", 2)),
+        "merge_size": int(config.take("merge_size", 2)),
+        "resizes": bool(config.take("do_resize", True)),
+    }
+
+
+def take_shared_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -> tuple[int, int]:
+    """Returns the fewest and the most pixels that all frames of a video have together after resizing.
+
+    Args:
+        config: Its size has them as shortest_edge and longest_edge.
+        default: What the processor takes if its file does not say.
+
+    Raises:
+        ConfigError: One of the two is missing.
+    """
+    size = config.take_size("size", {"shortest_edge": default[0], "longest_edge": default[1]})
+    if {"shortest_edge", "longest_edge"} - size.keys():
+        raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
+    return size["shortest_edge"], size["longest_edge"]

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, HALF
 from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
-from energon_dali.decode.front_ends.patched_video import PatchedVideo
+from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
 from energon_dali.decode.front_ends.qwen2_vl import smart_resize, take_pixel_range
 from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused
 from energon_dali.errors import DecodeError
@@ -49,17 +49,10 @@ class Qwen2VLVideo(PatchedVideo):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        min_pixels, max_pixels = take_pixel_range(config, (128 * 28 * 28, 28 * 28 * 768))
+        pixels = take_pixel_range(config, (128 * 28 * 28, 28 * 28 * 768))
         take_unused(config)
         return cls(
-            values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
-            filter=config.take_filter("bicubic"),
-            min_pixels=min_pixels,
-            max_pixels=max_pixels,
-            patch_size=int(config.take("patch_size", 14)),
-            temporal_patch_size=int(config.take("temporal_patch_size", 2)),
-            merge_size=int(config.take("merge_size", 2)),
-            resizes=bool(config.take("do_resize", True)),
+            **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
             video_token=config.outer.get("video_token", cls.video_token),
             min_frames=int(config.take("min_frames", 4)),
             max_frames=int(config.take("max_frames", 768)),
@@ -132,19 +125,10 @@ class Qwen3VLVideo(PatchedVideo):
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
-        size = config.take_size("size", {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768})
-        if {"shortest_edge", "longest_edge"} - size.keys():
-            raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
+        pixels = take_shared_pixel_range(config, (128 * 32 * 32, 32 * 32 * 768))
         take_unused(config, "max_image_size", "max_duration")
         return cls(
-            values=config.take_values(mean=HALF, std=HALF),
-            filter=config.take_filter("bicubic"),
-            min_pixels=size["shortest_edge"],
-            max_pixels=size["longest_edge"],
-            patch_size=int(config.take("patch_size", 16)),
-            temporal_patch_size=int(config.take("temporal_patch_size", 2)),
-            merge_size=int(config.take("merge_size", 2)),
-            resizes=bool(config.take("do_resize", True)),
+            **take_patch_fields(config, pixels, mean=HALF, std=HALF, patch_size=16),
             video_token=config.outer.get("video_token", cls.video_token),
             vision_start_token=config.outer.get("vision_start_token", cls.vision_start_token),
             vision_end_token=config.outer.get("vision_end_token", cls.vision_end_token),
