@@ -96,6 +96,12 @@ class DaliDecoder(MediaDecoder):
                 f'feed={feed!r} is unknown. Give "block", which takes encoded images from the workers and works with '
                 'every dataset, or "native", which lets DALI read the shards.'
             )
+        if feed == "native" and self.spec.front_end is not None:
+            raise ConfigError(
+                f'feed="native" was given with front_end={type(self.spec.front_end).__name__}(...). DALI then decodes '
+                "while it reads the shards, and does not know front ends, which take images from blocks. Leave feed "
+                "out, or leave front_end out and run the processor in encode_sample."
+            )
         for name, value in (
             ("num_threads", num_threads),
             ("max_batch_size", max_batch_size),

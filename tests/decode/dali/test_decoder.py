@@ -16,6 +16,7 @@ from energon_dali.decode.dali.eligibility import DaliHandle
 from energon_dali.decode.dali.runtime import device
 from energon_dali.decode.spec import IMAGE_DECODE_NAMES
 from energon_dali.errors import ConfigError, DeviceError
+from tests.decode.every_option import EVERY_OPTION
 from tests.decode.sample_images import broken_images, sample_images
 
 PIL_FORMATS = ("gif", "avif", "ico", "tga", "png-16bit", "tiff-16bit", "tiff-float")
@@ -167,6 +168,10 @@ def test_several_specs_in_one_block() -> None:
         ({"image_decode_device": -1}, "is not a device"),
         ({"video_decode_device": True}, "is not a device"),
         ({"feed": "push"}, "is unknown"),
+        (
+            {"feed": "native", "front_end": EVERY_OPTION["front_end"]},
+            r'feed="native" was given with front_end=FixedSize\(...\)\..*blocks\. Leave feed out',
+        ),
         ({"num_threads": 0}, "num_threads=0 is invalid"),
         ({"max_batch_size": 0}, "max_batch_size=0 is invalid"),
         ({"gpu_memory_budget_bytes": "8G"}, "gpu_memory_budget_bytes='8G' is invalid"),

@@ -1,0 +1,34 @@
+"""One value per option of a decoder that is not its default, for tests that no option is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from energon_dali import AVLimits, DaliTuning, FrontEnd, Resize, VideoClips
+
+EVERY_OPTION: dict[str, Any] = {
+    "image_decode": "torchrgb8",
+    "av_decode": VideoClips(1, 8),
+    "av_limits": AVLimits(max_frames=3),
+    "av_options": {"missing": "empty"},
+    "video_decode_audio": True,
+    "guess_content": True,
+    "operations": (Resize((8, 8)),),
+    "image_dtype": "bfloat16",
+    "image_layout": "HWC",
+    "apply_exif_orientation": True,
+    "max_pixels": 999,
+    "max_bytes": 99_999,
+    "front_end": FrontEnd.from_processor({"image_processor_type": "SiglipImageProcessor"}),
+}
+"""By name of `DecoderOptions`: a test that iterates over those fails for one that is missing here."""
+EVERY_DALI_OPTION: dict[str, Any] = {
+    "image_decode_device": "cpu",
+    "video_decode_device": "cpu",
+    "num_threads": 3,
+    "max_batch_size": 5,
+    "feed": "native",
+    "gpu_memory_budget_bytes": 1 << 30,
+    "tuning": DaliTuning(hw_decoder_load=0.5),
+}
+"""Those that only DaliDecoder has."""
