@@ -14,6 +14,7 @@ from energon_dali.compat.install import chosen_decoder, trusts_datasets
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
+from energon_dali.decode.media_decoder import options_of
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
 
 logger = logging.getLogger("energon_dali.compat")
@@ -110,21 +111,7 @@ def swap_decoder(decoder: Decoder | None) -> Decoder | None:
         kind = "PIL images" if name.startswith("pil") else "arrays"
         _say(f"SampleDecoder(image_decode={name!r}) stays: its results are {kind}, and DaliDecoder's are tensors.")
         return decoder
-    spec = decoder.spec
-    return DaliDecoder(
-        image_decode=spec.image_decode,
-        av_decode=decoder.av_decode,
-        av_limits=decoder.av_limits,
-        av_options=decoder.av_options or None,
-        video_decode_audio=decoder.video_decode_audio,
-        guess_content=decoder.guess_content,
-        operations=spec.operations,
-        image_dtype=spec.image_dtype,
-        image_layout=spec.image_layout,
-        apply_exif_orientation=spec.apply_exif_orientation,
-        max_pixels=spec.max_pixels,
-        max_bytes=spec.max_bytes,
-    )
+    return DaliDecoder(**options_of(decoder))
 
 
 def _say(message: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from energon_dali.calls import explain_call
@@ -293,6 +294,23 @@ class MediaDecoder(Decoder):
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.config().items())
         return f"{type(self).__name__}({options})"
+
+
+def options_of(decoder: MediaDecoder) -> dict[str, Any]:
+    """Returns the keyword arguments that make a decoder like this one: those of `DecoderOptions` and of its own class.
+
+    Args:
+        decoder: Of any class, which keeps each keyword argument of its own in an attribute of the same name.
+    """
+    in_spec = {field.name for field in fields(ImageSpec) if field.init}
+    options: dict[str, Any] = {}
+    for kind in type(decoder).__mro__:
+        parameters = inspect.signature(kind).parameters if "__init__" in vars(kind) and kind is not object else {}
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                options[name] = getattr(decoder.spec if name in in_spec else decoder, name)
+    options["av_options"] = options["av_options"] or None  # none were given: no other value fits every av_decode
+    return options
 
 
 def check_layout(handle: MediaHandle) -> None:

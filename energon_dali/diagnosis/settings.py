@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from energon_dali.decode import DaliDecoder, Decoder, SampleDecoder
-from energon_dali.decode.media_decoder import MediaDecoder
+from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, options_of
 from energon_dali.errors import ConfigError
 from energon_dali.worker_config import AUTO_STREAMS_PER_RANK
 
@@ -59,26 +59,11 @@ def _decoder(own: Decoder | None, name: DecoderName) -> Decoder:
             'DaliDecoder have the same options. Use "own".'
         )
     assert isinstance(own, MediaDecoder)
-    spec = own.spec
-    options: dict[str, Any] = {
-        "image_decode": spec.image_decode,
-        "operations": spec.operations,
-        "image_dtype": spec.image_dtype,
-        "image_layout": spec.image_layout,
-        "apply_exif_orientation": spec.apply_exif_orientation,
-        "max_pixels": spec.max_pixels,
-        "max_bytes": spec.max_bytes,
-        "front_end": spec.front_end,
-        "av_decode": own.av_decode,
-        "av_limits": own.av_limits,
-        "av_options": own.av_options or None,
-        "video_decode_audio": own.video_decode_audio,
-        "guess_content": own.guess_content,
-    }
+    options = options_of(own)
     if name == "pil":
-        return SampleDecoder(**options)
-    device: Any = name.removeprefix("dali-")
-    return DaliDecoder(**options, image_decode_device=device, video_decode_device=device)
+        return SampleDecoder(**{option: options[option] for option in DecoderOptions.__annotations__})
+    device = name.removeprefix("dali-")
+    return DaliDecoder(**{**options, "image_decode_device": device, "video_decode_device": device})
 
 
 def usable_decoders(own: Decoder | None) -> list[DecoderName]:

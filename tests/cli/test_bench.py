@@ -26,12 +26,14 @@ from energon_dali import (
     stateless,
 )
 from energon_dali.cli.main import main
+from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.diagnosis import cpu_time
 from energon_dali.diagnosis import tune as tuning
 from energon_dali.diagnosis.bench import LoaderRate, StageRate, bench, decoder_of, measure_stages
 from energon_dali.diagnosis.bench_advice import advise
 from energon_dali.diagnosis.cpu_time import CpuMeter, CpuUse
 from energon_dali.diagnosis.settings import Setting, usable_decoders, with_decoder
+from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.loader.dataset_folder import captioning_dataset
 
 
@@ -120,6 +122,17 @@ def test_decoders_are_exchanged_with_their_options() -> None:
     assert usable_decoders(None) == ["own"]
     with pytest.raises(ConfigError, match="cannot be exchanged"):
         with_decoder(type("Other", (DefaultTaskEncoder,), {"decoder": None})(), "pil")
+
+
+@pytest.mark.parametrize("name", [*DecoderOptions.__annotations__, *EVERY_DALI_OPTION])
+def test_exchanged_decoders_keep_every_option(name: str) -> None:
+    given = DaliDecoder(**{name: {**EVERY_OPTION, **EVERY_DALI_OPTION}[name]})
+    assert given.config()[name] != DaliDecoder().config()[name]
+    encoder = type("Given", (DefaultTaskEncoder,), {"decoder": given})()
+    devices = {"image_decode_device": "cpu", "video_decode_device": "cpu"}
+    assert with_decoder(encoder, "dali-cpu").decoder.config() == {**given.config(), **devices}
+    shared = SampleDecoder().config()
+    assert with_decoder(encoder, "pil").decoder.config() == {option: given.config()[option] for option in shared}
 
 
 def test_the_advice_names_what_takes_the_time() -> None:

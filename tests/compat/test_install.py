@@ -16,7 +16,9 @@ from energon_dali.compat import install
 from energon_dali.compat.finder import install_finder
 from energon_dali.compat.loading import _options, swap_decoder
 from energon_dali.compat.run import parse
+from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.errors import ConfigError
+from tests.decode.every_option import EVERY_OPTION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,6 +146,15 @@ def test_decoders_of_tensors_become_dali_decoders(caplog: pytest.LogCaptureFixtu
             assert swap_decoder(kept) is kept
     assert len(caplog.records) == 3
     assert "image_decode='pilrgb') stays: its results are PIL images" in caplog.text
+
+
+@pytest.mark.parametrize("name", DecoderOptions.__annotations__)
+def test_dali_decoders_keep_every_option(name: str) -> None:
+    given = SampleDecoder(**{name: EVERY_OPTION[name]})
+    assert given.config()[name] != SampleDecoder().config()[name]
+    swapped = swap_decoder(given)
+    assert isinstance(swapped, DaliDecoder)
+    assert {**DaliDecoder().config(), name: given.config()[name]} == swapped.config()
 
 
 def test_the_task_encoder_of_the_program_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

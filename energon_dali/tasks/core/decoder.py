@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from energon_dali.decode import DaliDecoder, Decoder, ImageSpec, MediaDecoder, SampleDecoder
+from energon_dali.decode import DaliDecoder, Decoder, MediaDecoder, SampleDecoder
+from energon_dali.decode.media_decoder import options_of
 from energon_dali.errors import ConfigError
 
 DecoderChoice = str | Decoder | Callable[..., Decoder] | None
@@ -38,7 +38,7 @@ def make_decoder(choice: DecoderChoice = None, **options: Any) -> Decoder:
             raise ConfigError(f"decoder={choice!r} is unknown. Choose one of {', '.join(DECODERS)}, or give a decoder.")
         choice = DECODERS[choice]
     if isinstance(choice, MediaDecoder):
-        return type(choice)(**{**_options_of(choice), **options}) if options else choice
+        return type(choice)(**{**options_of(choice), **options}) if options else choice
     if isinstance(choice, Decoder):
         if options:
             raise ConfigError(
@@ -55,16 +55,3 @@ def make_decoder(choice: DecoderChoice = None, **options: Any) -> Decoder:
     if not isinstance(decoder, Decoder):
         raise ConfigError(f"{choice!r} made a {type(decoder).__name__}, which is not a decoder of energon_dali.")
     return decoder
-
-
-def _options_of(decoder: MediaDecoder) -> dict[str, Any]:
-    """Returns the keyword options that make such a decoder again."""
-    known: dict[str, Any] = {}
-    in_spec = set(inspect.signature(ImageSpec).parameters)
-    for kind in type(decoder).__mro__:
-        parameters = inspect.signature(kind).parameters if "__init__" in vars(kind) and kind is not object else {}
-        for name, parameter in parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY:
-                known[name] = getattr(decoder.spec if name in in_spec else decoder, name)
-    known["av_options"] = known["av_options"] or None  # none were given: no other value fits every av_decode
-    return known

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from energon_dali import DaliDecoder, Resize, SampleDecoder
+from energon_dali.decode.media_decoder import DecoderOptions
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.tasks.core.data_module import TransformerDataConfig, TransformerDataModule
 from energon_dali.tasks.core.decoder import make_decoder
 from energon_dali.tasks.core.eval_loader import EvalLoader
 from energon_dali.tasks.core.position.random_state import RandomState
 from energon_dali.tasks.core.position.trained_position import check_state
+from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.tasks.core.number_batches import NumbersBatch
 from tests.tasks.core.tiny_run import NumbersDataModule, data_config, numbers_dataset
 
@@ -184,6 +186,13 @@ def test_the_run_chooses_the_backend_and_the_task_the_form(choice: Any, kind: ty
     if isinstance(choice, SampleDecoder | DaliDecoder):
         assert {**choice.config(), "image_decode": "torchrgb8", "operations": config["operations"]} == config
         assert make_decoder(choice) is choice
+
+
+@pytest.mark.parametrize("name", [*DecoderOptions.__annotations__, *EVERY_DALI_OPTION])
+def test_the_task_leaves_other_options_as_they_are(name: str) -> None:
+    given = DaliDecoder(**{name: {**EVERY_OPTION, **EVERY_DALI_OPTION}[name]})
+    other = {"max_bytes": 11} if name == "max_pixels" else {"max_pixels": 11}
+    assert make_decoder(given, **other).config() == {**given.config(), **other}
 
 
 def test_what_makes_no_decoder_is_refused() -> None:
