@@ -1,4 +1,4 @@
-"""Front ends of vision-language models: what a processor makes of an image, declared and computed by the decoder."""
+"""Front ends of vision-language models: the output of a processor, declared and computed by the decoder."""
 
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, VideoLayout, View

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def fold_into(
     layer: torch.nn.Module, scale: Sequence[float], shift: Sequence[float], *, channels_last: bool = False
 ) -> None:
-    """Changes the weights of a layer so that it makes of bytes what it made of their values.
+    """Changes the weights of a layer so that bytes give the results that their values gave before.
 
     Args:
         layer: torch.nn.Conv2d, Conv3d or Linear without padding, over patches of three channels. It gets a bias if it

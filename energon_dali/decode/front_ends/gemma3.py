@@ -1,4 +1,4 @@
-"""Gemma 3: images of one size, and with "pan and scan" crops of long ones after them."""
+"""Gemma 3: images of one size; with "pan and scan", the crops of long ones follow them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROCESSOR_DEFAULTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3(FrontEnd):
-    """Resizes an image to a size; with `do_pan_and_scan`, also crops of an image that is longer than wide or reversed.
+    """Resizes an image to a size; with `do_pan_and_scan`, also crops of an image whose sides differ much in length.
 
     `layout.grid` is (crops,). Values: dtype[1 + crops, 3, height, width], the whole image first.
     """
@@ -43,7 +43,7 @@ class Gemma3(FrontEnd):
     pan_and_scan_max_num_crops: int = 4
     """Most crops of an image."""
     pan_and_scan_min_ratio_to_activate: float = 1.2
-    """Ratio of the longer to the shorter side from which on an image is cropped."""
+    """Ratio of the longer to the shorter side from which an image is cropped."""
     image_seq_length: int = 256
     """Tokens of the image and of each crop."""
     image_token: str = "<start_of_image>"

@@ -32,7 +32,7 @@ class InternVL(FrontEnd):
     min_tiles: int = 1
     """Fewest tiles of a grid, without the thumbnail."""
     max_tiles: int = 12
-    """Most tiles of a grid, without the thumbnail; up to 1 does not cut."""
+    """Most tiles of a grid, without the thumbnail; 1 or less does not cut images."""
     tile_tokens: int = 256
     """Tokens of a tile ("image_seq_length")."""
     start_image_token: str = "<img>"

@@ -47,7 +47,7 @@ class LlavaOnevision(AnyResolution):
     vision_feature_select_strategy: str | None = "full"
     """"default" drops one feature of an image, the class token; others keep all."""
     max_tiles: int = 9
-    """Tiles whose features an image may have at most: the number in vision_aspect_ratio="anyres_max_9"."""
+    """Most tiles whose features an image keeps: the number in vision_aspect_ratio="anyres_max_9"."""
     background: tuple[int, int, int] | None = (122, 116, 104)
     """Bytes around an image that is padded to a square: image_mean. None if that is not between 0 and 1."""
 

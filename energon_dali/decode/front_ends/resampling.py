@@ -83,7 +83,7 @@ class Pixels:
         return Pixels(image=self._image.crop(box))
 
     def resized(self, height: int, width: int, filter: Filter, by: Resampling) -> Pixels:
-        """Returns the pixels at another size; the same pixels if the size is the same. No pixels become black ones.
+        """Returns the pixels at another size; `self` if they have it already. An image without pixels becomes black.
 
         Args:
             height: Pixels of the result.

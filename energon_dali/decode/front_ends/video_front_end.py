@@ -39,7 +39,7 @@ class VideoFrontEnd(FrontEnd):
     video_token: str = "<video>"
     """Placeholder of a video in the text."""
     video_token_id: int | None = None
-    """Id of `video_token` in the tokenizer, with which text is measured; None if it is not known."""
+    """Id of `video_token` in the tokenizer, by which token counts find it; None if it is not known."""
     num_frames: int | None = None
     """Frames of each video; None takes `fps`."""
     fps: float | None = None
