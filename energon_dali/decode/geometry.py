@@ -66,8 +66,33 @@ class Geometry:
 
     @property
     def resamples(self) -> bool:
-        """Whether sizes change. If not, the result is the window, flipped or not."""
-        return self.height != self.out_height or self.width != self.out_width
+        """Whether pixels are computed. If not, the result is the window, flipped or not."""
+        return (self.height, self.width) != (self.out_height, self.out_width) or not self.box_is_window
+
+    def reduced(self, factor: int, shift_y: float, shift_x: float, size: tuple[int, int]) -> Geometry:
+        """Returns the same geometry in pixels of an image that was decoded at a smaller scale.
+
+        Args:
+            factor: Divisor of both sides.
+            shift_y: What to add to rows before they are divided.
+            shift_x: What to add to columns before they are divided.
+            size: (height, width) of the smaller image.
+        """
+        top, left, height, width = self.window
+        first_row = min(size[0] - 1, int((top + shift_y) // factor))
+        first_column = min(size[1] - 1, int((left + shift_x) // factor))
+        end_row = min(size[0], math.ceil((top + height + shift_y) / factor))
+        end_column = min(size[1], math.ceil((left + width + shift_x) / factor))
+        return Geometry(
+            (self.top + shift_y) / factor,
+            (self.left + shift_x) / factor,
+            self.height / factor,
+            self.width / factor,
+            self.out_height,
+            self.out_width,
+            self.flip,
+            (first_row, first_column, end_row - first_row, end_column - first_column),
+        )
 
 
 class _View:

@@ -17,7 +17,15 @@ from energon_dali.decode.interface import Decoder, MediaHandle
 from energon_dali.decode.operations import Operation
 from energon_dali.decode.part_kind import find_part_kind, guess_part_kind, require_filetype
 from energon_dali.decode.screen import screen_image
-from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, AVDecode, ImageDecode, ImageDtype, ImageSpec
+from energon_dali.decode.spec import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_PIXELS,
+    AVDecode,
+    DecodeScale,
+    ImageDecode,
+    ImageDtype,
+    ImageSpec,
+)
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -93,6 +101,7 @@ class DecoderOptions(TypedDict, total=False):
     max_pixels: int
     max_bytes: int
     front_end: FrontEnd | None
+    decode_scale: DecodeScale
 
 
 class MediaDecoder(Decoder):
@@ -113,6 +122,9 @@ class MediaDecoder(Decoder):
         operations: Applied to each image inside the decoder, in this order.
         front_end: Makes of each image what a vision-language model takes, after all operations; the images become
             VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md.
+        decode_scale: How small a JPEG or JPEG 2000 image may be decoded where operations or the front end make it
+            smaller: "exact" (at full size), "fast" (at least 2 decoded pixels for each pixel of the result, in both
+            directions) or "fastest" (at least 1). What this does to pixels: docs/decoders.md#decode-scale.
         image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
@@ -141,6 +153,7 @@ class MediaDecoder(Decoder):
         max_pixels: int = DEFAULT_MAX_PIXELS,
         max_bytes: int = DEFAULT_MAX_BYTES,
         front_end: FrontEnd | None = None,
+        decode_scale: DecodeScale = "exact",
     ) -> None:
         if not isinstance(av_decode, VideoClips) and av_decode not in get_args(AVDecode):
             raise ConfigError(
@@ -158,6 +171,7 @@ class MediaDecoder(Decoder):
             max_pixels,
             max_bytes,
             front_end,
+            decode_scale,
         )
         self.av_decode = av_decode
         self.av_limits = av_limits
@@ -289,6 +303,7 @@ class MediaDecoder(Decoder):
             "max_pixels": spec.max_pixels,
             "max_bytes": spec.max_bytes,
             "front_end": None if spec.front_end is None else spec.front_end.config(),
+            "decode_scale": spec.decode_scale,
         }
 
     def __repr__(self) -> str:

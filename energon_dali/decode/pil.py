@@ -13,7 +13,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from energon_dali.decode.formats import Buffer
 from energon_dali.decode.formats.registry import FORMATS, PIL_NAMES
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.geometry import Geometry, draw_geometry
+from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry
+from energon_dali.decode.reduction import Reduction, find_reduction
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -78,13 +79,17 @@ def decode_image(handle: EncodedImage) -> Any:
     """
     spec, pixels = handle.spec, handle.width * handle.height
     try:
-        image = open_image(handle.data, handle.format)
-        pixels = image.width * image.height
-        if pixels > spec.max_pixels:
-            raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
-        image.load()
+        geometry, reduction = _plan(handle)
+        image = None if reduction is None else _load_reduced(handle, reduction)
+        if image is None:
+            reduction = None
+            image = open_image(handle.data, handle.format)
+            pixels = image.width * image.height
+            if pixels > spec.max_pixels:
+                raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
+            image.load()
         if spec.front_end is not None:
-            return _rendered(image, handle, spec.front_end)
+            return _rendered(image, handle, spec.front_end, geometry, reduction)
         if spec.mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
             # PIL would warn that it drops the transparency, which is what was asked for.
             del image.info["transparency"]
@@ -93,22 +98,90 @@ def decode_image(handle: EncodedImage) -> Any:
             image = image.convert(spec.mode)
         if spec.apply_exif_orientation:
             image = _upright(image, handle)
-        if spec.geometric:
-            geometry = draw_geometry(spec.geometric, image.width, image.height, handle.seed)
-            if geometry is not None:
-                image = transform(image, geometry, spec)
+        geometry = _fitting(geometry, handle, image) if reduction is None else reduction.geometry(handle, geometry)
+        if geometry is not None:
+            image = transform(image, geometry, spec)
         return image if spec.container == "pil" else pack_image(image, spec)
     except Exception as error:
         raise _decode_error(error, handle.format, pixels) from error
 
 
-def _rendered(image: Image.Image, handle: EncodedImage, front_end: FrontEnd) -> VisionInput:
+def _plan(handle: EncodedImage) -> tuple[Geometry | None, Reduction | None]:
+    """Returns (geometry by the size in the header, how little of the file is loaded).
+
+    The reduction is None if the file is loaded whole; only then may the geometry be that of another size, or None.
+
+    Raises:
+        DecodeError: A crop is larger than the image, or a front end refuses its size.
+    """
+    known = FORMATS.get(handle.format)
+    if known is None or known.open_reduced is None:
+        return None, None
+    geometry = handle_geometry(handle)
+    return geometry, find_reduction(handle, geometry)
+
+
+def _load_reduced(handle: EncodedImage, reduction: Reduction) -> Image.Image | None:
+    """Returns the loaded part of an image; None if the file may be damaged, which only loading all of it can tell."""
+    known = FORMATS[handle.format]
+    if handle.width * handle.height > handle.spec.max_pixels or known.open_reduced is None:
+        return None
+    try:
+        if known.is_whole is not None and not known.is_whole(handle.data):
+            return None
+        image = known.open_reduced(handle.data, reduction.factor, reduction.rows)
+        image.load()
+    except Exception:  # loading the whole file decides, and finds the words
+        return None
+    return image
+
+
+def _fitting(geometry: Geometry | None, handle: EncodedImage, image: Image.Image) -> Geometry | None:
+    """Returns the geometry for an upright image, whose size may not be that of the handle."""
+    known = FORMATS.get(handle.format)
+    turned = handle.spec.apply_exif_orientation and handle.orientation >= 5
+    size = (handle.height, handle.width) if turned else (handle.width, handle.height)
+    if known is not None and known.open_reduced is not None and size == image.size:
+        return geometry
+    return draw_geometry(handle.spec.geometric, image.width, image.height, handle.seed)
+
+
+def _rendered_box(image: Image.Image, front_end: FrontEnd, geometry: Geometry) -> VisionInput:
+    """Returns what a front end makes of a box of a reduced image, which it resamples itself.
+
+    Args:
+        image: The image in RGB, upright.
+        front_end: The front end.
+        geometry: In pixels of the reduced image.
+    """
+    layout = front_end.layout(geometry.out_width, geometry.out_height)
+    left, right = geometry.left, min(geometry.left + geometry.width, image.width)
+    if geometry.flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        left, right = image.width - right, image.width - left
+    box = (left, geometry.top, right, min(geometry.top + geometry.height, image.height))
+    return front_end.render(Pixels(image=image, box=box), layout)
+
+
+def _rendered(
+    image: Image.Image,
+    handle: EncodedImage,
+    front_end: FrontEnd,
+    geometry: Geometry | None,
+    reduction: Reduction | None,
+) -> VisionInput:
     """Returns what a front end makes of an image, with one resampling where operations and front end both have one."""
     if image.mode != "RGB" or "transparency" in image.info:
         image = _on_white(image, front_end)
     if handle.spec.apply_exif_orientation:
         image = _upright(image, handle)
-    geometry = draw_geometry(handle.spec.geometric, image.width, image.height, handle.seed)
+    if reduction is None:
+        geometry = _fitting(geometry, handle, image)
+    elif reduction.factor > 1:
+        reduced = reduction.geometry(handle, geometry)
+        if geometry is None or geometry.box_is_window:
+            return _rendered_box(image, front_end, reduced)
+        geometry = reduced
     height, width = (image.height, image.width) if geometry is None else (geometry.out_height, geometry.out_width)
     if geometry is not None and geometry.box_is_window:
         top, left, box_height, box_width = geometry.window

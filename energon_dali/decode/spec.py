@@ -45,6 +45,9 @@ Container = Literal["torch", "numpy", "pil"]
 ImageMode = Literal["L", "RGB", "RGBA"]
 ImageDtype = Literal["uint8", "float32", "float16", "bfloat16"]
 ImageLayout = Literal["CHW", "HWC", "HW"]
+DecodeScale = Literal["exact", "fast", "fastest"]
+"""How small an image may be decoded: "exact": at full size. "fast": so that at least 2 decoded pixels remain for each
+pixel of the result, in both directions. "fastest": at least 1."""
 
 IMAGE_DECODE_NAMES: tuple[str, ...] = get_args(ImageDecode)
 DEFAULT_MAX_PIXELS = 178_956_970
@@ -104,6 +107,8 @@ class ImageSpec:
     """Largest encoded size in bytes; a larger file is a DecodeError."""
     front_end: FrontEnd | None = None
     """What a model makes of each image after all operations; the decoder's output is then a VisionInput."""
+    decode_scale: DecodeScale = "exact"
+    """How small an image may be decoded where its result is smaller (`energon_dali.decode.reduction`)."""
 
     container: Container = field(init=False, compare=False)
     """Type of the result: "torch", "numpy" or "pil"."""
@@ -143,6 +148,12 @@ class ImageSpec:
         interpolation, antialias = _the_resampling(self.operations)
         _store(self, interpolation=interpolation, antialias=antialias)
         self._check_dtype()
+        if self.decode_scale not in get_args(DecodeScale):
+            raise ConfigError(
+                f"decode_scale={self.decode_scale!r} is unknown. It says how small an image may be decoded if its "
+                'result is smaller. Give "exact" (full size), "fast" (at least 2 decoded pixels for each pixel of the '
+                'result) or "fastest" (at least 1).'
+            )
         for name in ("max_pixels", "max_bytes"):
             limit = getattr(self, name)
             if not isinstance(limit, int) or limit < 1:

@@ -46,6 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "crop": {"image_decode": "rgb8", "operations": [RandomCrop((9, 9))]},
     "resized-crop": {"image_decode": "rgb8", "operations": [RandomResizedCrop((24, 24))]},
     "resize-crop": {"image_decode": "rgb8", "operations": [Resize(32), CenterCrop(24)]},
+    "resize-smaller": {"image_decode": "rgb8", "operations": [Resize(16)], "decode_scale": "fastest"},
+    "resized-crop-smaller": {"image_decode": "rgb8", "operations": [RandomResizedCrop((9, 9))], "decode_scale": "fast"},
 }
 """Options of decoders by name. Those with "resize" only compare existence, because resampled pixels have a
 tolerance."""

@@ -30,6 +30,7 @@ from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout, has_video_front_end
 from energon_dali.decode.pil import decode_image
+from energon_dali.decode.reduction import is_decoded_smaller
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
@@ -116,6 +117,11 @@ class DaliDecoder(MediaDecoder):
             raise ConfigError(
                 f"tuning={tuning!r} is not a DaliTuning. Give DaliTuning(hw_decoder_load=...), or leave it out."
             )
+        if feed == "native" and self.spec.decode_scale != "exact":
+            raise ConfigError(
+                f'decode_scale={self.spec.decode_scale!r} was given with feed="native". DALI then reads the images '
+                'itself and decodes them at full size. Use feed="block", or leave decode_scale out.'
+            )
         self.image_decode_device = image_decode_device
         self.video_decode_device = video_decode_device
         self.num_threads = num_threads
@@ -179,8 +185,10 @@ class DaliDecoder(MediaDecoder):
         """
         spec = self.spec
         header = screen_image(raw, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
-        kind = DaliHandle if is_eligible_image(header, spec) else MediaHandle
-        handle = kind(name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
+        values = (name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
+        handle = DaliHandle(*values) if is_eligible_image(header, spec) else MediaHandle(*values)
+        if spec.decode_scale != "exact" and not self._may_use_gpu() and is_decoded_smaller(handle):
+            handle = MediaHandle(*values)  # by PIL: DALI cannot decode at a smaller scale
         if spec.front_end is not None:
             check_layout(handle)
         return handle

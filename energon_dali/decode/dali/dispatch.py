@@ -29,6 +29,7 @@ from energon_dali.decode.dali.runtime.futures import (
 from energon_dali.decode.dali.runtime.registry import EngineOptions, engine_for
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
+from energon_dali.decode.reduction import is_decoded_smaller
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
@@ -141,7 +142,7 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
             block.put_when_done([position], _pool().submit(_decode_in_pool, _take_pixels, handle, device, stream))
             continue
         try:
-            eligible = type(handle) is DaliHandle or _is_eligible(handle)
+            eligible = type(handle) is DaliHandle or _is_eligible(handle, device)
         except DecodeError as error:
             block.put([position], [DecodeFailure(error.reason, error.format, error.route, handle.source)])
             continue
@@ -197,9 +198,11 @@ def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[Media
     return block.future
 
 
-def _is_eligible(handle: MediaHandle) -> bool:
+def _is_eligible(handle: MediaHandle, device: Device) -> bool:
     """Returns whether DALI may decode the handle of another decoder, whose fields may not fit its data."""
     spec = handle.spec
+    if device.kind == "cpu" and is_decoded_smaller(handle):
+        return False
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
     return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)
 

@@ -107,6 +107,17 @@ class ImageFormat:
     `read_header` knows. None if `read_header` checks this already."""
     reads_orientation: bool = False
     """Whether `ImageHeader.orientation` is known, or PIL applies it while loading. Otherwise PIL is asked for it."""
+    open_reduced: Callable[[Buffer, int, int], Image.Image] | None = None
+    """Returns an opened image that PIL will load at a smaller scale, and perhaps without its last rows. Arguments: the
+    file, the divisor of both sides (1, 2, 4 or 8; sides are rounded up), and how many rows of the full size are needed
+    from the top. Raises IrregularHeaderError if this file cannot be reduced. A file that PIL refuses at full size must
+    be refused here too, or by `is_whole`, which is asked first. None: images are always decoded in full."""
+    cuts_rows: bool = False
+    """Whether `open_reduced` leaves out rows that are not needed."""
+    reduced_shift: float = 0.0
+    """Where the pixels of a reduced image are: pixel 0 covers the pixels up to `factor` of the full image (0), or its
+    centre is that of pixel 0 of the full image (0.5; a result that reaches the last row or column then ends up to half
+    a pixel of the reduced image too early)."""
     swaps_sides: Callable[[Image.Image], bool] | None = None
     """Returns whether PIL swaps width and height of an opened image when it loads the pixels. None: never."""
     max_pixels_per_byte: float | Mapping[object, float] = inf

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from io import BytesIO
 from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from energon_dali.decode.formats.exif import exif_orientation, xmp_orientation
 from energon_dali.decode.formats.image_format import Buffer, ImageFormat, ImageHeader, IrregularHeaderError
@@ -184,6 +186,46 @@ def _first_of_many(data: Buffer, start: int) -> int:
     return -1
 
 
+def open_reduced(data: Buffer, factor: int, rows: int) -> Image.Image:
+    """Returns an image that PIL will load at 1/factor of its size (in libjpeg's inverse DCT), without its last rows.
+
+    libjpeg stops after the height that the header says. A smaller height therefore leaves out the rows below it; the
+    others stay as they are, except the last one, for which it interpolates chroma.
+
+    Args:
+        data: A file for which `has_whole_scans` is true.
+        factor: 1, 2, 4 or 8.
+        rows: How many rows are needed, without the one that changes.
+
+    Raises:
+        IrregularHeaderError: The file is not Huffman-coded.
+    """
+    position = 2
+    while not _SOF0 <= data[position + 1] <= _SOF2:
+        marker, length = _MARKER_SEGMENT(data, position)
+        if marker == _SOS:
+            raise IrregularHeaderError
+        position += 2 + length
+    _, height, width, components = _FRAME(data, position + 4)
+    # Whole rows of blocks, as many as the largest component has in a unit.
+    unit = 8 * max(data[at + 1] & 15 for at in range(position + 10, position + 10 + 3 * components, 3))
+    kept = min(height, -(-rows // unit) * unit)
+    file = BytesIO(data)
+    if kept < height:
+        with file.getbuffer() as content:
+            content[position + 5 : position + 7] = kept.to_bytes(2, "big")
+    if "JPEG" not in Image.OPEN:
+        Image.init()
+    image = Image.OPEN["JPEG"][0](file, "")
+    if image.size != (width, kept):
+        raise IrregularHeaderError
+    if factor > 1:
+        image.draft(None, (width // factor, kept // factor))
+    if image.size != (-(-width // factor), -(-kept // factor)):
+        raise IrregularHeaderError
+    return image
+
+
 class _ScanProgress:
     """The coefficients of each component that the scans so far have transmitted in full."""
 
@@ -294,6 +336,8 @@ FORMAT = ImageFormat(
     read_header=read_jpeg,
     is_whole=has_whole_scans,
     reads_orientation=True,
+    open_reduced=open_reduced,
+    cuts_rows=True,
     max_pixels_per_byte=_MOST_PIXELS_PER_BYTE,
     gpu_codec=True,
 )

@@ -274,16 +274,12 @@ class FrontEnd(ABC):
     def canvases(self, pixels: Pixels, layout: ImageLayout) -> Iterator[tuple[View, torch.Tensor]]:
         """Yields the views that are part of the result, with their canvases as uint8[3, H, W], contiguous."""
         made: list[Pixels] = []
-        height, width = pixels.size
-        scale_y, scale_x = height / layout.height, width / layout.width
         for view in layout.views:
             source = pixels if view.source == IMAGE else made[view.source]
             if view.box is not None:
-                left, top, right, bottom = view.box
-                if view.source == IMAGE and (scale_y, scale_x) != (1.0, 1.0):
-                    left, right = round(left * scale_x), max(round(left * scale_x) + 1, round(right * scale_x))
-                    top, bottom = round(top * scale_y), max(round(top * scale_y) + 1, round(bottom * scale_y))
-                source = source.cropped((left, top, right, bottom))
+                source = source.cropped(
+                    view.box, (layout.height, layout.width) if view.source == IMAGE else source.size
+                )
             resized = source.resized(view.height, view.width, self.filter, self.resampling)
             fills = view.canvas_size == (view.height, view.width) and view.position == (0, 0)
             if fills and not view.emitted:

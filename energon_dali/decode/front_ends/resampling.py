@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -29,17 +30,34 @@ _BY_TORCH = ("bilinear", "bicubic", "nearest")
 
 
 class Pixels:
-    """RGB pixels, as a PIL image or a tensor; each form is made from the other when it is first asked for."""
+    """RGB pixels, as a PIL image or a tensor; each form is made from the other when it is first asked for.
 
-    __slots__ = ("_image", "_tensor")
+    Args:
+        image: An image of mode RGB, which is not changed.
+        tensor: uint8[3, H, W] in any memory order, which is not changed, in place of an image.
+        box: (left, top, right, bottom) of the image that is shown, in its pixels and fractions of them; PIL then
+            resamples it. None is all of it.
+    """
 
-    def __init__(self, *, image: Image.Image | None = None, tensor: torch.Tensor | None = None) -> None:
-        """Takes an image of mode RGB, or uint8[3, H, W] in any memory order, which are not changed."""
-        self._image, self._tensor = image, tensor
+    __slots__ = ("_box", "_image", "_tensor")
+
+    def __init__(
+        self,
+        *,
+        image: Image.Image | None = None,
+        tensor: torch.Tensor | None = None,
+        box: tuple[float, float, float, float] | None = None,
+    ) -> None:
+        self._image, self._tensor, self._box = image, tensor, box
 
     @property
     def image(self) -> Image.Image:
-        """As a PIL image."""
+        """As a PIL image. A box in fractions of pixels is rounded to whole ones."""
+        if self._box is not None:
+            assert self._image is not None
+            height, width = self.size
+            left, top = round(self._box[0]), round(self._box[1])
+            self._image, self._box = self._image.crop((left, top, left + width, top + height)), None
         if self._image is None:
             assert self._tensor is not None
             self._image = Image.fromarray(self._tensor.permute(1, 2, 0).contiguous().cpu().numpy())
@@ -51,8 +69,7 @@ class Pixels:
         if self._tensor is None:
             import torch
 
-            assert self._image is not None
-            self._tensor = torch.from_numpy(np.array(self._image)).permute(2, 0, 1)
+            self._tensor = torch.from_numpy(np.array(self.image)).permute(2, 0, 1)
         return self._tensor
 
     @property
@@ -60,6 +77,9 @@ class Pixels:
         """(height, width)."""
         if self._tensor is not None:
             return self._tensor.shape[1], self._tensor.shape[2]
+        if self._box is not None:
+            left, top, right, bottom = self._box
+            return max(1, round(bottom - top)), max(1, round(right - left))
         assert self._image is not None
         return self._image.height, self._image.width
 
@@ -68,19 +88,31 @@ class Pixels:
         if self._tensor is None:
             import torch
 
-            assert self._image is not None
             # PIL splits the channels in less time than a transposition takes.
-            joined = bytearray().join([plane.tobytes() for plane in self._image.split()])
+            joined = bytearray().join([plane.tobytes() for plane in self.image.split()])
             return torch.frombuffer(joined, dtype=torch.uint8).view(3, *self.size)
         return self._tensor.contiguous()
 
-    def cropped(self, box: tuple[int, int, int, int]) -> Pixels:
-        """Returns a box (left, top, right, bottom) of the pixels; it may share their memory."""
+    def cropped(self, box: tuple[int, int, int, int], size: tuple[int, int]) -> Pixels:
+        """Returns a box of the pixels; it may share their memory.
+
+        Args:
+            box: (left, top, right, bottom) in pixels of an image of that size.
+            size: (height, width) that the box refers to.
+        """
         left, top, right, bottom = box
+        if self._box is not None:
+            scale_x, scale_y = (self._box[2] - self._box[0]) / size[1], (self._box[3] - self._box[1]) / size[0]
+            x, y = self._box[:2]
+            part = (x + left * scale_x, y + top * scale_y, x + right * scale_x, y + bottom * scale_y)
+            return Pixels(image=self._image, box=part)
+        if size != self.size:
+            scale_y, scale_x = self.size[0] / size[0], self.size[1] / size[1]
+            left, right = round(left * scale_x), max(round(left * scale_x) + 1, round(right * scale_x))
+            top, bottom = round(top * scale_y), max(round(top * scale_y) + 1, round(bottom * scale_y))
         if self._tensor is not None:
             return Pixels(tensor=self._tensor[:, top:bottom, left:right])
-        assert self._image is not None
-        return Pixels(image=self._image.crop(box))
+        return Pixels(image=self.image.crop((left, top, right, bottom)))
 
     def resized(self, height: int, width: int, filter: Filter, by: Resampling) -> Pixels:
         """Returns the pixels at another size; `self` if they have it already. An image without pixels becomes black.
@@ -91,6 +123,9 @@ class Pixels:
             filter: Widened when the image shrinks, except "nearest".
             by: Who resamples. Filters that torch does not have are PIL's in any case.
         """
+        if self._box is not None:
+            assert self._image is not None
+            return Pixels(image=_resized_box(self._image, self._box, (width, height), PIL_FILTERS[filter]))
         if (height, width) == self.size:
             return self
         if 0 in self.size:
@@ -100,6 +135,17 @@ class Pixels:
             return Pixels(tensor=_resized_by_torch(self.tensor, height, width, filter))
         resized = Pixels(image=self.image.resize((width, height), PIL_FILTERS[filter]))
         return Pixels(tensor=resized.planes().to(self.tensor.device)) if on_gpu else resized
+
+
+def _resized_box(
+    image: Image.Image, box: tuple[float, float, float, float], size: tuple[int, int], filter: Image.Resampling
+) -> Image.Image:
+    """Returns a box of an image at another size; the filter reads nothing outside the pixels that the box touches."""
+    left, top, right, bottom = box
+    corner = int(left), int(top)
+    part = image.crop((*corner, min(image.width, ceil(right)), min(image.height, ceil(bottom))))
+    inside = (left - corner[0], top - corner[1], right - corner[0], bottom - corner[1])
+    return part.resize(size, filter, box=inside)
 
 
 def _resized_by_torch(pixels: torch.Tensor, height: int, width: int, filter: str) -> torch.Tensor:
