@@ -87,6 +87,61 @@ FUSED = Workload(
 )
 
 
+def _scaled(name: str, size: tuple[int, int], target_bytes: int, samples: int, wanted: tuple[float, float]) -> Workload:
+    """Returns the workload of small crops from large images, decoded at full size and at smaller ones.
+
+    Args:
+        name: Of the workload.
+        size: (width, height) of the images, about.
+        target_bytes: Size of a file, about.
+        samples: Samples that are timed.
+        wanted: Ratios to DALI's fused pipeline at "fast" and "fastest".
+    """
+    dali, rival = "energon_dali DALI, 2 workers", "bare DALI, fused"
+    return Workload(
+        name=name,
+        title=f"JPEG {size[0]} x {size[1]} to 224 x 224 random resized crops, flipped, normalised, batches of 32",
+        metric="samples_per_second",
+        unit="samples/s",
+        recipe=Recipe(
+            name=f"{name}-jpegs",
+            samples=10 * samples,
+            style="jpeg",
+            width=size[0],
+            height=size[1],
+            target_bytes=target_bytes,
+            distinct=24,
+            seed=7,
+        ),
+        output="float224",
+        warmup_samples=64,
+        samples=samples,
+        batch_size=32,
+        repetitions=5,
+        candidates=(
+            ours(f"{dali}, exact", "dali", 2),
+            ours(f"{dali}, fast", "dali", 2, decode_scale="fast"),
+            ours(f"{dali}, fastest", "dali", 2, decode_scale="fastest"),
+            ours("energon_dali PIL, 2 workers, exact", "sample", 2),
+            ours("energon_dali PIL, 2 workers, fast", "sample", 2, decode_scale="fast"),
+            ours("energon_dali PIL, 2 workers, fastest", "sample", 2, decode_scale="fastest"),
+            bare_dali(rival),
+            energon("megatron-energon + torchvision, 2 workers"),
+        ),
+        bars=(
+            Bar(of=f"{dali}, exact", to=rival, at_least=0.95),
+            Bar(of=f"{dali}, fast", to=rival, at_least=wanted[0]),
+            Bar(of=f"{dali}, fastest", to=rival, at_least=wanted[1]),
+            Bar(of="energon_dali PIL, 2 workers, fast", to=rival),
+            Bar(of="energon_dali PIL, 2 workers, fastest", to=rival),
+        ),
+    )
+
+
+SCALED_HD = _scaled("scaled-hd", (1920, 1080), 350_000, 640, (1.15, 1.6))
+SCALED_12MP = _scaled("scaled-12mp", (4000, 3000), 1_500_000, 192, (2.0, 2.5))
+
+
 def _next_to_a_trainer() -> tuple[tuple[Candidate, ...], tuple[Bar, ...]]:
     candidates: list[Candidate] = []
     bars: list[Bar] = []
@@ -262,4 +317,4 @@ BLEND_RESTORE = Workload(
     ),
 )
 
-WORKLOADS = (UINT8, FUSED, TRAINER, RESTORE, PREPARE, IMPORT, BLEND, BLEND_CPU, BLEND_RESTORE)
+WORKLOADS = (UINT8, FUSED, SCALED_HD, SCALED_12MP, TRAINER, RESTORE, PREPARE, IMPORT, BLEND, BLEND_CPU, BLEND_RESTORE)

@@ -1,8 +1,8 @@
 """A loader with Energon's interface: energon_dali, or megatron-energon in its own environment, with the same code.
 
-Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, shuffle_window,
-leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if not where the
-batches must end), decode_process.
+Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, decode_scale,
+shuffle_window, leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if
+not where the batches must end), decode_process.
 Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
@@ -100,6 +100,8 @@ def make_decoder(library: Any, task: Task) -> Any:
         options["av_decode"] = library.VideoClips(num_clips=CLIPS, frames_per_clip=FRAMES_PER_CLIP, size=size)
     elif task.layout == "HWC":
         options["image_layout"] = "HWC"
+    if "decode_scale" in task.options:
+        options["decode_scale"] = task.options["decode_scale"]
     if task.options.get("decoder") != "dali":
         return library.SampleDecoder(**options)
     device = task.decodes_on
