@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from io import BytesIO
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 
 from energon_dali.decode import screen_image
+from energon_dali.decode.formats.jpeg import _others_are_idle
 from tests.decode.agreement import compare, compare_apart, damaged_files, load_by_pil
 from tests.decode.sample_images import encode, photograph, sample_images
 
@@ -46,10 +49,32 @@ def test_all_routes_agree_on_images_that_were_cut() -> None:
     assert [f"{found.name}: {found.what}" for found in compare_apart(files)] == []
 
 
-@pytest.fixture(params=[1, 5], ids=["alone", "next to threads"])
-def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search for markers keeps the interpreter lock if other threads run."""
-    monkeypatch.setattr(threading, "active_count", lambda: request.param)
+@contextmanager
+def thread_named(name: str) -> Iterator[None]:
+    """Runs a thread that waits."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name=name)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.fixture(params=["", "energon-dali-cpu", "trainer"], ids=["alone", "next to DALI", "next to a trainer"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The search for markers keeps the interpreter lock if other threads may be busy in Python."""
+    with thread_named(request.param) if request.param else nullcontext():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "idle"), [("energon-dali-cpu", True), ("energon-dali-rank", False), ("trainer", False)]
+)
+def test_threads_of_the_user_count_as_busy(name: str, idle: bool) -> None:
+    with thread_named(name):
+        assert _others_are_idle() is idle
 
 
 @pytest.mark.usefixtures("_threads")
