@@ -267,8 +267,19 @@ def map_handles(value: Any, replace: Callable[[MediaHandle], Any]) -> Any:
     return _mapped(value, replace, set())
 
 
+# Remembered by type: DALI makes every check against an abstract class, such as Lazy, a call of several microseconds.
+@lru_cache(maxsize=1024)
+def _is_holder(kind: Any) -> bool:
+    return issubclass(kind, _HOLDERS) or hasattr(kind, "__dataclass_fields__")
+
+
+@lru_cache(maxsize=1024)
+def _is_lazy(kind: Any) -> bool:
+    return issubclass(kind, Lazy)
+
+
 def _may_hold(value: Any) -> bool:
-    return isinstance(value, _HOLDERS) or hasattr(type(value), "__dataclass_fields__")
+    return _is_holder(value.__class__)
 
 
 def _mapped(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -> Any:
@@ -291,7 +302,7 @@ def _mapped(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -
                 value[name] = _mapped(inner, replace, seen)
     elif isinstance(value, list):
         value[:] = [_mapped(inner, replace, seen) for inner in value]
-    elif isinstance(value, Lazy):
+    elif _is_lazy(value.__class__):
         value.replace(lambda data: _mapped(data, replace, seen))
     else:
         _map_attributes(value, replace, seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from typing_extensions import Self, dataclass_transform
@@ -207,14 +208,20 @@ class Batch:
         return move(self, device, non_blocking)
 
 
+# Remembered by type: DALI makes every check against an abstract class, such as Mapping, a call of several microseconds.
+@lru_cache(maxsize=1024)
+def _is_mapping(kind: Any) -> bool:
+    return issubclass(kind, Mapping)
+
+
 def has_field(sample: Any, name: str) -> bool:
     """Returns whether a sample (dataclass or dict) has a field."""
-    return name in sample if isinstance(sample, Mapping) else hasattr(sample, name)
+    return name in sample if _is_mapping(sample.__class__) else hasattr(sample, name)
 
 
 def get_field(sample: Any, name: str) -> Any:
     """Returns a field of a sample (dataclass or dict)."""
-    return sample[name] if isinstance(sample, Mapping) else getattr(sample, name)
+    return sample[name] if _is_mapping(sample.__class__) else getattr(sample, name)
 
 
 def join_sources(samples: Sequence[Any]) -> tuple[SourceInfo, ...] | None:
