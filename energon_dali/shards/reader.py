@@ -17,6 +17,7 @@ from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
 from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
+from energon_dali.shards.storage.local import LocalReader
 from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
@@ -43,7 +44,7 @@ _opened: deque[tuple[weakref.ref[ShardReader], int]] = deque()
 class _OpenShard:
     """A shard that is open for reading."""
 
-    __slots__ = ("first_index", "layout", "name", "number", "reader", "was_used")
+    __slots__ = ("first_index", "layout", "name", "number", "read", "reader", "was_used")
 
     def __init__(self, number: int, name: str, first_index: int, layout: PartLayout, reader: RangeReader) -> None:
         self.number = number
@@ -51,6 +52,10 @@ class _OpenShard:
         self.first_index = first_index
         self.layout = layout
         self.reader = reader
+        self.read: Callable[[int, int], bytes | memoryview] = (
+            reader.read_view if isinstance(reader, LocalReader) else reader.read_at
+        )
+        """Reads a range for parts that may be views of it."""
         self.was_used = False
         """Whether it was used since it was opened, or since it was spared."""
 
@@ -377,9 +382,9 @@ def _read_local(shard: _OpenShard, sample: int) -> RawSample:
     if not 0 <= sample < layout.extents.num_samples:
         _check_sample(shard, sample)
     key = layout.extents.key(sample)
-    read_at = shard.reader.read_at
+    read = shard.read
     parts: dict[str, bytes | memoryview] = {}
     for run in layout.runs(sample):
         start = run[2]
-        layout.extract(key, run, read_at(start, run[3]), start, parts)
+        layout.extract(key, run, read(start, run[3]), start, parts)
     return RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)

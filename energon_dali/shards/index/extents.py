@@ -269,7 +269,9 @@ class PartLayout:
             runs.append((begin, last, start, end - start))
         return runs
 
-    def extract(self, key: str, run: PartRun, data: bytes, base: int, parts: dict[str, bytes | memoryview]) -> None:
+    def extract(
+        self, key: str, run: PartRun, data: bytes | memoryview, base: int, parts: dict[str, bytes | memoryview]
+    ) -> None:
         """Adds the parts of a run to `parts`, after checking the header before each.
 
         Args:
@@ -296,16 +298,17 @@ class PartLayout:
             # Fast path for what nearly every program writes: the whole name, and the size as 11 octal digits.
             if not (
                 len(member) < 100
-                and data.startswith(member, header)
-                and data[header + len(member) : header + len(member) + 1] == b"\0"
+                and data[header : header + len(member) + 1] == member + b"\0"
                 and data[header + 124 : header + 135] == b"%011o" % size
             ):
-                check_member(self.shard, data[header:content], member, size, content + base)
+                check_member(self.shard, bytes(data[header:content]), member, size, content + base)
             if content + size > len(data):
                 raise self.changed(f"it ends before byte {content + base + size}")
             # A large part is a view of what was read: copying it would cost as much as reading it.
             parts[name] = (
-                data[content : content + size] if size < VIEW_BYTES else memoryview(data)[content : content + size]
+                bytes(data[content : content + size])
+                if size < VIEW_BYTES
+                else memoryview(data)[content : content + size]
             )
 
     def changed(self, what: str) -> ShardError:

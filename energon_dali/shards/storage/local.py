@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import overload
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
+from energon_dali.shards.storage.read_buffers import LEAST_BYTES, MOST_BYTES, READ_BUFFERS
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.store import store_of
 
@@ -117,13 +119,32 @@ class LocalReader:
             doing = f"read bytes {offset} to {offset + size} of"
             return with_retries(partial(self._read, offset, size), doing, self.path, failed=error)
 
-    def _read(self, offset: int, size: int) -> bytes:
-        """Makes one attempt."""
-        descriptor = self._descriptor or self._open()
+    def read_view(self, offset: int, size: int) -> bytes | memoryview:
+        """Returns what `read_at` does, or a view of it, whose memory is used again when no view of it is left."""
+        if not LEAST_BYTES <= size <= MOST_BYTES:
+            return self.read_at(offset, size)
+        view = READ_BUFFERS.take(size)
         try:
-            data = os.pread(descriptor.fd, size, offset)
-            if len(data) < size:
-                data = _read_on(descriptor.fd, data, offset, size)
+            return self._read(offset, size, view)
+        except OSError as error:
+            doing = f"read bytes {offset} to {offset + size} of"
+            return with_retries(partial(self._read, offset, size, view), doing, self.path, failed=error)
+
+    @overload
+    def _read(self, offset: int, size: int) -> bytes: ...
+    @overload
+    def _read(self, offset: int, size: int, target: memoryview) -> memoryview: ...
+    def _read(self, offset: int, size: int, target: memoryview | None = None) -> bytes | memoryview:
+        """Makes one attempt, with a target of `size` bytes to read into or without one."""
+        descriptor = self._descriptor or self._open()
+        data: bytes | memoryview
+        try:
+            if target is not None:
+                data = _read_into(descriptor.fd, target, offset)
+            else:
+                data = os.pread(descriptor.fd, size, offset)
+                if len(data) < size:
+                    data = _read_on(descriptor.fd, data, offset, size)
         except OSError:
             if self._descriptor is descriptor:
                 self._descriptor = None
@@ -165,6 +186,15 @@ def _read_on(fd: int, data: bytes, offset: int, size: int) -> bytes:
         chunks.append(data)
         got += len(data)
     return b"".join(chunks)
+
+
+def _read_into(fd: int, target: memoryview, offset: int) -> memoryview:
+    """Fills a target, and returns it; or the part of it that was filled where the file ends."""
+    got = last = os.preadv(fd, (target,), offset)
+    while last and got < len(target):
+        last = os.preadv(fd, (target[got:],), offset + got)
+        got += last
+    return target[:got] if got < len(target) else target
 
 
 def _read_one_byte(path: str, offset: int) -> None:

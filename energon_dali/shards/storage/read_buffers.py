@@ -1,0 +1,65 @@
+"""Buffers for what is read from local files, used again as soon as nobody sees what they hold.
+
+The allocator gives the memory of large freed objects back to the system, which clears every page before the next read
+may write to it: for a part of 100 KB that takes longer than reading it from the page cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+LEAST_BYTES = 32 << 10
+"""Smaller reads are left to the allocator, which keeps their memory."""
+MOST_BYTES = 4 << 20
+"""Larger ones too: clearing their pages is a small part of decoding them."""
+KEPT_BYTES = 64 << 20
+"""Most memory of all buffers of this process that are kept, whether they are in use or not."""
+_STEP_BYTES = 32 << 10
+_ALONE = 2
+"""References to a buffer that nobody sees: a variable, and the argument of `getrefcount`."""
+
+
+class ReadBuffers:
+    """Buffers of a process by size. Thread-safe without a lock: appending to a deque and popping from it are atomic."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[bytearray]] = {}
+        self._kept_bytes = 0
+
+    def take(self, size: int) -> memoryview:
+        """Returns `size` writable bytes that nobody else sees; they may hold anything.
+
+        The buffer is used again when the last view of it is gone: a slice, an array or a tensor of it is a view.
+
+        Args:
+            size: LEAST_BYTES to MOST_BYTES.
+        """
+        capacity = -(-size // _STEP_BYTES) * _STEP_BYTES
+        queue = self._queues.setdefault(capacity, deque())
+        # They are released in about the order in which they were taken, so that the oldest decides.
+        try:
+            buffer = queue.popleft()
+        except IndexError:
+            return self._new(queue, capacity)[:size]
+        is_free = sys.getrefcount(buffer) == _ALONE
+        view = memoryview(buffer)  # before another thread can find the buffer
+        queue.append(buffer)
+        return (view if is_free else self._new(queue, capacity))[:size]
+
+    def _new(self, queue: deque[bytearray], capacity: int) -> memoryview:
+        buffer = bytearray(capacity)
+        view = memoryview(buffer)
+        if self._kept_bytes + capacity <= KEPT_BYTES:
+            self._kept_bytes += capacity
+            queue.append(buffer)
+        return view
+
+    def clear(self) -> None:
+        """Drops all buffers; what is still seen stays valid."""
+        self._queues.clear()
+        self._kept_bytes = 0
+
+
+READ_BUFFERS = ReadBuffers()
+"""The buffers of this process, for all readers."""
