@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.loader.dataset_folder import captioning_dataset
@@ -18,36 +20,67 @@ BATCHES = 6
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, os, sys, time
+import energon_dali.decode.dali.dispatch, nvidia.dali.fn, torch
 from energon_dali import DaliDecoder, DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_dali.decode import RandomResizedCrop
 
 class Encoder(DefaultTaskEncoder):
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu", operations=[RandomResizedCrop(16)])
 
-folder, place, until, hang = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "hang"
-config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=4, seed_offset=5)
-dataset = get_train_dataset(folder, batch_size=3, shuffle_buffer_size=20, worker_config=config, task_encoder=Encoder())
-loader = get_savable_loader(dataset)
-saved = json.load(open(place)) if os.path.exists(place) else {"state": None, "batches": []}
-if saved["state"] is not None:
-    loader.restore_state_rank(saved["state"])
-batches = saved["batches"]
-for batch in loader:
-    batches.append([batch.__key__, batch.image.sum().item()])
-    with open(place + ".tmp", "w") as file:
-        json.dump({"state": loader.save_state_rank(), "batches": batches}, file)
-    os.replace(place + ".tmp", place)
-    if hang:
-        time.sleep(600)  # until it is killed, while workers and decoding run ahead
-    if len(batches) == until:
-        break
+def run(folder, place, until, hang):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=2, num_streams=4, seed_offset=5)
+    dataset = get_train_dataset(
+        folder, batch_size=3, shuffle_buffer_size=20, worker_config=config, task_encoder=Encoder()
+    )
+    loader = get_savable_loader(dataset)
+    saved = json.load(open(place)) if os.path.exists(place) else {"state": None, "batches": []}
+    if saved["state"] is not None:
+        loader.restore_state_rank(saved["state"])
+    batches = saved["batches"]
+    for batch in loader:
+        batches.append([batch.__key__, batch.image.sum().item()])
+        with open(place + ".tmp", "w") as file:
+            json.dump({"state": loader.save_state_rank(), "batches": batches}, file)
+        os.replace(place + ".tmp", place)
+        if hang:
+            time.sleep(600)  # until it is killed, while workers and decoding run ahead
+        if len(batches) == until:
+            break
+
+for line in sys.stdin:  # each run is a process of its own; only the imports, most of its time, are shared
+    pid = os.fork()
+    if pid == 0:
+        run(*json.loads(line))
+        sys.exit(0)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
-def start(folder: Path, place: Path, *, hang: bool) -> subprocess.Popen[bytes]:
+@pytest.fixture
+def runs() -> Iterator[subprocess.Popen[str]]:
+    """The process that starts the runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    arguments = [str(folder), str(place), str(BATCHES), "hang" if hang else "run"]
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], env=environment)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdin=pipe, stdout=pipe, text=True) as runs:
+        yield runs
+        for left in psutil.Process(runs.pid).children():  # of a test that failed
+            left.kill()
+    assert runs.returncode == 0
+
+
+def start(runs: subprocess.Popen[str], folder: Path, place: Path, *, hang: bool) -> int:
+    """Starts a run and returns its pid."""
+    assert runs.stdin is not None
+    runs.stdin.write(json.dumps([str(folder), str(place), BATCHES, hang]) + "\n")
+    runs.stdin.flush()
+    return answer(runs)
+
+
+def answer(runs: subprocess.Popen[str]) -> int:
+    """Returns the next number that the process prints: a pid, or the exit code of a run that ended."""
+    assert runs.stdout is not None
+    return int(runs.stdout.readline())
 
 
 def delivered(place: Path) -> int:
@@ -55,19 +88,21 @@ def delivered(place: Path) -> int:
 
 
 @pytest.mark.timeout(240)
-def test_killed_after_every_batch(tmp_path: Path) -> None:
+def test_killed_after_every_batch(tmp_path: Path, runs: subprocess.Popen[str]) -> None:
     folder = captioning_dataset(tmp_path / "data", count=30)
     straight, broken = tmp_path / "straight.json", tmp_path / "broken.json"
-    assert start(folder, straight, hang=False).wait(timeout=100) == 0
+    start(runs, folder, straight, hang=False)
+    assert answer(runs) == 0
     for batches in range(1, BATCHES):
-        process = start(folder, broken, hang=True)
+        pid = start(runs, folder, broken, hang=True)
         deadline = time.monotonic() + 100
         while delivered(broken) < batches:
-            assert process.poll() is None, "the program ended by itself"
+            assert psutil.pid_exists(pid), "the program ended by itself"
             assert time.monotonic() < deadline, "no batch came"
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        os.kill(pid, signal.SIGKILL)
+        assert answer(runs) == -signal.SIGKILL
         assert delivered(broken) == batches
-    assert start(folder, broken, hang=False).wait(timeout=100) == 0
+    start(runs, folder, broken, hang=False)
+    assert answer(runs) == 0
     assert json.loads(broken.read_text())["batches"] == json.loads(straight.read_text())["batches"]
