@@ -67,13 +67,19 @@ class EncodedViews:
     def reload(self) -> None:
         """Forgets all views and ends the process, so that the next view is made by the encoder as it is then."""
         self._process.interrupt()  # an encoder that takes too long must not be waited for
+        self._forget()
+
+    def close(self) -> None:
+        """Ends the process for good, whatever it encodes."""
+        self._process.close()
+        self._forget()
+
+    def _forget(self) -> None:
         with self._lock:
             self._process.end()
             with self._kept:
                 self._views.clear()
                 self._images.clear()
-
-    close = reload
 
     def _view(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         with self._lock:

@@ -8,10 +8,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
+
+_LOOK_SECONDS = 0.2
+"""How often a request looks whether the process has ended."""
 
 
 class ProcessEndedError(Exception):
@@ -19,7 +23,9 @@ class ProcessEndedError(Exception):
 
 
 class LineProcess:
-    """Starts `python -m MODULE` when it is first asked, and again after it ended. Not thread-safe.
+    """Starts `python -m MODULE` when it is first asked, and again after it ended.
+
+    One thread at a time may ask; any thread may call `interrupt` and `close`.
 
     Args:
         module: The module, which calls `answer_lines`.
@@ -30,6 +36,9 @@ class LineProcess:
         self._module = module
         self._first = first
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        """Held where a process is started or killed, so that none is started after `close`."""
 
     def ask(self, request: Any, seconds: float) -> Any:
         """Returns the answer to a request.
@@ -64,22 +73,31 @@ class LineProcess:
 
     def _begin(self) -> subprocess.Popen[bytes]:
         path = [*filter(None, sys.path), os.getcwd()]
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        )
+        with self._lock:
+            if self._closed:
+                raise ProcessEndedError("was ended with the page")
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            )
         assert process.stdin is not None, "it is a pipe"
         with suppress(BrokenPipeError):  # noticed when the answer is read
             process.stdin.write(json.dumps(self._first).encode() + b"\n")
         return process
 
     def interrupt(self) -> None:
-        """Ends the process from another thread than the one that asks, which then gets a ProcessEndedError."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        """Ends the process. A thread that is asking gets a ProcessEndedError; the next request starts it again."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process for good: from now on, every request is a ProcessEndedError."""
+        with self._lock:
+            self._closed = True
+        self.interrupt()
 
     def end(self) -> str:
         """Ends the process if it runs, and returns how it ended, such as "with SIGSEGV"."""
@@ -99,7 +117,7 @@ class LineProcess:
 
 
 def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Returns a line of the process; b"" if it ended.
+    """Returns a line of the process; b"" if it ended, even if a process that it forked still holds the pipe.
 
     Raises:
         TimeoutError: The deadline passed.
@@ -109,8 +127,13 @@ def _read_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not parts or not parts[-1].endswith(b"\n"):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError
+            ended, left = process.poll() is not None, deadline - time.monotonic()
+            if not selector.select(0 if ended else max(0.0, min(left, _LOOK_SECONDS))):
+                if ended:
+                    return b""
+                if left <= 0:
+                    raise TimeoutError
+                continue
             part = os.read(process.stdout.fileno(), 1 << 20)
             if not part:
                 return b""
@@ -131,11 +154,13 @@ def how_it_ended(code: int) -> str:
 def answer_lines(answer: Callable[[Iterable[str], Callable[[str], object]], None]) -> None:
     """Runs in the process: lets a function answer until standard input is closed.
 
-    What decoders and other code print goes to standard error, and is not taken for an answer.
+    What decoders and other code print goes to standard error, and is not taken for an answer. Ctrl-C, which a terminal
+    sends to all processes of the command, is left to the page, which then ends this one.
 
     Args:
         answer: Takes the lines, and what writes an answer.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -60,7 +60,7 @@ class SampleCheck:
             return facts
 
     def close(self) -> None:
-        """Ends the process, whatever it examines."""
-        self._process.interrupt()
+        """Ends the process for good, whatever it examines."""
+        self._process.close()
         with self._lock:
             self._process.end()

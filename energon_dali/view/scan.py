@@ -23,7 +23,8 @@ from energon_dali.view.scan_store import ScanStore, remove_old_scans, scan_folde
 MAX_CRASHES = 100
 """Samples whose decoding may end a process before the scan gives up."""
 
-
+_END_SECONDS = 5.0
+"""How long a cancelled scan may take to end: its processes are killed."""
 _MOST = 1 << 62
 """SQLite takes integers of 64 bits."""
 
@@ -74,12 +75,15 @@ class Scan:
             self._thread.start()
 
     def cancel(self) -> None:
-        """Ends the scan, and returns when its processes have ended. What is stored remains; `start` continues."""
+        """Ends the scan, and returns when its processes have ended. What is stored remains; `start` continues.
+
+        Processes that code of the dataset forked may stay, and keep the scan's threads waiting: they are left behind.
+        """
         self._cancelled.set()
         self._end_processes()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(_END_SECONDS)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end of the scan.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def main() -> None:
     line = sys.stdin.readline()
     if not line:
         return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is left to the page, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(_NICENESS)
 

@@ -48,15 +48,21 @@ def make_server(site: Site, token: str) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(site, token), log_level="warning", access_log=False, server_header=False, lifespan="on", ws="none"
     )
-    return _Server(config)
+    return _Server(config, site)
 
 
 class _Server(uvicorn.Server):
-    """Closes the connections that are still open some time after the end began."""
+    """Stops what requests wait for when the end begins, and closes the connections that are open some time later."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._close_connections)
+        stopping = asyncio.create_task(asyncio.to_thread(self._site.stop))  # the end waits for all requests
         await super().shutdown(sockets)
+        await stopping
 
     def _close_connections(self) -> None:
         for connection in list(self.server_state.connections):

@@ -150,13 +150,17 @@ class Site:
         page = self.templates.get_template(template).render(site=self, catalog=self.catalog, **values)
         return page.encode("utf-8", "replace").decode()  # JSON may hold halves of letters, which UTF-8 has no bytes for
 
-    def close(self) -> None:
-        """Ends the scan, the encoder and all searches, and closes all files."""
+    def stop(self) -> None:
+        """Ends the scan, the encoder, the check of samples and all searches, for which a request may be waiting."""
+        self.check.close()
         if self.encoded is not None:
             self.encoded.close()
-        self.scan.cancel()
         self._searches.close()
-        self.check.close()
+        self.scan.cancel()
+
+    def close(self) -> None:
+        """Stops everything, and closes all files, from which no request may be reading any more."""
+        self.stop()
         self.catalog.close()
 
 

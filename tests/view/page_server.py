@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,15 @@ class PageServer:
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None, *, cookie: bool = True
     ) -> Answer:
         """Sends a request, with the cookie and nothing else that is not given."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
         sent = {"Host": f"{HOST}:{self.port}", **({"Cookie": self.cookie} if cookie else {}), **(headers or {})}
-        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-        for name, value in sent.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        response = connection.getresponse()
-        content = response.read()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        connection.close()
+        with closing(http.client.HTTPConnection(HOST, self.port, timeout=30)) as connection:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in sent.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            response = connection.getresponse()
+            content = response.read()
+            found = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, found, content)
 
     def own_post(self, path: str) -> Answer:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from energon_dali.view.sample_check import SampleCheck
 from energon_dali.view.sample_facts import SampleFacts
 from energon_dali.view.scan_source import ScanSource
 from tests.loader.dataset_folder import captioning_dataset, prepare, write_shards
+from tests.running_time import wait_until
 from tests.view.page_server import PageServer, serving
 
 
@@ -122,3 +127,63 @@ def test_the_end_does_not_wait_for_a_browser_that_reads_nothing(tmp_path: Path) 
             ]
             connection.sendall("\r\n".join([*lines, "", ""]).encode())
             assert connection.recv(12).split()[1] == b"200"
+
+
+HANGING = """
+import os, time
+from pathlib import Path
+
+def sample_loader(raw):
+    os.fork()  # a child that holds the pipes of its parent, and is not ended with it
+    (Path(__file__).parent / f"pid-{os.getpid()}").touch()
+    time.sleep(1000)
+
+def part_filter(part):
+    return True
+"""
+
+
+def test_the_end_does_not_wait_for_code_of_the_dataset(tmp_path: Path) -> None:
+    """It hangs in a scan and in a check, for which requests wait; `serving` fails if the server does not end."""
+    data = captioning_dataset(tmp_path / "data", count=3)
+    (data / ".nv-meta" / "sample_loader.py").write_text(HANGING)
+    config = {"sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"}}
+    functions = {name: f"sample_loader.py:{name}" for name in ("sample_loader", "part_filter")}
+    (data / ".nv-meta" / "dataset.yaml").write_text(json.dumps({**config, **functions}))
+
+    def hanging() -> set[int]:
+        return {int(path.name.removeprefix("pid-")) for path in data.glob(".nv-meta/pid-*")}
+
+    def ask(server: PageServer, index: int) -> None:
+        with suppress(OSError, HTTPException):  # at the end, it may get no answer
+            server.ask(f"/data/0/sample/{index}/facts")
+
+    try:
+        with serving(data, tmp_path / "scans", trust_dataset_code=True) as server:
+            server.site.scan.start()
+            asking = [threading.Thread(target=ask, args=(server, index)) for index in range(3)]
+            for thread in asking:
+                thread.start()
+            assert wait_until(lambda: len(hanging()) >= 2 + 2 * server.site.scan.num_processes, 60)
+            before = hanging()
+        for thread in asking:
+            thread.join()
+        assert hanging() == before, "a request that waited for its turn started a process"
+    finally:
+        for pid in hanging():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_ctrl_c_in_a_terminal_leaves_the_processes_to_the_page(tmp_path: Path) -> None:
+    data = captioning_dataset(tmp_path / "data", count=3)
+    check = SampleCheck([ScanSource(str(data))])
+    try:
+        check.examine(0, 0)
+        process = check._process._process
+        assert process is not None
+        process.send_signal(signal.SIGINT)
+        assert check.examine(0, 1).reason == ""
+        assert check._process._process is process
+    finally:
+        check.close()
