@@ -108,7 +108,7 @@ def test_a_name_that_is_no_encoder_is_explained(folder: Path, name: str, reason:
 
 @pytest.fixture(scope="module")
 def views(folder: Path) -> Iterator[EncodedViews]:
-    made = EncodedViews(EncoderOptions(path=str(folder), encoder="tests.view.encoders:Hangs"), request_seconds=20)
+    made = EncodedViews(EncoderOptions(path=str(folder), encoder="tests.view.encoders:Hangs"), request_seconds=100)
     yield made
     made.close()
 
