@@ -1,4 +1,4 @@
-"""`python -m benchmarks.remote.plot IN.json OUT.png`: draws the suites `remote` and `scale`."""
+"""`python -m benchmarks.remote.plot IN.json OUT.png`: draws the suites `remote`, `scale` and `streams`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ _COLOURS = {
     "10 shards": "#8fc7b2",
     "500 shards": OURS,
     "10,000 shards": "#1c4f3f",
+    "1 stream, slices of 100": "#8fc7b2",
+    "8 streams, slices of 100": OURS,
+    "32 streams, slices of 100": "#1c4f3f",
+    "32 streams, whole shards": "#d08a2f",
 }
 
 

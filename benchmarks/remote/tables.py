@@ -29,6 +29,10 @@ HEADINGS = {
     "uss_mib": "private memory, MiB",
     "uss_without_mapped_index_mib": "without the mapped index, MiB",
     "first_sample_seconds": "first sample, s",
+    "opening_cpu_seconds": "opening, s of CPU",
+    "first_batch_cpu_seconds": "first batch, s of CPU",
+    "cpu_milliseconds_per_further_stream": "each further stream's first batch, ms of CPU",
+    "added_mib": "memory added, MiB",
     "files_opened_per_sample": "files opened per sample",
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 import zlib
 from pathlib import Path
@@ -28,6 +29,8 @@ MEMBER_BYTES = 1024
 MOST_MEMBERS = 100_000
 """Members of the tar: about 100 MB."""
 SHARDS_PER_FOLDER = 1000
+LINKS_PER_FILE = 50_000
+"""Shards that are links to one copy of the tar: ext4 allows 65,000 names of a file."""
 
 
 def text_of(number: int) -> bytes:
@@ -64,7 +67,9 @@ def write_synthetic(root: Path, samples: int, shards: int) -> None:
         (root / folder).mkdir()
     offsets = root / "members.idx"
     offsets.write_bytes(pack_tar_index(list(range(0, (members + 1) * MEMBER_BYTES, MEMBER_BYTES))))
-    for name in names:
+    for number, name in enumerate(names):
+        if number and number % LINKS_PER_FILE == 0:
+            tar, offsets = (_copy(path, number // LINKS_PER_FILE) for path in (tar, offsets))
         os.link(tar, root / name)
         if members == per_shard:
             os.link(offsets, root / f"{name}.idx")
@@ -85,6 +90,10 @@ def write_synthetic(root: Path, samples: int, shards: int) -> None:
             {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "subflavors": {"kind": "synthetic"}}
         )
     )
+
+
+def _copy(path: Path, number: int) -> Path:
+    return Path(shutil.copyfile(path, path.with_name(f"{path.name}-{number}")))
 
 
 def _write_tar(path: Path, members: int) -> None:
