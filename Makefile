@@ -35,6 +35,10 @@ PACKING_JSON ?= benchmarks/results/packing.json
 PACKING_PLOT ?= docs/images/packing.png
 REMOTE_JSON ?= $(if $(QUICK),.cache/quick-remote.json,benchmarks/results/remote.json)
 REMOTE_PLOT ?= $(if $(QUICK),.cache/quick-remote.png,docs/images/remote.png)
+PEERS_JSON ?= $(if $(QUICK),.cache/quick-peers.json,benchmarks/results/peers.json)
+PEERS_PLOT ?= $(if $(QUICK),.cache/quick-peers.png,docs/images/peers.png)
+STREAMS_JSON ?= $(if $(QUICK),.cache/quick-streams.json,benchmarks/results/streams.json)
+STREAMS_PLOT ?= $(if $(QUICK),.cache/quick-streams.png,docs/images/streams.png)
 VISION_JSON ?= benchmarks/results/vision.json
 VISION_PLOT ?= docs/images/vision.png
 SCALE_JSON ?= $(if $(QUICK),.cache/quick-scale.json,benchmarks/results/scale.json)
@@ -43,7 +47,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-remote bench-scale bench-vision gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-peers bench-remote bench-scale bench-streams bench-vision gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -61,8 +65,10 @@ help:
 	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
 	@echo "make bench-packing      measures packing of texts, with and without saved states, compared with megatron-energon"
 	@echo "make bench-vision       measures input for vision-language models, compared with transformers' processors"
+	@echo "make bench-peers        compares with LitData, MosaicML Streaming, Grain, SPDL, torchvision, webdataset and megatron-energon"
 	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
 	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
+	@echo "make bench-streams      measures what 1 to 32 streams cost over up to 100 million samples and 100,000 shards (12 GB of disk)"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
 
 setup: $(STAMP)
@@ -88,7 +94,7 @@ $(ENERGON_STAMP): constraints-ci.txt benchmarks/requirements-energon.txt
 		--requirement benchmarks/requirements-energon.txt
 	@touch $@
 
-# The loaders that read remote datasets in formats of their own.
+# Other loaders.
 $(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
 	test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
 	$(PEERS_VENV)/bin/python -m pip install --quiet --upgrade pip
@@ -203,11 +209,25 @@ bench-remote: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PY
 		--energon $(dir $(or $(ENERGON_PYTHON),$(ENERGON_VENV)/bin/python))energon)
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(REMOTE_JSON) docs/remote.md)
 
+# SPDL loads the system's FFmpeg libraries; without them, that candidate is left out.
+bench-peers: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
+	command -v ffmpeg >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -q ffmpeg; } || \
+		echo "No FFmpeg on this system: install Debian's package ffmpeg to compare with SPDL's decoder."
+	$(BIN)/python -m benchmarks.run peers --json $(PEERS_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(PEERS_JSON) $(PEERS_PLOT)
+
 bench-scale: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run scale --json $(SCALE_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.remote.plot $(SCALE_JSON) $(SCALE_PLOT)
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(SCALE_JSON) docs/remote.md)
+
+bench-streams: $(STAMP)
+	$(BIN)/python -m benchmarks.run streams --json $(STREAMS_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.remote.plot $(STREAMS_JSON) $(STREAMS_PLOT)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(STREAMS_JSON) docs/remote.md)
 
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:

@@ -25,6 +25,9 @@ PACKAGES = (
     "boto3",
     "litdata",
     "mosaicml-streaming",
+    "grain",
+    "spdl-core",
+    "spdl-io",
     "nvidia-ml-py",
 )
 """Packages whose versions are recorded; for energon_dali it is the commit."""

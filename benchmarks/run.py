@@ -17,12 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, gpu_vision, growth, packing, trainer, video, vision
+from benchmarks import cpu, gpu_images, gpu_video, gpu_vision, growth, packing, peers, trainer, video, vision
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
 from benchmarks.remote import workloads as remote
 from benchmarks.results import as_text
+from benchmarks.scale import streams
 from benchmarks.scale import workloads as scale
 from benchmarks.workload import Bar, Candidate, Device, Workload
 from benchmarks.workload_run import WorkloadRun
@@ -30,8 +31,10 @@ from benchmarks.workload_run import WorkloadRun
 SUITES: dict[str, tuple[Workload, ...]] = {
     "cpu": cpu.WORKLOADS,
     "packing": packing.WORKLOADS,
+    "peers": peers.WORKLOADS,
     "remote": remote.WORKLOADS,
     "scale": scale.WORKLOADS,
+    "streams": streams.WORKLOADS,
     "trainer": trainer.WORKLOADS,
     "video": video.WORKLOADS,
     "vision": vision.WORKLOADS,
@@ -43,9 +46,9 @@ DEVICE_SUITES: dict[str, Callable[[Device], tuple[Workload, ...]]] = {
     "growth": growth.workloads,
 }
 """Suites for both devices, with a time limit."""
-MINUTES = {"remote": 9.5, "scale": 9.5}
+MINUTES = {"peers": 9.0, "remote": 9.5, "scale": 9.5, "streams": 9.5}
 """Default time limit of a suite in minutes; creating the files comes on top."""
-QUICK = {"remote": ("text-20ms", "opening-20ms"), "scale": ("scale-1m", "scale-blend")}
+QUICK = {"remote": ("text-20ms", "opening-20ms"), "scale": ("scale-1m", "scale-blend"), "streams": ("streams-samples",)}
 """Workloads of a quick run, where all of them would take too long."""
 DEVICE_MINUTES = 7.0
 """That of the suites for both devices."""

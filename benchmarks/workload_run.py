@@ -76,8 +76,6 @@ class WorkloadRun:
             return self._run()
         with S3Server(self._cache.parent, **self.workload.storage) as server:
             self._variables = server.environment()
-            for candidate in self._candidates:
-                self._convert(candidate)
             return self._run()
 
     def _convert(self, candidate: Candidate) -> None:
@@ -90,6 +88,8 @@ class WorkloadRun:
             mark.touch()
 
     def _run(self) -> dict[str, Any]:
+        for candidate in self._candidates:
+            self._convert(candidate)
         # If time is short, a candidate is checked in the process that was timed.
         at_once = self.workload.seconds > 0
         checks = self.workload.output != "none" and not at_once
@@ -124,7 +124,7 @@ class WorkloadRun:
         python = python_of(candidate.environment)
         if python is None:
             what = {"energon": "megatron-energon is", "peers": "the other loaders are"}[candidate.environment]
-            self._left_out[candidate.name] = f"{what} not installed; `make bench` or `make bench-remote` does it"
+            self._left_out[candidate.name] = f"{what} not installed; `make bench` or `make bench-peers` does it"
             return None
         try:
             limit = CANDIDATE_SECONDS if self.workload.seconds else 300

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from benchmarks.candidates.files import read_media
 from benchmarks.candidates.outputs import (
@@ -32,6 +34,8 @@ CHECKED_SAMPLES = 128
 CHECKED_VIDEOS = 4
 _GPU_LEVELS = 1.0
 """Tolerance of the mean of an image decoded on a GPU, in levels, compared with the CPU."""
+_CROP_LEVELS = 2.0
+"""Tolerance of a crop of 224 pixels compared with PIL's, on average over its pixels: bilinear filters differ."""
 _VIDEO_LEVELS = 8.0
 """Tolerance of clips compared with PyAV, on average: matrices and filters differ, and so may frames by one."""
 
@@ -153,8 +157,45 @@ def _check_uint8(task: Task, key: str, image: torch.Tensor, fact: list[int]) -> 
     shape = (height, width, 3) if task.layout == "HWC" else (3, height, width)
     _expect(task, key, image, torch.uint8, shape)
     found = int(image.sum(dtype=torch.int64))
-    _compare_sums(task, key, found, fact)
+    levels = float(task.options.get("levels", 0))
+    _compare_sums(task, key, found, fact, levels)
+    if levels:  # without it, all pixels are PIL's
+        pixels = image if task.layout == "CHW" else image.permute(2, 0, 1)
+        _compare_with_pil(task, key, [pixels], _open(task, key), levels)
     return found / (height * width * 3)
+
+
+def _compare_with_pil(task: Task, key: str, found: list[torch.Tensor], expected: Image.Image, levels: float) -> None:
+    """Compares the pixels of an image with PIL's.
+
+    Args:
+        task: The task.
+        key: Of the sample.
+        found: Float or uint8[3, H, W]; several if one of them has to be right.
+        expected: What PIL makes.
+        levels: Tolerance of the mean difference of a value, in 1/255.
+
+    Raises:
+        WrongOutputError: They differ by more.
+    """
+    wanted = torch.from_numpy(np.array(expected)).permute(2, 0, 1).float()
+    difference = min(float((pixels.cpu().float() - wanted).abs().mean()) for pixels in found)
+    if difference > levels:
+        raise WrongOutputError(f"{task.program}: the pixels of {key} differ from PIL's by {difference:.2f} on average.")
+
+
+def _open(task: Task, key: str) -> Image.Image:
+    with Image.open(io.BytesIO(_media(task.dataset)[key])) as opened:
+        image: Image.Image = opened.convert("RGB")
+    return image
+
+
+def _central_crop(image: Image.Image) -> Image.Image:
+    """Returns what every random resized crop is with the ranges of a check."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    box = (left, top, left + side, top + side)
+    return image.resize((CROP_PIXELS, CROP_PIXELS), Image.Resampling.BILINEAR, box=box)
 
 
 def _compare_sums(task: Task, key: str, found: float, fact: list[int], levels: float = 0.0) -> None:
@@ -170,6 +211,11 @@ def _check_float224(task: Task, key: str, image: torch.Tensor, fact: list[int]) 
     pixels = image.cpu() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
     if not bool(torch.isfinite(pixels).all()) or float(pixels.min()) < -0.01 or float(pixels.max()) > 1.01:
         raise WrongOutputError(f"{task.program}: {key} is not a normalised image.")
+    # Bare DALI puts the largest square anywhere, so that only the brightness of its crops is compared.
+    if task.action == "check" and task.program != "dali_native":
+        levels = float(task.options.get("levels", _CROP_LEVELS))
+        either = [255 * pixels, 255 * pixels.flip(2)]  # it may be mirrored
+        _compare_with_pil(task, key, either, _central_crop(_open(task, key)), levels)
     return float(pixels.mean()) * 255
 
 
@@ -216,7 +262,7 @@ def _first_clip(dataset: str, key: str, size: tuple[int, int]) -> torch.Tensor:
     """Returns the first frames of a video as PyAV decodes them, float32[16, 3, H, W] in levels."""
     import av
 
-    data = _videos(dataset)[key]
+    data = _media(dataset)[key]
     frames = []
     with av.open(io.BytesIO(data)) as container:
         for frame in container.decode(video=0):
@@ -227,7 +273,7 @@ def _first_clip(dataset: str, key: str, size: tuple[int, int]) -> torch.Tensor:
 
 
 @functools.cache
-def _videos(dataset: str) -> dict[str, bytes]:
+def _media(dataset: str) -> dict[str, bytes]:
     task = Task(program="", action="", dataset=dataset, output="", batch_size=1, warmup_samples=0, samples=0)
     return dict(read_media(task))
 

@@ -18,7 +18,16 @@ from typing import Any
 import torch
 
 from benchmarks.candidates.leaves import dataset_path
-from benchmarks.candidates.outputs import CLIPS, CROP_PIXELS, FRAMES_PER_CLIP, MEAN, STD, VIDEO_OUTPUTS, collate
+from benchmarks.candidates.outputs import (
+    CLIPS,
+    CROP_PIXELS,
+    FRAMES_PER_CLIP,
+    MEAN,
+    STD,
+    VIDEO_OUTPUTS,
+    collate,
+    crop_ranges,
+)
 from benchmarks.candidates.stream import Delivered, measure_stream
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
@@ -87,10 +96,11 @@ def make_decoder(library: Any, task: Task) -> Any:
         return library.SampleDecoder(image_decode="torchrgb8")
     options: dict[str, Any] = {"image_decode": "torchrgb8"}
     if task.output == "float224":
+        area, ratio = crop_ranges(task)
         options = {
             "image_decode": "torchrgb",
             "operations": (
-                library.RandomResizedCrop(CROP_PIXELS),
+                library.RandomResizedCrop(CROP_PIXELS, scale=area, ratio=ratio),
                 library.HorizontalFlip(),
                 library.Normalize(MEAN, STD),
             ),
@@ -118,7 +128,7 @@ def make_decoder(library: Any, task: Task) -> Any:
 def foreign_operation(task: Task) -> Any:
     """Returns the operations for `encode_sample` if the decoder has none of its own; None if there are none."""
     if task.output == "float224":
-        return torchvision_transform()
+        return torchvision_transform(task)
     return take_clips(task.output) if task.output in VIDEO_OUTPUTS else None
 
 
@@ -143,12 +153,13 @@ def _of_length(clip: torch.Tensor) -> torch.Tensor:
     return torch.cat([clip, clip[-1:].expand(missing, -1, -1, -1)]) if missing > 0 else clip[:FRAMES_PER_CLIP]
 
 
-def torchvision_transform() -> Any:
+def torchvision_transform(task: Task) -> Any:
     """Returns torchvision's transforms, on uint8 tensors, where they are fastest."""
     transforms = import_torchvision_transforms()
+    area, ratio = crop_ranges(task)
     return transforms.Compose(
         [
-            transforms.RandomResizedCrop(CROP_PIXELS, antialias=True),
+            transforms.RandomResizedCrop(CROP_PIXELS, scale=area, ratio=ratio, antialias=True),
             transforms.RandomHorizontalFlip(),
             transforms.ToDtype(torch.float32, scale=True),
             transforms.Normalize(MEAN, STD),

@@ -12,11 +12,19 @@ from typing import Any
 
 import torch
 
+from benchmarks.candidates.task import Task
+
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 CROP_PIXELS = 224
 PATCH_PIXELS = 16
 FRAMES_PER_PATCH = 2
+
+Range = tuple[float, float]
+CROP_AREA: Range = (0.08, 1.0)
+"""Share of the image that a random resized crop shows."""
+CROP_RATIO: Range = (3 / 4, 4 / 3)
+"""Its width divided by its height."""
 
 CLIPS = 2
 """Clips per video, evenly spaced: the first starts with it, the last ends with it."""
@@ -36,6 +44,15 @@ def collate(images: Sequence[torch.Tensor], output: str) -> Any:
     if output in ("patches", "frame-patches"):
         return make_patches(images)
     return torch.stack(list(images))
+
+
+def crop_ranges(task: Task) -> tuple[Range, Range]:
+    """Returns the ranges of area and aspect ratio of a random resized crop.
+
+    A check needs the same pixels of every candidate. With these ranges no box fits into an image that is not a square,
+    for which libraries take the largest central square.
+    """
+    return ((1.0, 1.0), (1.0, 1.0)) if task.action == "check" else (CROP_AREA, CROP_RATIO)
 
 
 def make_patches(images: Sequence[torch.Tensor], layout: str = "CHW") -> dict[str, Any]:

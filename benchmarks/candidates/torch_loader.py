@@ -1,4 +1,7 @@
-"""torch's DataLoader over a map-style dataset, with Pillow or PyAV in worker processes. Option: workers."""
+"""torch's DataLoader over a map-style dataset, with Pillow or PyAV in worker processes.
+
+Options: workers; decode ("torchvision" for its fast path in place of Pillow).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.candidates.clips import bare_pyav
+from benchmarks.candidates.fast_path import make_decode
 from benchmarks.candidates.files import frames_in, locate_media
 from benchmarks.candidates.outputs import (
     CLIPS,
@@ -20,7 +24,9 @@ from benchmarks.candidates.outputs import (
     MEAN,
     STD,
     VIDEO_OUTPUTS,
+    Range,
     collate,
+    crop_ranges,
     frame_numbers,
 )
 from benchmarks.candidates.stream import Delivered, measure_stream
@@ -38,6 +44,12 @@ class Files(Dataset[tuple[str, torch.Tensor]]):
         self._output = task.output
         self._places = locate_media(task)
         self._frames = frames_in(task) if task.output in VIDEO_OUTPUTS else {}
+        ranges = crop_ranges(task)
+        self._decode = (
+            make_decode(task)
+            if task.options.get("decode") == "torchvision"
+            else lambda data: _decode_image(data, task.output, ranges)
+        )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -51,7 +63,7 @@ class Files(Dataset[tuple[str, torch.Tensor]]):
             os.close(file)
         if self._output in VIDEO_OUTPUTS:
             return key, _decode_clips(data, self._frames[key], self._output)
-        return key, _decode_image(data, self._output)
+        return key, self._decode(data)
 
 
 class Endless(Sampler[int]):
@@ -98,35 +110,48 @@ def _one_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _decode_image(data: bytes, output: str) -> torch.Tensor:
+def _decode_image(data: bytes, output: str, ranges: tuple[Range, Range]) -> torch.Tensor:
     import io
 
     with Image.open(io.BytesIO(data)) as opened:
         image = opened.convert("RGB")
     if output == "float224":
-        return _augment(image)
+        return _augment(image, ranges)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def _augment(image: Image.Image) -> torch.Tensor:
+def _augment(image: Image.Image, ranges: tuple[Range, Range]) -> torch.Tensor:
     """Returns a random resized crop, flipped or not, normalised: resampling reads only the box."""
     rng = np.random.default_rng(int(torch.randint(2**31, ()).item()))
-    box = _random_box(rng, image.width, image.height)
+    box = random_box(rng, image.width, image.height, *ranges)
     image = image.resize((CROP_PIXELS, CROP_PIXELS), Image.Resampling.BILINEAR, box=box)
     pixels = np.asarray(image)[:, :: -1 if rng.random() < 0.5 else 1]
     scaled = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).float().div_(255)
     return scaled.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
 
 
-def _random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, int, int, int]:
+def random_box(
+    rng: np.random.Generator, width: int, height: int, area: Range, ratio: Range
+) -> tuple[int, int, int, int]:
+    """Returns (left, top, right, bottom) of a random resized crop, as torchvision draws it.
+
+    Args:
+        rng: Source of every choice.
+        width: Of the image.
+        height: Of the image.
+        area: Range of the share of the image.
+        ratio: Range of width divided by height, around 1.
+    """
     for _ in range(10):
-        area = width * height * rng.uniform(0.08, 1.0)
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        pixels = width * height * rng.uniform(*area)
+        aspect = np.exp(rng.uniform(*np.log(ratio)))
+        w, h = round((pixels * aspect) ** 0.5), round((pixels / aspect) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
             return left, top, left + w, top + h
-    return 0, 0, width, height
+    w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
 
 
 def _decode_clips(data: bytes, frames: int, output: str) -> torch.Tensor:

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from benchmarks.candidates.files import read_media
+from benchmarks.candidates.outputs import CROP_PIXELS, MEAN, STD, crop_ranges
 from benchmarks.candidates.spinner import spin_next_to
 from benchmarks.candidates.stream import Delivered, WrongOutputError, measure_stream
 from benchmarks.candidates.task import Task
+from benchmarks.candidates.torch_loader import random_box
+from benchmarks.data.recipe import Recipe, make_dataset
 
 HEIGHT, WIDTH = 5, 7
 
@@ -97,3 +104,56 @@ def test_a_busy_trainer_turns_and_leaves_nothing_behind(dataset: Path, kind: str
     assert set(threading.enumerate()) <= before
     numbers = measure_stream(stream(), task(dataset, action="time", options={"trainer": kind}))
     assert numbers["trainer_turns_per_second"] >= 0
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    return make_dataset(
+        Recipe(name="photos", samples=4, shards=1, style="photo", width=320, height=240), tmp_path, progress=False
+    )
+
+
+def decoded(photographs: Path) -> dict[str, np.ndarray[Any, Any]]:
+    files = read_media(task(photographs))
+    return {key: np.array(Image.open(io.BytesIO(data)).convert("RGB")) for key, data in files}
+
+
+@pytest.mark.parametrize(("wrong", "right"), [(2, True), (5, False)], ids=["near", "far"])
+def test_pixels_within_a_declared_tolerance_pass(photographs: Path, wrong: int, right: bool) -> None:
+    def open_stream(_: Task, with_keys: bool) -> Iterator[Delivered]:
+        while True:
+            for key, pixels in decoded(photographs).items():
+                # As many values are too high as are too low, so that their sum is right.
+                sign = np.resize(np.array([1, -1], np.int16), pixels.shape)
+                noisy = np.clip(pixels.astype(np.int16), wrong, 255 - wrong) + wrong * sign
+                yield Delivered([torch.from_numpy(noisy.astype(np.uint8)).permute(2, 0, 1)], [key])
+
+    told = task(photographs, options={"levels": 3.0})
+    if right:
+        assert measure_stream(open_stream, told)["samples_checked"] >= 128
+    else:
+        with pytest.raises(WrongOutputError, match="differ from PIL's by"):
+            measure_stream(open_stream, told)
+
+
+@pytest.mark.parametrize("channels", [[0, 1, 2], [2, 1, 0]], ids=["rgb", "bgr"])
+def test_crops_are_compared_with_pil(photographs: Path, channels: list[int]) -> None:
+    told = task(photographs, output="float224")
+    area, ratio = crop_ranges(told)
+    rng = np.random.default_rng(0)
+
+    def open_stream(_: Task, with_keys: bool) -> Iterator[Delivered]:
+        while True:
+            for key, pixels in decoded(photographs).items():
+                image = Image.fromarray(pixels)
+                box = random_box(rng, *image.size, area, ratio)
+                crop = image.resize((CROP_PIXELS, CROP_PIXELS), Image.Resampling.BILINEAR, box=box)
+                values = torch.from_numpy(np.array(crop)).permute(2, 0, 1)[channels].float() / 255
+                values = (values - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+                yield Delivered(values.flip(2)[None] if rng.random() < 0.5 else values[None], [key])
+
+    if channels == [0, 1, 2]:
+        assert measure_stream(open_stream, told)["samples_checked"] >= 128
+    else:
+        with pytest.raises(WrongOutputError, match="differ from PIL's by"):
+            measure_stream(open_stream, told)

@@ -4,16 +4,24 @@ import importlib
 
 import pytest
 
-from benchmarks import cpu, packing
+from benchmarks import cpu, packing, peers
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe
 from benchmarks.remote import workloads as remote
 from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.run import quick
+from benchmarks.scale import streams
 from benchmarks.scale import workloads as scale
 from benchmarks.workload import Bar, Candidate, Limit, Workload
 
-ALL = [*cpu.WORKLOADS, *packing.WORKLOADS, *remote.WORKLOADS, *scale.WORKLOADS]
+ALL = [
+    *cpu.WORKLOADS,
+    *packing.WORKLOADS,
+    *peers.WORKLOADS,
+    *remote.WORKLOADS,
+    *scale.WORKLOADS,
+    *streams.WORKLOADS,
+]
 SPEEDS = {"a": (20.0, 10.0, 22.0), "b": (10.0, 5.0, 10.0)}
 RECIPE = Recipe(name="r", samples=1)
 

@@ -1,0 +1,45 @@
+"""MosaicML Streaming on the local disk, with shards of its own format (MDS), decoding with torchvision.
+
+Option: workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.candidates.fast_path import CollateRows, DecodeRow
+from benchmarks.candidates.remote_mds import convert
+from benchmarks.candidates.stream import Delivered, measure_stream
+from benchmarks.candidates.task import Task
+from benchmarks.candidates.torchvision_import import import_torchvision_io
+
+
+def measure(task: Task) -> dict[str, float]:
+    import_torchvision_io()  # before it imports torchvision
+    return convert(task) if task.action == "convert" else measure_stream(open_stream, task)
+
+
+def open_stream(task: Task, with_keys: bool) -> Iterator[Delivered]:
+    """Yields batches, epoch after epoch."""
+    from streaming import StreamingDataLoader, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    decode = DecodeRow(task)
+
+    class Images(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            sample = super().__getitem__(index)
+            return decode((sample["key"], sample["jpg"]))
+
+    loader: Any = StreamingDataLoader(
+        Images(local=f"{task.dataset}-mds", shuffle=False, batch_size=task.batch_size),
+        batch_size=task.batch_size,
+        num_workers=int(task.options.get("workers", 2)),
+        collate_fn=CollateRows(task.output),
+        persistent_workers=True,
+    )
+    while True:
+        for keys, images in loader:
+            yield Delivered(images, keys if with_keys else None)
