@@ -17,9 +17,6 @@ PHOTOGRAPHS = Recipe(
 FFMPEG_LEVELS = 3.0
 """Tolerance of pixels that FFmpeg decodes, scales and converts, on average: its chroma filters are not libjpeg's."""
 
-SCALE_LEVELS = 4.0
-"""Tolerance of crops that are decoded smaller than their file, on average."""
-
 DALI, SAMPLE = "energon_dali DALI, 1 worker", "energon_dali PIL, 2 workers"
 BARE_DALI, ENERGON = "bare DALI", "megatron-energon"
 TORCHVISION = "torchvision + DataLoader"
@@ -75,7 +72,7 @@ WORKLOADS = (
             ours(DALI, "dali", 1),
             ours(SAMPLE, "sample", 2),
             *(
-                ours(f'{name}, decode_scale="{scale}"', decoder, workers, decode_scale=scale, levels=SCALE_LEVELS)
+                ours(f'{name}, decode_scale="{scale}"', decoder, workers, decode_scale=scale)
                 for scale in ("fast", "fastest")
                 for name, decoder, workers in ((DALI, "dali", 1), (SAMPLE, "sample", 2))
             ),
