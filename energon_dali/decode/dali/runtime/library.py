@@ -37,7 +37,8 @@ def load_dali() -> Any:
     """Returns the module nvidia.dali with its `fn` and `types`; takes 0.8 s the first time.
 
     Decoded images then come from DALI's pool, unless the user set the variable. The allocator would give their memory
-    back to the system after each run, and clearing its pages again took up to a tenth of the CPU time of decoding.
+    back to the system after each run: a pipeline of JPEGs of 100 KB had 30 to 40 page faults per image, from the pool
+    none as long as few runs are held.
     """
     os.environ.setdefault(POOL_VARIABLE, _POOL_FROM)
     module = import_module("nvidia.dali")
