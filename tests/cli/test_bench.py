@@ -75,7 +75,7 @@ def test_each_stage_and_setting_is_measured(folder: Path) -> None:
     Measuring.seen.clear()
     told: list[Any] = []
     settings = [Setting(0), Setting(1, 3), Setting(0, 2, "dali-cpu")]
-    result = bench(open_with(folder, Measuring()), settings, seconds=0.05, report=told.append)
+    result = bench(open_with(folder, Measuring()), settings, seconds=0.4, report=told.append)
     assert [stage.name for stage in result.stages] == ["reading", "decoding", "hooks"]
     assert all(one.samples > 0 and one.seconds > 0 and not one.problem for one in told)
     assert result.stages[0].size_bytes > 0

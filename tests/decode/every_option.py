@@ -20,6 +20,7 @@ EVERY_OPTION: dict[str, Any] = {
     "max_pixels": 999,
     "max_bytes": 99_999,
     "front_end": FrontEnd.from_processor({"image_processor_type": "SiglipImageProcessor"}),
+    "decode_scale": "fast",
 }
 """By name of `DecoderOptions`: a test that iterates over those fails for one that is missing here."""
 EVERY_DALI_OPTION: dict[str, Any] = {
