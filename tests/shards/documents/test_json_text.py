@@ -35,3 +35,62 @@ def test_numbers_that_fit_are_read() -> None:
     text = f"[{(1 << 70) - 1}, {-(1 << 63)}, 1.5e300]"
     assert parse_json(text) == json.loads(text)
     assert parse_json("[1e400]", any_number=True) == [math.inf]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": [1, 2.5, null, true]}',
+        b"[]",
+        b"{}",
+        b' {"a": 1}',
+        b'{"a": 1}\n',
+        b"3",
+        b'"text"',
+        '{"a": "\u00e4\U0001f600"}'.encode(),
+        b'{"a": "\\ud800"}',
+        b'{"a": "\xed\xa0\x80"}',
+        '{"a": 1}'.encode("utf-16"),
+        '{"a": 1}'.encode("utf-16-le"),
+        '{"a": 1}'.encode("utf-16-be"),
+        '{"a": 1}'.encode("utf-32"),
+        '{"a": 1}'.encode("utf-32-le"),
+        "[1]".encode("utf-16-le"),
+        b'{"a": NaN, "b": -Infinity, "c": 1e400, "d": 123456789012345678901234567890}',
+        b'{"a": 1, "a": 2}',
+    ],
+    ids=repr,
+)
+def test_bytes_have_the_value_that_json_gives_them(content: bytes) -> None:
+    assert repr(parse_json(content, any_number=True)) == repr(json.loads(content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1,",
+        b"{}{}",
+        b"[1] x",
+        b'{"a" 1}',
+        b'{"a": "\xff"}',
+        b"{\0",
+        b"\0{",
+        b"nul",
+        b"[1]]",
+        b'{"a": "\n"}',
+        "[",
+        "[1] x",
+    ],
+    ids=repr,
+)
+def test_what_is_not_json_has_the_error_that_json_raises(content: bytes | str) -> None:
+    errors = []
+    for parse in (json.loads, lambda text: parse_json(text, any_number=True)):
+        try:
+            parse(content)
+        except ValueError as error:
+            errors.append((type(error), str(error)))
+    assert len(errors) == 2
+    assert errors[0] == errors[1]
