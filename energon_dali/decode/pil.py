@@ -14,6 +14,7 @@ from energon_dali.decode.formats import Buffer
 from energon_dali.decode.formats.registry import FORMATS, PIL_NAMES
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.geometry import Geometry, draw_geometry, handle_geometry
+from energon_dali.decode.plain_png import open_plain_png
 from energon_dali.decode.reduction import Reduction, find_reduction
 from energon_dali.errors import DecodeError
 
@@ -26,6 +27,8 @@ _FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "nearest": Image.Resampling.NEAREST,
 }
+_FEW_PIXELS = 64 * 64
+"""Images up to which numpy transposes the axes in less time than PIL needs to begin with splitting the channels."""
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -83,7 +86,8 @@ def decode_image(handle: EncodedImage) -> Any:
         image = None if reduction is None else _load_reduced(handle, reduction)
         if image is None:
             reduction = None
-            image = open_image(handle.data, handle.format)
+            plain = open_plain_png(handle.data) if handle.format == "png" else None
+            image = plain or open_image(handle.data, handle.format)
             pixels = image.width * image.height
             if pixels > spec.max_pixels:
                 raise DecodeError(f"{image.width} x {image.height} pixels are more than max_pixels={spec.max_pixels:,}")
@@ -243,7 +247,10 @@ def pack_image(image: Image.Image, spec: ImageSpec) -> Any:
         pixel / 255, then (x - mean) / std if the spec normalises, in float32; narrower types are rounded to nearest.
     """
     values: NDArray[Any]
-    if spec.layout == "CHW" and spec.channels > 1:
+    if spec.layout == "CHW" and spec.channels > 1 and image.width * image.height <= _FEW_PIXELS:
+        interleaved = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, spec.channels)
+        values = interleaved.transpose(2, 0, 1).copy()
+    elif spec.layout == "CHW" and spec.channels > 1:
         # PIL splits the channels in two thirds of the time that numpy takes to transpose the axes.
         planes = bytearray().join([plane.tobytes() for plane in image.split()])
         values = np.frombuffer(planes, np.uint8).reshape(spec.channels, image.height, image.width)
