@@ -21,7 +21,7 @@ from energon_dali.errors import (
     StoreUnavailableError,
     WorkerError,
 )
-from energon_dali.task_encoder.context import batch_context, sample_context
+from energon_dali.task_encoder.context import batch_context, call_in_context, sample_context
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -296,8 +296,12 @@ class HookRunner:
         """
         start = time.perf_counter()
         try:
-            with hook_context(self.global_index, self._seed, self._samples_per_batch, self._num_streams):
-                result = self._function(self._argument) if self._outputs is None else next(self._outputs)
+            if self._outputs is None and self._samples_per_batch is None:
+                index = self.index * self._num_streams + self._stream
+                result = call_in_context(index, self._seed, self._function, self._argument)
+            else:
+                with hook_context(self.global_index, self._seed, self._samples_per_batch, self._num_streams):
+                    result = self._function(self._argument) if self._outputs is None else next(self._outputs)
         except StopIteration as end:
             if self._outputs is None:  # raised by a plain function, it would silently end the epoch
                 self._fail(RuntimeError(f"{self._stage} raised StopIteration"), end)
@@ -312,19 +316,19 @@ class HookRunner:
             return NOTHING
         finally:
             self._metrics.add_time(self._stage, time.perf_counter() - start)
-        index = self.global_index
         if self._outputs is None:
             if isinstance(result, GeneratorType):
                 raise FatalSampleError(
                     f"{self._stage} returned a generator but is not a generator function itself, so its results would "
                     "not be taken one by one. Write `yield from` in it instead of `return`."
                 )
-            check_result(self._stage, result)
-            keys = self._keys
+            if result is None:
+                check_result(self._stage, result)
+            self.key = (self._name, self.index * self._num_streams + self._stream, *self._keys)
             self._policy.on_success()
             self._finish()
-            self.key = (self._name, index, *keys)
             return set_restore_key(result, self.key)
+        index = self.global_index
         check_result(self._stage, result)
         self.offset += 1
         if self.skip_outputs:

@@ -20,6 +20,7 @@ from energon_dali.errors import DatasetFormatError, DecodeError
 from energon_dali.plan import sample_seeds
 from energon_dali.plan.rng import Int64Array
 from energon_dali.samples import Clips, CrudeSample, SourceInfo
+from energon_dali.samples.base import BASE_FIELDS
 from energon_dali.shards import RawSample
 
 if TYPE_CHECKING:
@@ -92,6 +93,15 @@ def parse_field_map(field_map: Mapping[str, str]) -> dict[str, tuple[PartAccess,
     return fields
 
 
+def whole_parts(fields: Mapping[str, tuple[PartAccess, ...]] | None) -> dict[str, str] | None:
+    """Returns the part of each field, where each is one part as a whole; None for fields that are anything else."""
+    accesses = [accesses[0] for accesses in (fields or {}).values() if len(accesses) == 1]
+    if fields is None or len(accesses) < len(fields) or any(access.steps for access in accesses):
+        return None
+    names = [access.part for access in accesses]
+    return dict(zip(fields, names, strict=True)) if len(set(names)) == len(names) else None
+
+
 def part_seed(seed: int, name: str) -> int:
     """Returns the seed of one part of a sample, so that two images of a sample are cropped differently."""
     known = _NAME_NUMBERS.get(name)
@@ -146,10 +156,17 @@ class SampleLoader:
         self.source_number = source_number
         self._routes: dict[str, int] = {}
         self._refused: set[str] = set()
+        self._whole_parts = whole_parts(self.fields)
+        self._whole_names = frozenset((self._whole_parts or {}).values())
 
     def count_route(self, route: str, count: int = 1) -> None:
         """Counts media that were decoded where they were read."""
         self._routes[route] = self._routes.get(route, 0) + count
+
+    @property
+    def has_routes(self) -> bool:
+        """Whether media were decoded where they were read since `take_routes` was called."""
+        return bool(self._routes)
 
     def take_routes(self) -> dict[str, int]:
         """Returns how many media were decoded where they were read, by route, since the last call."""
@@ -199,11 +216,12 @@ class SampleLoader:
             DecodeError: A part cannot be decoded; the message names the part.
             DatasetFormatError: None of the alternatives of a field can be reached.
         """
+        key = raw.key
         source = SourceInfo(
             dataset_path=self.dataset_path,
             index=raw.index,
             shard_name=raw.shard,
-            file_names=tuple([f"{raw.key}.{name}" for name in raw.parts]),
+            file_names=tuple([f"{key}.{name}" for name in raw.parts]),
         )
         if self.decoder is not None and type(self.decoder).__call__ is not Decoder.__call__:
             self._call_decoder(raw, source, seed)
@@ -225,7 +243,11 @@ class SampleLoader:
             return crude
         if self.sample_loader is not None:
             parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
-        base = {"__key__": raw.key, "__restore_key__": (), "__subflavors__": self.subflavors, "__sources__": (source,)}
+        if parts.keys().isdisjoint(BASE_FIELDS):
+            return self.sample_type(
+                __key__=key, __restore_key__=(), __subflavors__=self.subflavors, __sources__=(source,), **parts
+            )
+        base = {"__key__": key, "__restore_key__": (), "__subflavors__": self.subflavors, "__sources__": (source,)}
         return self.sample_type(**{**base, **parts})
 
     def _call_decoder(self, raw: RawSample, source: SourceInfo, seed: int) -> None:
@@ -274,6 +296,9 @@ class SampleLoader:
         return self._decode_fields(raw, SourceInfo(dataset_path="", index=0, shard_name="", file_names=()), 0)
 
     def _decode_fields(self, raw: RawSample, source: SourceInfo, seed: int) -> dict[str, Any]:
+        whole, given = self._whole_parts, raw.parts
+        if whole is not None and given.keys() >= self._whole_names:
+            return {name: self._part(part, given[part], source, seed) for name, part in whole.items()}
         assert self.fields is not None
         decoded: dict[str, Any] = {}
         values: dict[str, Any] = {}

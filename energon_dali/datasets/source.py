@@ -196,8 +196,9 @@ class _SourceIterator(StreamIterator[Any]):
             finally:
                 self._metrics.add_time("load", time.perf_counter() - start)
             self._load_policy.on_success()
-            for route, count in self._load.take_routes().items():
-                self._metrics.count(f"route.{route}", count)
+            if self._load.has_routes:
+                for route, count in self._load.take_routes().items():
+                    self._metrics.count(f"route.{route}", count)
             return set_restore_key(sample, (NAME, raw.index, epoch))
 
     def _read(self) -> None:

@@ -165,3 +165,21 @@ def test_no_step_leads_into_text(expression: str) -> None:
     )
     with pytest.raises(DatasetFormatError, match="into a value of type str, which is neither a dict nor a list"):
         load(raw(json=JSON, txt=b"T"), 0)
+
+
+@pytest.mark.parametrize(
+    "field_map", [{"image": "jpg", "caption": "txt"}, {"image": "jpg,png", "caption": "txt,json[c]"}]
+)
+def test_whole_parts_and_alternatives_fill_the_same_fields(field_map: dict[str, str]) -> None:
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, field_map=field_map)
+    sample = load(raw(jpg=jpeg(), txt=b"words"), 3)
+    assert (sample.caption, sample.image.shape, load.take_routes()) == ("words", (3, 6, 8), {"pil": 1})
+    assert not load.has_routes
+    with pytest.raises(DatasetFormatError, match="sample 'a/b' has no part 'txt"):
+        load(raw(jpg=jpeg()), 3)
+
+
+def test_two_fields_of_one_part_share_its_value() -> None:
+    load = SampleLoader(decoder=None, sample_type=CaptioningSample, field_map={"image": "txt", "caption": "txt"})
+    sample = load(raw(txt=b"words"), 0)
+    assert sample.image is sample.caption

@@ -6,7 +6,7 @@ import pytest
 
 from energon_dali.errors import ConfigError
 from energon_dali.task_encoder import TaskEncoder, current_batch_index, current_sample_index, sample_context
-from energon_dali.task_encoder.context import current_sample
+from energon_dali.task_encoder.context import call_in_context, current_sample
 
 
 def test_the_innermost_is_the_sample_and_the_outermost_the_batch() -> None:
@@ -24,6 +24,18 @@ def test_an_exception_leaves_the_context() -> None:
     with pytest.raises(KeyError), sample_context(1, 0):
         raise KeyError
     assert current_sample() is None
+
+
+def test_a_call_has_the_context_of_a_with_block() -> None:
+    with sample_context(3, 0):
+        assert call_in_context(7, 1, lambda argument: (argument, current_sample(), current_batch_index()), "a") == (
+            "a",
+            (7, 1),
+            3,
+        )
+        with pytest.raises(KeyError):
+            call_in_context(8, 1, {}.__getitem__, "missing")
+        assert current_sample() == (3, 0)
 
 
 def test_threads_do_not_see_each_other() -> None:
