@@ -41,13 +41,15 @@ STREAMS_JSON ?= $(if $(QUICK),.cache/quick-streams.json,benchmarks/results/strea
 STREAMS_PLOT ?= $(if $(QUICK),.cache/quick-streams.png,docs/images/streams.png)
 VISION_JSON ?= benchmarks/results/vision.json
 VISION_PLOT ?= docs/images/vision.png
+SMALL_JSON ?= $(if $(QUICK),.cache/quick-small.json,benchmarks/results/small.json)
+SMALL_PLOT ?= $(if $(QUICK),.cache/quick-small.png,docs/images/small.png)
 SCALE_JSON ?= $(if $(QUICK),.cache/quick-scale.json,benchmarks/results/scale.json)
 SCALE_PLOT ?= $(if $(QUICK),.cache/quick-scale.png,docs/images/scale.png)
 OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-peers bench-remote bench-scale bench-streams bench-vision gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-peers bench-remote bench-scale bench-small bench-streams bench-vision gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -69,6 +71,7 @@ help:
 	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
 	@echo "make bench-scale        measures indices of up to 100 million samples, and a blend of 1,000 datasets (18 GB of disk)"
 	@echo "make bench-streams      measures what 1 to 32 streams cost over up to 100 million samples and 100,000 shards (12 GB of disk)"
+	@echo "make bench-small        measures small samples (JSON, text, 32 x 32 PNGs, a blend of 1,000), compared with five other loaders"
 	@echo "make gpu [OUT=folder] [STAGES='doctor tests'] [DEVICE=cpu]   runs checks, tests and benchmarks on a GPU host"
 
 setup: $(STAMP)
@@ -228,6 +231,11 @@ bench-streams: $(STAMP)
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.remote.plot $(STREAMS_JSON) $(STREAMS_PLOT)
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.remote.tables $(STREAMS_JSON) docs/remote.md)
+
+bench-small: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP)) $(if $(PEERS_PYTHON),,$(PEERS_STAMP))
+	$(BIN)/python -m benchmarks.run small --json $(SMALL_JSON) $(QUICK) $(if $(BENCH_CACHE),--cache $(BENCH_CACHE)) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(SMALL_JSON) $(SMALL_PLOT)
 
 # On a host whose own Python has torch and DALI, no setup is needed: PYTHON=python3 benchmarks/gpu.sh FOLDER.
 gpu:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, gpu_vision, growth, packing, peers, trainer, video, vision
+from benchmarks import cpu, gpu_images, gpu_video, gpu_vision, growth, packing, peers, small, trainer, video, vision
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
@@ -35,6 +35,7 @@ SUITES: dict[str, tuple[Workload, ...]] = {
     "remote": remote.WORKLOADS,
     "scale": scale.WORKLOADS,
     "streams": streams.WORKLOADS,
+    "small": small.WORKLOADS,
     "trainer": trainer.WORKLOADS,
     "video": video.WORKLOADS,
     "vision": vision.WORKLOADS,
@@ -181,6 +182,8 @@ def quick_recipe(whole: Recipe) -> Recipe:
             width=192,
             height=128,
         )
+    if whole.style.startswith("small-"):
+        return dataclasses.replace(small, samples=2000, shards=min(whole.shards, 8))
     return dataclasses.replace(
         small, samples=64, distinct=min(whole.distinct, 8), width=min(whole.width, 640), height=min(whole.height, 480)
     )

@@ -127,7 +127,7 @@ class WorkloadRun:
             self._left_out[candidate.name] = f"{what} not installed; `make bench` or `make bench-peers` does it"
             return None
         try:
-            limit = CANDIDATE_SECONDS if self.workload.seconds else 300
+            limit = CANDIDATE_SECONDS if self.workload.seconds and action != "convert" else 300
             root = Path(candidate.checkout) if candidate.checkout else None
             outcome = run_candidate(
                 self._task(candidate, action), python, timeout_seconds=limit, root=root, variables=self._variables

@@ -17,6 +17,7 @@ import webdataset
 from PIL import Image
 from tqdm import tqdm
 
+from benchmarks.data.smalls import PARTS, write_smalls
 from benchmarks.data.styles import picture
 from benchmarks.data.texts import write_texts
 
@@ -50,7 +51,8 @@ class Recipe:
     side up to 15 % more or less. "formats": JPEG (baseline, progressive), PNG, WebP, BMP and TIFF, sides likewise.
     "photo": JPEGs with sensor noise. "page": PNGs of text around an image. "video": 30 frames per second. "text": 200
     bytes of text each, and nothing else. "index": likewise, with shards that are links to one (`scale.synthetic`).
-    "texts": texts of random lengths alone, see data/texts.py."""
+    "texts": texts of random lengths alone, see data/texts.py. "small-json", "small-text", "small-png": see
+    data/smalls.py."""
     target_bytes: int = 104_000
     """Size of a JPEG of style "jpeg", in bytes."""
     seconds: int = 10
@@ -113,9 +115,11 @@ def make_dataset(recipe: Recipe, folder: Path, *, progress: bool = True, process
         return root
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
-    if recipe.style in ("index", "texts"):
+    if recipe.style in ("index", "texts", *PARTS):
         if recipe.style == "texts":
             write_texts(root, samples=recipe.samples, shards=recipe.shards, seed=recipe.seed)
+        elif recipe.style in PARTS:
+            write_smalls(root, style=recipe.style, samples=recipe.samples, shards=recipe.shards, seed=recipe.seed)
         else:
             from benchmarks.scale.synthetic import write_synthetic
 

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from benchmarks import cpu, packing, peers
+from benchmarks import cpu, packing, peers, small
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe
 from benchmarks.remote import workloads as remote
@@ -20,6 +20,7 @@ ALL = [
     *peers.WORKLOADS,
     *remote.WORKLOADS,
     *scale.WORKLOADS,
+    *small.WORKLOADS,
     *streams.WORKLOADS,
 ]
 SPEEDS = {"a": (20.0, 10.0, 22.0), "b": (10.0, 5.0, 10.0)}
