@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.av import AVLimits, FrameIndex, MediaFile
+    from energon_dali.av.colour import DecodeScale
     from energon_dali.decode.clips import ClipAudio
     from energon_dali.decode.front_ends import VideoFrontEnd
     from energon_dali.decode.spec import AVDecode
@@ -61,6 +62,7 @@ def stage_clips(
     seed: int = 0,
     source: SourceInfo | None = None,
     limits: AVLimits | None = None,
+    decode_scale: DecodeScale = "exact",
 ) -> tuple[ClipsHandle, MediaFile]:
     """Chooses the clips of a file by demuxing it, without decoding; returns its handle, and the same file, open.
 
@@ -71,6 +73,7 @@ def stage_clips(
         seed: Determines random clips.
         source: Where it came from, for messages.
         limits: Limits for decoding; None for the defaults.
+        decode_scale: How far PyAV's frames that become smaller may differ from an exact conversion.
 
     Raises:
         DecodeError: The file cannot be opened, lacks a stream that is asked for, or is too short for the clips.
@@ -79,7 +82,9 @@ def stage_clips(
 
     file = MediaFile(raw, limits=limits)
     try:
-        handle = ClipsHandle(name, raw, "", 0, 0, spec, seed=seed, source=source, limits=limits)
+        handle = ClipsHandle(
+            name, raw, "", 0, 0, spec, seed=seed, source=source, limits=limits, decode_scale=decode_scale
+        )
         _choose(handle, file)
     except DecodeError as error:
         file.close()
@@ -234,7 +239,7 @@ def finish_frames(frames: torch.Tensor, handle: ClipsHandle) -> torch.Tensor:
     """Returns decoded frames in the layout and dtype of the handle's spec.
 
     Args:
-        frames: uint8[clips * frames, H, W, 3], contiguous.
+        frames: uint8[clips * frames, H, W, 3], with any strides.
         handle: Provides the spec and the shape of the clips.
 
     Returns:
@@ -356,7 +361,7 @@ def _choose_audio(handle: ClipsHandle, file: MediaFile) -> None:
 
 
 def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns the wanted frames: uint8[clips * frames, H, W, 3]."""
+    """Returns the wanted frames, uint8[clips * frames, H, W, 3], in the memory order of the handle's layout."""
     from energon_dali.av import VideoReader
 
     spec = handle.spec
@@ -373,5 +378,8 @@ def _read_frames(handle: ClipsHandle, file: MediaFile) -> np.ndarray[Any, np.dty
             )
         return sides
 
-    reader = VideoReader(file, damaged=spec.damaged)
-    return np.ascontiguousarray(reader.read(handle.frame_indices.ravel(), fit, upright=handle.rotation != 0))
+    reader = VideoReader(file, damaged=spec.damaged, decode_scale=handle.decode_scale)
+    # Front ends take any memory order, and packed pixels are written fastest.
+    planar = spec.layout == "FCHW" and spec.front_end is None and not handle.rotation
+    frames = reader.read(handle.frame_indices.ravel(), fit, upright=handle.rotation != 0, planar=planar)
+    return frames if planar else np.ascontiguousarray(frames)

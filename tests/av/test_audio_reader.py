@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_dali.av import AudioReader, AVLimits, MediaFile, VideoReader
+from energon_dali.av.audio import scan
+from energon_dali.av.audio.scan import _list_by_table
 from energon_dali.errors import ConfigError, DecodeError
 from tests.av.corpus import AUDIOS, AudioRecipe, Fraction, audio_file, encode_audio, video_file
 
@@ -146,6 +148,24 @@ def test_a_resampled_tone_stays_a_tone() -> None:
         found = AudioReader(file, sample_rate=16000).read(0, 16000)[0]
     expected = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
     assert np.abs(found - expected)[100:-100].max() < 1e-3
+
+
+def test_an_mp4_table_lists_the_packets_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_audio(AudioRecipe(codec="aac", container="mp4", sample_format="fltp"))
+    listed: list[bool] = []
+
+    def list_by_table(*arguments: Any) -> bool:
+        listed.append(_list_by_table(*arguments))
+        return listed[-1]
+
+    monkeypatch.setattr(scan, "_list_by_table", list_by_table)
+    quick = AudioReader(MediaFile(data)).index
+    monkeypatch.setattr(scan, "_list_by_table", lambda *_: False)
+    read = AudioReader(MediaFile(data)).index
+    assert listed == [True]
+    assert not quick.proven
+    for name in ("starts", "pts", "sizes", "span_starts", "span_seconds"):
+        assert np.array_equal(getattr(quick, name), getattr(read, name)), name
 
 
 def test_a_gap_in_the_sound_is_a_gap_in_time() -> None:

@@ -93,6 +93,36 @@ def test_forms_of_a_clip() -> None:
     assert (small.float().mean() - plain.float().mean()).abs() < 1
 
 
+@pytest.mark.parametrize("layout", ["FCHW", "FHWC"])
+def test_frames_are_contiguous_in_each_layout(layout: Any) -> None:
+    data = video_file("h264-mp4")
+    frames = clips_of(data, VideoClips(2, 4, size=(48, 32), layout=layout)).frames
+    other = clips_of(data, VideoClips(2, 4, size=(48, 32), layout="FHWC")).frames
+    assert frames is not None
+    assert other is not None
+    assert frames.is_contiguous()
+    assert torch.equal(frames, other.movedim(-1, 2) if layout == "FCHW" else other)
+
+
+@pytest.mark.parametrize("scale", ["fast", "fastest"])
+def test_frames_converted_faster_differ_by_a_few_levels(scale: Any) -> None:
+    data = video_file("h264-mp4")
+
+    def decode(size: tuple[int, int] | None, scale: Any) -> torch.Tensor:
+        handle, file = stage_clips("mp4", data, VideoClips(2, 4, size=size), decode_scale=scale)
+        file.close()
+        frames = handle.decode().frames
+        assert isinstance(frames, torch.Tensor)
+        return frames.int()
+
+    difference = (decode((40, 24), scale) - decode((40, 24), "exact")).abs()
+    assert int(difference.max()) <= 6, difference.max()
+    assert float(difference.float().mean()) <= 1.5
+    # Nothing changes where nothing becomes smaller.
+    for size in (None, (1000, 600)):
+        assert torch.equal(decode(size, scale), decode(size, "exact"))
+
+
 def test_random_clips_differ_by_seed_alone() -> None:
     spec = VideoClips(2, 3, sampling="random")
     times = [clips_of(video_file("h264-b-mp4"), spec, seed=seed).timestamps for seed in (1, 2, 1)]

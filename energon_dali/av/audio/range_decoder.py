@@ -78,12 +78,18 @@ class RangeDecoder:
             return
         stateless = self.facts.codec.startswith(_STATELESS) and self.facts.codec not in _STATEFUL
         warm_up = 0 if stateless else int(_WARM_UP_SECONDS * self.index.rate)
-        # Twice the warm-up and twice the range, because two decodes must agree.
-        effort = sum((1 if stateless else 2) * (span.stop - span.start) + 3 * warm_up for span in waiting)
-        if effort < max(span.stop for span in waiting) and not self._tolerant:
-            waiting = [
-                span for span in waiting if not self._fill_far(span, warm_up, twice=not stateless and self._exact)
-            ]
+        twice = not stateless and self._exact
+
+        def effort(span: AudioRange) -> int:
+            # Twice the warm-up and twice the range, because two decodes must agree.
+            return (1 if stateless else 2) * (span.stop - span.start) + 3 * warm_up
+
+        far = [] if self._tolerant else [span for span in waiting if effort(span) < span.stop]
+        if far and sum(map(effort, far)) < max(span.stop for span in far):
+            for span in far:
+                if not self._fill_far(span, warm_up, twice=twice):
+                    break  # what this range needs from before, the others need as well
+                waiting.remove(span)
         if waiting:
             self._decode_from_start(waiting)
 

@@ -18,6 +18,8 @@ from energon_dali.av.audio.index import AudioIndex, find_spans
 from energon_dali.av.audio.packets import CUT, HEAD, decode_frames, demux, read_channels, select
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import NO_TIME, Int64s
+from energon_dali.av.source import view_bytes
+from energon_dali.av.video.mp4_table import DISCARDED
 from energon_dali.av.video.scan import Damaged
 from energon_dali.errors import DecodeError
 
@@ -31,6 +33,8 @@ _HEAD_PACKETS = 8
 """Packets to decode at the start: encoder delay covers a few, and the following ones must match the prediction."""
 _TAIL_PACKETS = 6
 """Packets to decode at the end; the first half only warms up the decoder."""
+_FIXED_FRAMES = ("aac", "mp3")
+"""Codecs whose packets all contain one frame, of the same number of samples."""
 _BEFORE_ALL = -(1 << 40)
 """A time stamp before all packets."""
 _UNKNOWN = -1
@@ -98,6 +102,8 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
             for frame in decode_frames(context, packet):
                 seen.note(frame)
         # Most packets have no side data; asking for it by name would take a tenth of the time of the whole index.
+        elif number == _HEAD_PACKETS and _list_by_table(file, facts, context, seen):
+            break
         elif packet.is_discard or (next(packet.iter_sidedata(), None) is not None and packet.has_sidedata(CUT)):
             cut.append(number)
     count = len(seen.pts)
@@ -118,6 +124,30 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
         return None
     given[-len(tail) :] = tail
     return _build(seen, given, facts, proven=False)
+
+
+def _list_by_table(file: MediaFile, facts: StreamFacts, context: Any, seen: _Packets) -> bool:
+    """Lists the packets after those already seen from FFmpeg's index of an MP4 file; returns whether it did.
+
+    Reading them one by one takes longer than decoding a clip. The index must agree with the packets seen so far, and
+    the last ones are decoded afterwards. Files that are truncated, fragmented or edited inside are read.
+    """
+    stream: Any = file.container.streams[facts.position]
+    if not file.format.startswith("mov") or facts.codec not in _FIXED_FRAMES or not context.frame_size:
+        return False
+    if len(stream.index_entries) != stream.frames or stream.frames >= file.limits.max_packets:
+        return False
+    rows = [(entry.timestamp, entry.size, entry.pos + entry.size, entry.flags) for entry in stream.index_entries]
+    pts, sizes, stops, flags = (list(column) for column in zip(*rows, strict=True))
+    count = len(seen.pts)
+    with view_bytes(file.source) as data:
+        if data is None or max(stops) > len(data) or 0 in sizes or any(flag & DISCARDED for flag in flags[count:]):
+            return False
+    if (pts[:count], sizes[:count]) != (seen.pts, seen.sizes):
+        return False
+    seen.pts, seen.sizes = pts, sizes
+    seen.expected += [int(context.frame_size)] * (len(pts) - count)
+    return True
 
 
 def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
@@ -213,7 +243,7 @@ def _expected_samples(packet: Packet[Any], facts: StreamFacts, context: Any, see
         return packet.size * samples // size if packet.size * samples % size == 0 else _UNKNOWN
     if facts.codec == "opus":
         return _count_opus(bytes(memoryview(packet)[:2])) * facts.sample_rate // 48000
-    if facts.codec in ("aac", "mp3") and context.frame_size:
+    if facts.codec in _FIXED_FRAMES and context.frame_size:
         return int(context.frame_size)
     if facts.codec == "flac":
         samples = _count_flac(bytes(memoryview(packet)[:13]))

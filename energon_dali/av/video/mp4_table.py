@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from energon_dali.av.container import MediaFile
     from energon_dali.av.stream_facts import StreamFacts
 
-_DISCARDED = 2
+DISCARDED = 2
 """AVINDEX_DISCARD_FRAME: an edit list leaves the packet out."""
 _PROBES = 6
 """Packets to read at each of three positions."""
@@ -45,7 +45,7 @@ def read_sample_tables(file: MediaFile, facts: StreamFacts) -> PacketTable | Non
     file.select(stream)
     with view_bytes(file.source) as data:
         boxes = None if data is None else _track_boxes(data, stream.id)
-        if data is None or boxes is None or (flags & _DISCARDED).any() or (offsets + sizes > len(data)).any():
+        if data is None or boxes is None or (flags & DISCARDED).any() or (offsets + sizes > len(data)).any():
             return None
         shifts = _expand(boxes.get(b"ctts", b""), len(dts), ">i4") if b"ctts" in boxes else np.zeros_like(dts)
         durations = _expand(boxes.get(b"stts", b""), len(dts), ">u4")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_dali.av.colour import ColourFacts, FrameConverter, colours_of_frame
+from energon_dali.av.colour import ColourFacts, DecodeScale, FrameConverter, colours_of_frame
 from energon_dali.av.container import ROUTE, MediaFile
 from energon_dali.av.frame_index import FrameIndex, Int64s
 from energon_dali.av.stream_facts import StreamFacts
@@ -31,16 +31,18 @@ class VideoReader:
         file: The file; not closed by this.
         damaged: What happens if packets cannot be decoded. "error": asking for such a frame raises. "partial": the
             video consists of the frames that can be decoded; finding them costs a full decode.
+        decode_scale: How far frames that become smaller may differ from an exact conversion (`FrameConverter`).
 
     Raises:
         ConfigError: `damaged` is unknown.
     """
 
-    def __init__(self, file: MediaFile, *, damaged: Damaged = "error") -> None:
+    def __init__(self, file: MediaFile, *, damaged: Damaged = "error", decode_scale: DecodeScale = "exact") -> None:
         if damaged not in ("error", "partial"):
             raise ConfigError(f'damaged={damaged!r} is unknown. Choose "error" or "partial".')
         self.file = file
         self.damaged: Damaged = damaged
+        self.decode_scale: DecodeScale = decode_scale
 
     @property
     def facts(self) -> StreamFacts:
@@ -117,7 +119,14 @@ class VideoReader:
                     self.file.cache["rotation"] = round(frame.rotation / 90) % 4 * 90
         return int(self.file.cache["rotation"])
 
-    def read(self, frames: npt.ArrayLike | Sequence[int], size: FrameSize = None, *, upright: bool = False) -> Frames:
+    def read(
+        self,
+        frames: npt.ArrayLike | Sequence[int],
+        size: FrameSize = None,
+        *,
+        upright: bool = False,
+        planar: bool = False,
+    ) -> Frames:
         """Returns frames in RGB: uint8 [n, height, width, 3], a new array.
 
         Args:
@@ -126,6 +135,7 @@ class VideoReader:
                 keeps those of the video's first frame, which containers may misstate.
             upright: Rotates the frames as the file says. A quarter turn swaps width and height: `size` is the size
                 after rotation, and the result is a view with other strides.
+            planar: Stores each channel of a frame on its own: the result is a view of [n, 3, height, width].
 
         Raises:
             ConfigError: A frame does not exist, or the size is not positive.
@@ -141,7 +151,7 @@ class VideoReader:
         turns = self.rotation // 90 if upright else 0
         images = None
         while images is None:
-            images = self._convert(wanted, *self._target_size(size, turns))
+            images = self._convert(wanted, *self._target_size(size, turns), planar)
         return np.rot90(images, turns, axes=(1, 2)) if turns else images
 
     def check(self) -> None:
@@ -172,14 +182,18 @@ class VideoReader:
         width, height = _check_sides(size)
         return (height, width) if turns % 2 else (width, height)
 
-    def _convert(self, wanted: Int64s, width: int, height: int) -> Frames | None:
+    def _convert(self, wanted: Int64s, width: int, height: int, planar: bool) -> Frames | None:
         """Returns frames of a size, [n, height, width, 3]; None if the container misstated the size of the frames."""
         self._check_size(len(wanted), width, height)
-        images = np.empty((len(wanted), height, width, 3), np.uint8)
+        images: Frames
+        if planar:
+            images = np.empty((len(wanted), 3, height, width), np.uint8).transpose(0, 2, 3, 1)
+        else:
+            images = np.empty((len(wanted), height, width, 3), np.uint8)
         order = np.argsort(wanted, kind="stable")
         ordered = wanted[order]
         with self.file.opened():
-            converter = FrameConverter(width, height)
+            converter = FrameConverter(width, height, decode_scale=self.decode_scale)
             for number, frame in self._decode(np.unique(wanted)):
                 if "size" not in self.file.cache:
                     if (frame.width, frame.height) != self._stored_size:

@@ -14,7 +14,7 @@ from energon_dali.plan.rng import Int64Array
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
-    from energon_dali.av.colour import ColourFacts
+    from energon_dali.av.colour import ColourFacts, DecodeScale
     from energon_dali.decode.clips.video_clips import VideoClips
     from energon_dali.decode.front_ends import VideoLayout
     from energon_dali.samples import Clips
@@ -71,6 +71,8 @@ class ClipsHandle(MediaHandle):
     """FFmpeg's name of the audio codec if audio is wanted; else ""."""
     limits: AVLimits | None = None
     """Limits for decoding; None for the defaults."""
+    decode_scale: DecodeScale = "exact"
+    """How far PyAV's frames that become smaller may differ from an exact conversion."""
     decoded: Clips | None = None
     """The clips, if they are already decoded and only have to be moved to a device; `data` is then empty."""
 
