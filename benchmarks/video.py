@@ -5,10 +5,10 @@ from __future__ import annotations
 from benchmarks.data.recipe import Recipe
 from benchmarks.workload import Bar, Candidate, Environment, Plain, Workload
 
-SHORT = Recipe(name="videos", samples=48, shards=2, style="video", seed=2)
-"""10 seconds each: 300 frames with keyframes at 0 and 250."""
-LONG = Recipe(name="long-videos", samples=1, shards=1, style="video", seed=3, seconds=600)
-"""10 minutes."""
+SHORT = Recipe(name="videos-with-sound", samples=48, shards=4, style="video", seed=2, distinct=8, sound=True)
+"""10 seconds each: 300 frames with keyframes at 0 and 250, and sound."""
+LONG = Recipe(name="long-videos-repeated", samples=1, shards=1, style="video", seed=3, seconds=600, rounds=20)
+"""10 minutes: 30 seconds, repeated."""
 
 _ENERGON: Environment = "energon"
 _PER_CPU = "files_per_cpu_second"
@@ -70,4 +70,44 @@ SEEK = Workload(
     ),
 )
 
-WORKLOADS = (CLIPS, SEEK)
+_OWN_LOADER, _FOREIGN_LOADER = "energon_dali loader", "megatron-energon loader"
+
+
+def _through_loader(name: str, title: str, **options: Plain) -> Workload:
+    """Returns a comparison of whole loaders: shards to batches, in 2 workers."""
+    return Workload(
+        name=name,
+        title=title,
+        metric="samples_per_second",
+        unit="files/s",
+        recipe=SHORT,
+        output="frames224",
+        batch_size=8,
+        warmup_samples=32,
+        samples=192,
+        repetitions=3,
+        candidates=(
+            _loader(_OWN_LOADER, "energon_dali", "own", **options),
+            _loader(_FOREIGN_LOADER, "megatron.energon", _ENERGON, **options),
+        ),
+        bars=(
+            Bar(of=_OWN_LOADER, to=_FOREIGN_LOADER, at_least=1.8),
+            Bar(of=_FOREIGN_LOADER, to=_OWN_LOADER, at_least=1.8, metric="cpu_milliseconds_per_sample"),
+            Bar(of=_OWN_LOADER, to=_FOREIGN_LOADER, at_most=1.0, metric="memory_mib"),
+        ),
+    )
+
+
+def _loader(name: str, library: str, environment: Environment, **options: Plain) -> Candidate:
+    return Candidate(
+        name=name,
+        program="energon_style",
+        environment=environment,
+        options={"library": library, "workers": 2, "memory": True, **options},
+    )
+
+
+LOADED = _through_loader("clips-loader", "2 clips of 16 frames at 224 x 224, from shards to batches, in 2 workers")
+LOADED_SOUND = _through_loader("clips-sound-loader", "The same with the sound of the clips", sound=True)
+
+WORKLOADS = (CLIPS, LOADED, LOADED_SOUND, SEEK)

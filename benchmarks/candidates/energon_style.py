@@ -2,7 +2,7 @@
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, decode_scale,
 shuffle_window, leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if
-not where the batches must end), decode_process.
+not where the batches must end), decode_process, sound (clips with the sound as it is in the file).
 Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
@@ -31,6 +31,9 @@ from benchmarks.candidates.outputs import (
 from benchmarks.candidates.stream import Delivered, measure_stream
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.torchvision_import import import_torchvision_transforms
+
+_LEAST_SOUND_SECONDS = 0.48
+"""Clips of megatron-energon begin and end with whole packets of sound, so they are cut to this length to stack."""
 
 
 def measure(task: Task) -> dict[str, float]:
@@ -70,6 +73,7 @@ def task_encoder(library: Any, task: Task) -> Any:
     """Returns a task encoder that batches decoded data with `outputs.collate`."""
     change = foreign_operation(task) if task.options["library"] != "energon_dali" else None
     video = task.output in VIDEO_OUTPUTS
+    sound = bool(task.options.get("sound"))
 
     class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
         decoder = make_decoder(library, task)
@@ -77,12 +81,18 @@ def task_encoder(library: Any, task: Task) -> Any:
         def encode_sample(self, sample: Any) -> Any:
             if change is not None:
                 return dataclasses.replace(sample, image=change(sample.image))
-            return dataclasses.replace(sample, image=sample.image.frames) if video else sample
+            if not video:
+                return sample
+            frames = sample.image.frames
+            return dataclasses.replace(sample, image=(frames, sample.image.audio) if sound else frames)
 
         def batch(self, samples: list[Any]) -> dict[str, Any]:
             # Dicts can be pickled everywhere; a class defined in a function cannot.
-            images = collate([sample.image for sample in samples], task.output)
-            return {"__key__": [sample.__key__ for sample in samples], "image": images}
+            batch = {"__key__": [sample.__key__ for sample in samples]}
+            if sound:
+                frames, heard = zip(*(sample.image for sample in samples), strict=True)
+                return {**batch, "image": collate(frames, task.output), "sound": torch.stack(heard)}
+            return {**batch, "image": collate([sample.image for sample in samples], task.output)}
 
         def encode_batch(self, batch: Any) -> Any:
             return batch
@@ -107,7 +117,10 @@ def make_decoder(library: Any, task: Task) -> Any:
         }
     elif task.output in VIDEO_OUTPUTS:
         size = (CROP_PIXELS, CROP_PIXELS) if task.output == "frames224" else None
-        options["av_decode"] = library.VideoClips(num_clips=CLIPS, frames_per_clip=FRAMES_PER_CLIP, size=size)
+        audio = task.options.get("sound") and library.ClipAudio(duration_seconds=FRAMES_PER_CLIP / 30)
+        options["av_decode"] = library.VideoClips(
+            num_clips=CLIPS, frames_per_clip=FRAMES_PER_CLIP, size=size, audio=audio or False
+        )
     elif task.layout == "HWC":
         options["image_layout"] = "HWC"
     if "decode_scale" in task.options:
@@ -129,21 +142,30 @@ def foreign_operation(task: Task) -> Any:
     """Returns the operations for `encode_sample` if the decoder has none of its own; None if there are none."""
     if task.output == "float224":
         return torchvision_transform(task)
-    return take_clips(task.output) if task.output in VIDEO_OUTPUTS else None
+    return take_clips(task.output, bool(task.options.get("sound"))) if task.output in VIDEO_OUTPUTS else None
 
 
-def take_clips(output: str) -> Any:
-    """Returns a function from megatron-energon's AVDecoder to uint8[2, 16, 3, H, W]."""
+def take_clips(output: str, sound: bool) -> Any:
+    """Returns a function from megatron-energon's AVDecoder to uint8[2, 16, 3, H, W], or a pair of it and its sound."""
     from megatron.energon.av import get_clips_uniform
 
     size = (CROP_PIXELS, CROP_PIXELS) if output == "frames224" else None
 
-    def decode(decoder: Any) -> torch.Tensor:
+    def decode(decoder: Any) -> Any:
         # Ranges include both ends; half a frame more or less must not change the number of frames.
         found = get_clips_uniform(
-            decoder, (FRAMES_PER_CLIP - 0.5) / 30, CLIPS, request_video=True, video_out_frame_size=size
+            decoder,
+            (FRAMES_PER_CLIP - 0.5) / 30,
+            CLIPS,
+            request_video=True,
+            request_audio=sound,
+            video_out_frame_size=size,
         )
-        return torch.stack([_of_length(clip) for clip in found.video_clips])
+        frames = torch.stack([_of_length(clip) for clip in found.video_clips])
+        if not sound:
+            return frames
+        shortest = round(_LEAST_SOUND_SECONDS * decoder.get_audio_samples_per_second())
+        return frames, torch.stack([clip[:, :shortest] for clip in found.audio_clips])
 
     return decode
 

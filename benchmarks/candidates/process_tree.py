@@ -1,4 +1,4 @@
-"""CPU time of this process and all its descendants, from /proc."""
+"""CPU time and memory of this process and all its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ def tree_cpu_seconds() -> float:
         parents[process] = int(fields[1])
         seconds[process] = sum(int(value) for value in fields[11:15]) * _TICK_SECONDS
     return sum(spent for process, spent in seconds.items() if _descends(process, os.getpid(), parents))
+
+
+def tree_memory_mib() -> float:
+    """Returns the memory of this process and its descendants in MiB; pages that processes share count once (PSS)."""
+    import psutil
+
+    own = psutil.Process()
+    total = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            total += process.memory_full_info().pss
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            continue
+    return total / 2**20
 
 
 def _descends(process: int, ancestor: int, parents: dict[int, int]) -> bool:

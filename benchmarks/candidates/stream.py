@@ -12,7 +12,7 @@ import torch
 from benchmarks.candidates.checks import WrongOutputError, check
 from benchmarks.candidates.gpu_meter import GpuMeter
 from benchmarks.candidates.outputs import CROP_PIXELS, MEAN, STD, count_samples, on_device, synchronize
-from benchmarks.candidates.process_tree import tree_cpu_seconds
+from benchmarks.candidates.process_tree import tree_cpu_seconds, tree_memory_mib
 from benchmarks.candidates.spinner import spin_next_to
 from benchmarks.candidates.task import Task
 from benchmarks.candidates.training_step import make_training_step, measure_blocked
@@ -55,7 +55,8 @@ def measure_stream(open_stream: Open, task: Task) -> dict[str, float]:
 
 
 def time_stream(open_stream: Open, task: Task) -> dict[str, float]:
-    """Returns throughput and its cost; with the option `trainer` also the speed of that trainer's Python.
+    """Returns throughput and its cost; with the option `trainer` also the speed of that trainer's Python, and
+    with `memory` the memory of all processes right after it.
 
     CPU time is that of all processes. Beside a trainer that spins it is not given.
     """
@@ -75,6 +76,8 @@ def time_stream(open_stream: Open, task: Task) -> dict[str, float]:
             seconds = time.perf_counter() - start
             cpu_seconds, turned = tree_cpu_seconds() - cpu_before, turns() - turns_before
     numbers["samples_per_second"] = taken / seconds
+    if task.options.get("memory"):
+        numbers["memory_mib"] = tree_memory_mib()
     if task.options.get("trainer"):
         numbers["trainer_turns_per_second"] = turned / seconds
     else:

@@ -65,6 +65,8 @@ class Recipe:
     """Number of different files, which are repeated under other keys; 0 makes all files different."""
     codec: str = "h264"
     """Codec of a video: "h264" in mp4, or "vp9" in webm, which DALI decodes on the CPU as well."""
+    sound: bool = False
+    """Whether a video has sound: stereo AAC."""
     own_shards: int = 0
     """Shards that are written; the others are links to them, once they are prepared. 0 writes all."""
     rounds: int = 1
@@ -214,6 +216,7 @@ def _video(recipe: Recipe, rng: np.random.Generator) -> Made:
         codec=codec,
         container=container,
         fast=fast or recipe.codec == "vp9",
+        sound=recipe.sound,
     )
     if fast:
         data = repeat_video(data, container, recipe.rounds, fps=FRAMES_PER_SECOND)

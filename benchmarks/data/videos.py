@@ -11,6 +11,9 @@ from PIL import Image
 
 from benchmarks.data.photographs import PHOTOGRAPHS, open_photograph
 
+SOUND_RATE = 44_100
+"""Samples per second of sound, the commonest rate of videos on the web."""
+
 
 def make_video(
     rng: np.random.Generator,
@@ -23,6 +26,7 @@ def make_video(
     codec: str = "libx264",
     container: str = "mp4",
     fast: bool = False,
+    sound: bool = False,
 ) -> tuple[bytes, str]:
     """Returns (encoded video, its description).
 
@@ -38,6 +42,7 @@ def make_video(
         codec: Name of an encoder of FFmpeg.
         container: Name of a muxer of FFmpeg.
         fast: Spend a tenth of the encoder's time, and bits in its place.
+        sound: Whether there is stereo AAC of 44.1 kHz as well: tones that glide, over noise.
     """
     number = int(rng.integers(len(PHOTOGRAPHS))) if photograph is None else photograph
     picture = open_photograph(PHOTOGRAPHS[number])
@@ -51,6 +56,7 @@ def make_video(
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.time_base = Fraction(1, fps)
         stream.codec_context.thread_count = 1  # the same bytes on every machine
+        heard = output.add_stream("aac", rate=SOUND_RATE, layout="stereo") if sound else None
         for place in range(frames):
             share = place / max(1, frames - 1)
             zoom = z0 + (z1 - z0) * share
@@ -66,8 +72,23 @@ def make_video(
             frame.pts = place
             frame.time_base = Fraction(1, fps)
             output.mux(stream.encode(frame))
+            if heard is not None:  # next to its frame, as in files that are played while they are loaded
+                output.mux(heard.encode(_sound(rng, place, fps)))
         output.mux(stream.encode(None))
+        if heard is not None:
+            output.mux(heard.encode(None))
     return buffer.getvalue(), PHOTOGRAPHS[number].description
+
+
+def _sound(rng: np.random.Generator, place: int, fps: int) -> av.AudioFrame:
+    """Returns the sound of one frame, stereo of `SOUND_RATE`."""
+    first, stop = (round(number * SOUND_RATE / fps) for number in (place, place + 1))
+    seconds = np.arange(first, stop) / SOUND_RATE
+    tone = 0.4 * np.sin(2 * np.pi * np.stack([220 + 20 * seconds, 330 - 10 * seconds]) * seconds)
+    values = (tone + 0.05 * rng.standard_normal(tone.shape)).astype(np.float32)
+    frame = av.AudioFrame.from_ndarray(values, format="fltp", layout="stereo")
+    frame.sample_rate, frame.pts, frame.time_base = SOUND_RATE, first, Fraction(1, SOUND_RATE)
+    return frame
 
 
 def repeat_video(data: bytes, container: str, rounds: int, *, fps: int) -> bytes:
