@@ -135,7 +135,7 @@ def _list_by_table(file: MediaFile, facts: StreamFacts, context: Any, seen: _Pac
     stream: Any = file.container.streams[facts.position]
     if not file.format.startswith("mov") or facts.codec not in _FIXED_FRAMES or not context.frame_size:
         return False
-    if len(stream.index_entries) != stream.frames or stream.frames >= file.limits.max_packets:
+    if not 0 < stream.frames < file.limits.max_packets or len(stream.index_entries) != stream.frames:
         return False
     rows = [(entry.timestamp, entry.size, entry.pos + entry.size, entry.flags) for entry in stream.index_entries]
     pts, sizes, stops, flags = (list(column) for column in zip(*rows, strict=True))
