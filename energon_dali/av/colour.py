@@ -104,7 +104,7 @@ class FrameConverter:
         width: Width of the result in pixels.
         height: Height of the result in pixels.
         decode_scale: Other than "exact": frames that become smaller go through RGBA, for which swscale has vector
-            instructions on x86. That takes a third of the time, and channels differ by up to 6 levels.
+            instructions on x86. That takes two fifths of the time, and channels differ by up to 6 levels.
     """
 
     def __init__(self, width: int, height: int, *, decode_scale: DecodeScale = "exact") -> None:

@@ -124,7 +124,8 @@ class MediaDecoder(Decoder):
             VisionInput. Hooks before decoding see handles that know their `num_tokens`. docs/vlm.md.
         decode_scale: How small a JPEG or JPEG 2000 image may be decoded where operations or the front end make it
             smaller: "exact" (at full size), "fast" (at least 2 decoded pixels for each pixel of the result, in both
-            directions) or "fastest" (at least 1). What this does to pixels: docs/decoders.md#decode-scale.
+            directions) or "fastest" (at least 1). Clips that PyAV makes smaller are converted faster with both. What
+            this does to pixels: docs/decoders.md#decode-scale.
         image_dtype: "uint8", "float32", "float16" or "bfloat16" instead of the dtype of `image_decode`.
         image_layout: "CHW" or "HWC" instead of the layout of `image_decode`.
         apply_exif_orientation: Rotates and mirrors images upright according to their EXIF data. Energon does not.
@@ -267,7 +268,15 @@ class MediaDecoder(Decoder):
             return open_part(
                 raw, self.av_decode, self.video_decode_audio, {**self.av_options, "limits": self.av_limits}
             )
-        handle, file = stage_clips(name, raw, self.av_decode, seed=seed, source=source, limits=self.av_limits)
+        handle, file = stage_clips(
+            name,
+            raw,
+            self.av_decode,
+            seed=seed,
+            source=source,
+            limits=self.av_limits,
+            decode_scale=self.spec.decode_scale,
+        )
         return self._finish_clips(handle, file)
 
     def make_handle(

@@ -109,9 +109,8 @@ def test_frames_converted_faster_differ_by_a_few_levels(scale: Any) -> None:
     data = video_file("h264-mp4")
 
     def decode(size: tuple[int, int] | None, scale: Any) -> torch.Tensor:
-        handle, file = stage_clips("mp4", data, VideoClips(2, 4, size=size), decode_scale=scale)
-        file.close()
-        frames = handle.decode().frames
+        spec = VideoClips(2, 4, size=size)
+        frames = SampleDecoder(av_decode=spec, decode_scale=scale).decode("mp4", data).frames
         assert isinstance(frames, torch.Tensor)
         return frames.int()
 
