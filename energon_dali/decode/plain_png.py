@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from struct import Struct
+from typing import Any
 
 from PIL import Image
 
@@ -18,6 +19,8 @@ MOST_BYTES = 1 << 16
 
 _MOST_PIXELS = 1 << 20
 
+_CORE: Any = getattr(Image, "core", None)
+"""PIL's functions in C, which have no types."""
 _START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 _END = b"\0\0\0\0IEND"
 _CHUNK = Struct(">I4s").unpack_from
@@ -50,8 +53,8 @@ def open_plain_png(data: Buffer) -> Image.Image | None:
     if not 0 < width * height <= _MOST_PIXELS:
         return None
     try:
-        pixels = Image.core.new(mode, (width, height))
-        decoder = Image.core.zip_decoder(mode, mode, False)
+        pixels = _CORE.new(mode, (width, height))
+        decoder = _CORE.zip_decoder(mode, mode, False)
         try:
             decoder.setimage(pixels, (0, 0, width, height))
             consumed, error = decoder.decode(data[_CONTENT:end])
