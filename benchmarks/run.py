@@ -17,7 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks import cpu, gpu_images, gpu_video, gpu_vision, growth, packing, peers, small, trainer, video, vision
+from benchmarks import (
+    cpu,
+    first_batch,
+    gpu_images,
+    gpu_video,
+    gpu_vision,
+    growth,
+    packing,
+    peers,
+    small,
+    trainer,
+    video,
+    vision,
+)
 from benchmarks.data.recipe import Recipe
 from benchmarks.environments import ROOT
 from benchmarks.machine import commit, describe_machine
@@ -30,6 +43,7 @@ from benchmarks.workload_run import WorkloadRun
 
 SUITES: dict[str, tuple[Workload, ...]] = {
     "cpu": cpu.WORKLOADS,
+    "first-batch": first_batch.WORKLOADS,
     "packing": packing.WORKLOADS,
     "peers": peers.WORKLOADS,
     "remote": remote.WORKLOADS,

@@ -20,6 +20,9 @@ from benchmarks.remote.s3_server import S3Server
 from benchmarks.results import judge_bar, judge_limit, summarise
 from benchmarks.workload import Candidate, Workload
 
+_FIRST_BATCHES = ("restoring", "first_batch")
+"""Programs that take the first batches of energon_style, which compares them with the files."""
+
 CANDIDATE_SECONDS = 120
 """Time limit in seconds of one run of a candidate if time is short."""
 
@@ -152,7 +155,7 @@ class WorkloadRun:
             options = {**options, "shuffle_window": None}
         folder = self._folders[candidate.recipe or work.recipe]
         return Task(
-            program="energon_style" if action == "check" and candidate.program == "restoring" else candidate.program,
+            program="energon_style" if action == "check" and candidate.program in _FIRST_BATCHES else candidate.program,
             action=action if work.output != "none" or action == "convert" else "time",
             dataset=str(folder),
             url="" if work.storage is None else f"s3://{self._cache.name}/{folder.name}",

@@ -2,7 +2,7 @@
 
 Options: library ("energon_dali" or "megatron.energon"), decoder ("sample" or "dali"), workers, feed, decode_scale,
 shuffle_window, leaves (datasets that the files are divided into, and blended), device (where DaliDecoder decodes, if
-not where the batches must end), decode_process, sound (clips with the sound as it is in the file).
+not where the batches must end), decode_process, start_method, sound (clips with the sound as it is in the file).
 Images of size 224 come from operations declared on energon_dali's decoders, or from torchvision for megatron-energon;
 clips from VideoClips, or from megatron-energon's AVDecoder.
 """
@@ -64,9 +64,8 @@ def open_loader(task: Task) -> Any:
         task_encoder=task_encoder(library, task),
         **order,
     )
-    if not task.options.get("decode_process"):
-        return library.get_savable_loader(dataset)
-    return library.get_savable_loader(dataset, decode_process=True)
+    told = {name: task.options[name] for name in ("decode_process", "start_method") if task.options.get(name)}
+    return library.get_savable_loader(dataset, **told)
 
 
 def task_encoder(library: Any, task: Task) -> Any:

@@ -13,6 +13,7 @@ from energon_dali.shards import RawSample
 
 if TYPE_CHECKING:
     from energon_dali.datasets.trace import TracedMetrics
+    from energon_dali.decode.interface import Placement
 
 
 class JoinedSampleLoader(SampleLoader):
@@ -54,6 +55,10 @@ class JoinedSampleLoader(SampleLoader):
         twin = copy.copy(self)
         twin.loaders = tuple(load.traced(metrics) for load in self.loaders)
         return twin
+
+    def import_libraries(self, placement: Placement) -> None:
+        for load in self.loaders:
+            load.import_libraries(placement)
 
     def __call__(self, raw: RawSample, seed: int) -> Any:
         """Returns the sample.

@@ -18,6 +18,7 @@ from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
 
 if TYPE_CHECKING:
+    from energon_dali.decode.interface import Placement
     from energon_dali.worker_config import WorkerConfig
 
 T = TypeVar("T")
@@ -101,6 +102,15 @@ class SavableDataset(ABC, Generic[T]):
             return self.with_children(*old)
         except TypeError:  # a user's dataset that cannot be copied with other children
             return self
+
+    def import_libraries(self, placement: Placement) -> None:
+        """Imports what a process would otherwise import when it decodes its first sample.
+
+        Args:
+            placement: The process: a worker, or one that will be forked into workers; or the rank's.
+        """
+        for child in self.children:
+            child.import_libraries(placement)
 
     def rank_limit(self) -> RankLimit | None:
         """Returns after how many elements an epoch of a rank ends; None if the streams end it.

@@ -25,6 +25,7 @@ from energon_dali.shards import RawSample
 
 if TYPE_CHECKING:
     from energon_dali.datasets.trace import TracedMetrics
+    from energon_dali.decode.interface import Placement
 
 _NAME_NUMBERS: dict[str, int] = {}
 _FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
@@ -199,6 +200,16 @@ class SampleLoader:
         if self.fields is None:
             return None
         return PartNames(frozenset(access.part for accesses in self.fields.values() for access in accesses))
+
+    def import_libraries(self, placement: Placement) -> None:
+        """Imports what a process would otherwise import when it decodes its first sample.
+
+        Args:
+            placement: The process: a worker, or the rank's.
+        """
+        if self.decoder is not None:
+            wanted = self.part_filter()
+            self.decoder.import_libraries(placement, None if wanted is None else wanted.names)
 
     def seeds(self, epochs: Int64Array, indices: Int64Array) -> list[int]:
         """Returns the seeds of samples from their passes over the data and their numbers in the dataset."""

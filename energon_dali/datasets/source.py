@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from energon_dali.shards.documents.state_entries import count_of
 from energon_dali.shards.reader import ShardReader
 from energon_dali.shards.storage.store import StreamFollower, current_scope
 from energon_dali.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from energon_dali.decode.interface import Placement
 
 NAME = "Webdataset"
 
@@ -71,6 +74,9 @@ class SourceDataset(SavableDataset[Any]):
     @property
     def children(self) -> tuple[SavableDataset[Any], ...]:
         return ()
+
+    def import_libraries(self, placement: Placement) -> None:
+        self.load.import_libraries(placement)
 
     def unknown_to_plan(self) -> None:
         """Returns None: the order is integers."""

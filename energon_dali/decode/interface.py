@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -209,6 +209,14 @@ class Decoder(ABC):
             DecodeError: The part cannot be decoded, or its header was refused.
         """
         return self.stage(name, raw, seed=seed, source=source)
+
+    def import_libraries(self, placement: Placement, parts: Collection[str] | None = None) -> None:  # noqa: B027
+        """Imports what a process otherwise imports when it decodes its first file. By default there is nothing.
+
+        Args:
+            placement: The process: a worker, or one that will be forked into workers; or the rank's.
+            parts: Names of the parts that will be decoded; None if they are not known.
+        """
 
     @abstractmethod
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:

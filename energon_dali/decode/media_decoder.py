@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from energon_dali.calls import explain_call
 from energon_dali.decode.basic import decode_basic, gunzip
 from energon_dali.decode.clips import VideoClips
-from energon_dali.decode.interface import Decoder, MediaHandle
+from energon_dali.decode.interface import Decoder, MediaHandle, Placement
 from energon_dali.decode.operations import Operation
-from energon_dali.decode.part_kind import find_part_kind, guess_part_kind, require_filetype
+from energon_dali.decode.part_kind import decodes_kind, find_part_kind, guess_part_kind, require_filetype
+from energon_dali.decode.pil import import_readers
 from energon_dali.decode.screen import screen_image
 from energon_dali.decode.spec import (
     DEFAULT_MAX_BYTES,
@@ -218,6 +219,15 @@ class MediaDecoder(Decoder):
         seed_of, source = _CALL.part or (_zero, None)
         value = self.stage(fname, raw, seed=seed_of(fname), source=source)
         return value.decode() if isinstance(value, MediaHandle) else value
+
+    def import_libraries(self, placement: Placement, parts: Collection[str] | None = None) -> None:
+        if placement == "rank":
+            return
+        if decodes_kind("image", parts):
+            import_readers()
+        # Where the parts are not known, only the options tell: PyAV takes longer to import than a batch of images.
+        if isinstance(self.av_decode, VideoClips) if parts is None else decodes_kind("av", parts):
+            import energon_dali.decode.pyav  # noqa: F401
 
     @property
     def overrides_decode(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Literal
 
 from energon_dali.decode.formats.registry import SUFFIXES
@@ -30,6 +31,16 @@ def find_part_kind(name: str) -> tuple[PartKind, str]:
     if lower in IMAGE_SUFFIXES:
         return "image", suffix
     return ("av" if lower in AV_SUFFIXES else "basic"), suffix
+
+
+def decodes_kind(kind: PartKind, parts: Collection[str] | None) -> bool:
+    """Returns whether parts of a kind may have to be decoded.
+
+    Args:
+        kind: The kind.
+        parts: Names of all parts; None if they are not known.
+    """
+    return parts is None or any(find_part_kind(name.removesuffix(".gz"))[0] == kind for name in parts)
 
 
 def guess_part_kind(raw: bytes | memoryview, named: tuple[PartKind, str]) -> tuple[PartKind, str]:

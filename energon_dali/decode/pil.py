@@ -40,6 +40,11 @@ _UPRIGHT = {
 }
 
 
+def import_readers() -> None:
+    """Imports PIL's readers of BMP, GIF, JPEG, PNG and PNM. It imports all others when one of them is needed."""
+    Image.preinit()
+
+
 def open_image(data: Buffer, format: str = "") -> Image.Image:
     """Returns an image with its header read and its pixels not yet loaded.
 
@@ -56,6 +61,8 @@ def open_image(data: Buffer, format: str = "") -> Image.Image:
             plugin = known.pil_names[0]
             if known.pil_name_without_signature and not re.match(known.signature, data):
                 plugin = known.pil_name_without_signature
+            if plugin not in Image.OPEN:
+                import_readers()
             if plugin not in Image.OPEN:
                 Image.init()
             if plugin in Image.OPEN:

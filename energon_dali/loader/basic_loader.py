@@ -28,7 +28,7 @@ from energon_dali.loader.failure_report import ClosedWithReport, FailureReporter
 from energon_dali.loader.loader_options import LoaderArguments, LoaderOptions, show_loader_options
 from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
-from energon_dali.loader.rank_pipeline import cut_tree, has_workers, rank_has_work
+from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics
 from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
@@ -107,6 +107,7 @@ class BasicDataLoader(Generic[T]):
         self._options = LoaderOptions.from_arguments(options).resolved(
             rank_has_work=rank_has_work(self._tree), num_workers=self.worker_config.num_workers
         )
+        import_before_fork(self._tree, self._options.start_method)
         self._auto = auto_workers(self.worker_config)
         self._shared_cache: CachePool | None = None
         self._metrics, self._clock = open_metrics(self.worker_config)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.worker_border import WorkerBorder, find_worker_borders
+from energon_dali.loader.processes.fork_safety import fork_hazard
+from energon_dali.loader.processes.launch import resolve_start_method
 from energon_dali.loader.workers.pool import WorkerPool
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
     from energon_dali.datasets.stream import State
     from energon_dali.loader.loader_options import LoaderOptions
+    from energon_dali.loader.processes.launch import StartMethod
 
 
 class RankPipeline:
@@ -51,6 +55,7 @@ class RankPipeline:
             self.iterator: RankIterator[Any] = RankIterator(dataset, self.pool, metrics, options.cache_pool, retries)
             if self.pool is not None:
                 self.pool.launch()
+                dataset.import_libraries("rank")  # while the workers start
             if state is not None:
                 self.iterator.load_state_dict(state)
         except BaseException:
@@ -63,6 +68,24 @@ class RankPipeline:
         if self.pool is not None:
             self.pool.close()
         self.iterator.close()
+
+
+def import_before_fork(dataset: SavableDataset[Any], start_method: StartMethod) -> None:
+    """Imports what each forked worker would otherwise import for itself when the first batch is wanted.
+
+    So does the rank, unless its process may use a GPU, where libraries had better come after the fork. Where processes
+    are spawned nothing is imported, because each of them imports what it needs.
+
+    Args:
+        dataset: The tree, cut by `cut_tree`.
+        start_method: How processes start.
+    """
+    if not has_workers(dataset) or resolve_start_method(start_method, uses_device=False) != "fork":
+        return
+    import_module("numpy.random")  # workers seed it
+    dataset.import_libraries("worker")
+    if fork_hazard(uses_device=True) is None:
+        dataset.import_libraries("rank")
 
 
 def cut_tree(dataset: SavableDataset[Any]) -> SavableDataset[Any]:

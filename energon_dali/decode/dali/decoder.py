@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,11 +24,13 @@ from energon_dali.decode.dali.runtime.device import (
     sees_gpu,
     uses_dali,
 )
+from energon_dali.decode.dali.runtime.library import load_dali
 from energon_dali.decode.dali.runtime.registry import EngineOptions
 from energon_dali.decode.dali.thresholds import prefers_dali_image
 from energon_dali.decode.dali.tuning import DaliTuning
 from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout, has_video_front_end
+from energon_dali.decode.part_kind import decodes_kind
 from energon_dali.decode.pil import decode_image
 from energon_dali.decode.reduction import is_decoded_smaller
 from energon_dali.decode.sample_decoder import decode_on_cpu
@@ -192,6 +194,13 @@ class DaliDecoder(MediaDecoder):
         if spec.front_end is not None:
             check_layout(handle)
         return handle
+
+    def import_libraries(self, placement: Placement, parts: Collection[str] | None = None) -> None:
+        super().import_libraries(placement, parts)
+        if placement == self.placement == "rank" and decodes_kind("image", parts):
+            import energon_dali.decode.dali.dispatch  # noqa: F401
+
+            load_dali()
 
     def submit_block(self, handles: Sequence[MediaHandle]) -> Future[list[Outcome]]:
         """Starts to decode a block of handles and returns a future of one outcome per handle, in their order.
