@@ -227,7 +227,9 @@ class MediaDecoder(Decoder):
             import_readers()
         # Where the parts are not known, only the options tell: PyAV takes longer to import than a batch of images.
         if isinstance(self.av_decode, VideoClips) if parts is None else decodes_kind("av", parts):
-            import energon_dali.decode.pyav  # noqa: F401
+            from energon_dali.decode.pyav import import_pyav
+
+            import_pyav()
 
     @property
     def overrides_decode(self) -> bool:

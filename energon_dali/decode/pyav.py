@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 ROUTE: Route = "pyav"
 _BYTES_PER_VALUE = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def import_pyav() -> None:
+    """Imports PyAV, which takes 0.1 s, and what it and numpy import when they first open a file or take a median."""
+    for module in ("av", "av.subtitles.stream", "numpy.ma"):
+        import_module(module)
 
 
 def open_part(

@@ -98,9 +98,9 @@ def test_a_forked_worker_imports_nothing_for_images(images: Path, decoder: str, 
 
 
 @pytest.mark.parametrize("decoder", ["sample", "dali"])
-def test_a_forked_worker_imports_nothing_for_videos(videos: Path, decoder: str, tmp_path: Path) -> None:
+def test_a_forked_worker_imports_no_library_for_videos(videos: Path, decoder: str, tmp_path: Path) -> None:
     found = imports_of(videos, decoder, "fork", tmp_path)
-    assert not found["worker"]
+    assert not {module for module in found["worker"] if not module.startswith("energon_dali.")}
     assert not found["rank"]
     assert "nvidia.dali" not in found["before"]  # the field map has no image
 
