@@ -39,6 +39,8 @@ PEERS_JSON ?= $(if $(QUICK),.cache/quick-peers.json,benchmarks/results/peers.jso
 PEERS_PLOT ?= $(if $(QUICK),.cache/quick-peers.png,docs/images/peers.png)
 STREAMS_JSON ?= $(if $(QUICK),.cache/quick-streams.json,benchmarks/results/streams.json)
 STREAMS_PLOT ?= $(if $(QUICK),.cache/quick-streams.png,docs/images/streams.png)
+FIRST_JSON ?= benchmarks/results/first-batch.json
+FIRST_PLOT ?= docs/images/first-batch.png
 VISION_JSON ?= benchmarks/results/vision.json
 VISION_PLOT ?= docs/images/vision.png
 SMALL_JSON ?= $(if $(QUICK),.cache/quick-small.json,benchmarks/results/small.json)
@@ -49,7 +51,7 @@ OUT ?= results-gpu
 STAGES ?=
 DEVICE ?= gpu
 
-.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-video bench-trainer bench-packing bench-peers bench-remote bench-scale bench-small bench-streams bench-vision gpu clean
+.PHONY: help setup test test-browser test-faults test-front-ends check docs dist demo demo-train bench bench-first-batch bench-video bench-trainer bench-packing bench-peers bench-remote bench-scale bench-small bench-streams bench-vision gpu clean
 
 help:
 	@echo "make setup [TORCH='torch==2.10.0'] [DALI=cuda12]   creates the environment in $(VENV); the defaults follow the GPU's driver"
@@ -66,6 +68,7 @@ help:
 	@echo "make bench-video        benchmarks on videos, compared with megatron-energon, torchcodec and PyAV"
 	@echo "make bench-trainer      measures loading next to a trainer that is busy in Python, with and without a decode process"
 	@echo "make bench-packing      measures packing of texts, with and without saved states, compared with megatron-energon"
+	@echo "make bench-first-batch  measures how long a trainer waits for its first batch, compared with megatron-energon"
 	@echo "make bench-vision       measures input for vision-language models, compared with transformers' processors"
 	@echo "make bench-peers        compares with LitData, MosaicML Streaming, Grain, SPDL, torchvision, webdataset and megatron-energon"
 	@echo "make bench-remote       measures loaders that read from an S3 server on loopback, with the latency of a real one"
@@ -196,6 +199,11 @@ bench-packing: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run packing --json $(PACKING_JSON) $(QUICK) \
 		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
 	$(BIN)/python -m benchmarks.plot $(PACKING_JSON) $(PACKING_PLOT)
+
+bench-first-batch: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
+	$(BIN)/python -m benchmarks.run first-batch --json $(FIRST_JSON) $(QUICK) \
+		$(if $(BENCH_REPETITIONS),--repetitions $(BENCH_REPETITIONS))
+	$(BIN)/python -m benchmarks.plot $(FIRST_JSON) $(FIRST_PLOT)
 
 bench-vision: $(STAMP) $(if $(ENERGON_PYTHON),,$(ENERGON_STAMP))
 	$(BIN)/python -m benchmarks.run vision --json $(VISION_JSON) $(QUICK) \

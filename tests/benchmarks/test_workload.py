@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from benchmarks import cpu, packing, peers, small
+from benchmarks import cpu, first_batch, packing, peers, small
 from benchmarks.candidates.task import Task
 from benchmarks.data.recipe import Recipe
 from benchmarks.remote import workloads as remote
@@ -16,6 +16,7 @@ from benchmarks.workload import Bar, Candidate, Limit, Workload
 
 ALL = [
     *cpu.WORKLOADS,
+    *first_batch.WORKLOADS,
     *packing.WORKLOADS,
     *peers.WORKLOADS,
     *remote.WORKLOADS,
