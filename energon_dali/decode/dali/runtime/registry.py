@@ -23,6 +23,7 @@ _MOST_AWAKE = 16
 _engines: dict[tuple[Hashable, PipelineOptions, int | None], DaliEngine[Any, Any]] = {}
 _memories: dict[tuple[Device, int | None], DeviceMemory] = {}
 _lock = threading.Lock()
+_is_exiting = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +89,17 @@ def engine_for(
         graph: What to produce.
         options: Where and how the pipeline runs.
         gpu_memory_budget_bytes: Budget of the runs in flight on a GPU; ignored on the CPU.
+
+    Raises:
+        RuntimeError: The process is about to end.
     """
     device = options.device
     budget = gpu_memory_budget_bytes if device.kind == "gpu" else None
     key = (graph, options, budget)
     with _lock:
+        if _is_exiting:
+            # A thread that decodes ahead may still run. DALI ends the process if a pipeline is made while it exits.
+            raise RuntimeError("No pipeline is made any more: the process is about to end.")
         engine = _engines.get(key)
         if engine is None:
             memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
@@ -148,7 +155,10 @@ def _forget_engines() -> None:
 
 
 def _abandon_engines() -> None:
-    """At exit: finishes the runs in flight and cancels the blocks that wait."""
+    """At exit: finishes the runs in flight, cancels the blocks that wait, and makes no more engines."""
+    global _is_exiting
+    with _lock:
+        _is_exiting = True
     close_engines(_CLOSE_SECONDS, abandon=True)
 
 
