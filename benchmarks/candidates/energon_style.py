@@ -73,6 +73,7 @@ def task_encoder(library: Any, task: Task) -> Any:
     change = foreign_operation(task) if task.options["library"] != "energon_dali" else None
     video = task.output in VIDEO_OUTPUTS
     sound = bool(task.options.get("sound"))
+    stack = library.batch_stack  # what both libraries batch with if a task encoder does not override it
 
     class Encoder(library.DefaultTaskEncoder):  # type: ignore[misc]
         decoder = make_decoder(library, task)
@@ -90,8 +91,8 @@ def task_encoder(library: Any, task: Task) -> Any:
             batch = {"__key__": [sample.__key__ for sample in samples]}
             if sound:
                 frames, heard = zip(*(sample.image for sample in samples), strict=True)
-                return {**batch, "image": collate(frames, task.output), "sound": torch.stack(heard)}
-            return {**batch, "image": collate([sample.image for sample in samples], task.output)}
+                return {**batch, "image": collate(frames, task.output, stack), "sound": torch.stack(heard)}
+            return {**batch, "image": collate([sample.image for sample in samples], task.output, stack)}
 
         def encode_batch(self, batch: Any) -> Any:
             return batch

@@ -7,7 +7,7 @@ tokens of 16 x 16 pixels, packed. "frames", "frames224", "frame-patches": the sa
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,18 +32,21 @@ FRAMES_PER_CLIP = 16
 VIDEO_OUTPUTS = ("frames", "frames224", "frame-patches")
 
 
-def collate(images: Sequence[torch.Tensor], output: str) -> Any:
+def collate(
+    images: Sequence[torch.Tensor], output: str, stack: Callable[[list[torch.Tensor]], torch.Tensor] = torch.stack
+) -> Any:
     """Returns a batch of decoded data, which may be a view.
 
     Args:
         images: One per sample: uint8[3, H, W], float32[3, 224, 224], or clips uint8[2, 16, 3, H, W].
         output: Of the workload.
+        stack: Stacks tensors of one shape.
     """
     if output == "uint8":
         return list(images)
     if output in ("patches", "frame-patches"):
         return make_patches(images)
-    return torch.stack(list(images))
+    return stack(list(images))
 
 
 def crop_ranges(task: Task) -> tuple[Range, Range]:
