@@ -6,7 +6,6 @@ may write to it: for a part of 100 KB that takes longer than reading it from the
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 
 LEAST_BYTES = 32 << 10
@@ -16,8 +15,6 @@ MOST_BYTES = 4 << 20
 KEPT_BYTES = 64 << 20
 """Most memory of all buffers of this process that are kept, whether they are in use or not."""
 _STEP_BYTES = 32 << 10
-_ALONE = 2
-"""References to a buffer that nobody sees: a variable, and the argument of `getrefcount`."""
 
 
 class ReadBuffers:
@@ -42,7 +39,7 @@ class ReadBuffers:
             buffer = queue.popleft()
         except IndexError:
             return self._new(queue, capacity)[:size]
-        is_free = sys.getrefcount(buffer) == _ALONE
+        is_free = _is_unseen(buffer)
         view = memoryview(buffer)  # before another thread can find the buffer
         queue.append(buffer)
         return (view if is_free else self._new(queue, capacity))[:size]
@@ -59,6 +56,16 @@ class ReadBuffers:
         """Drops all buffers; what is still seen stays valid."""
         self._queues.clear()
         self._kept_bytes = 0
+
+
+def _is_unseen(buffer: bytearray) -> bool:
+    """Returns whether there is no view of a buffer: only then may its size change."""
+    try:
+        del buffer[-1:]
+    except BufferError:
+        return False
+    buffer.append(0)  # its memory stays where it is
+    return True
 
 
 READ_BUFFERS = ReadBuffers()
