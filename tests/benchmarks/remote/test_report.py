@@ -58,11 +58,12 @@ def test_a_chart_is_drawn(tmp_path: Path) -> None:
 
 def test_every_table_of_the_page_names_a_workload_and_its_metrics() -> None:
     from benchmarks.remote import workloads as remote
+    from benchmarks.scale import streams
     from benchmarks.scale import workloads as scale
 
     page = (Path(__file__).parents[3] / "docs" / "remote.md").read_text()
     found = [match["names"].split() for match in tables.MARK.finditer(page)]
     assert found
     for name, *metrics in found:
-        assert name in {work.name for work in (*remote.WORKLOADS, *scale.WORKLOADS)}
+        assert name in {work.name for work in (*remote.WORKLOADS, *scale.WORKLOADS, *streams.WORKLOADS)}
         assert set(metrics) <= tables.HEADINGS.keys()
