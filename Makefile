@@ -107,7 +107,10 @@ $(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
 	$(PEERS_VENV)/bin/python -m pip install --quiet --requirement benchmarks/remote/requirements-peers.txt
 	@touch $@
 
+# The tests start hundreds of processes. Where bytecode is not written (PYTHONDONTWRITEBYTECODE), each would compile all
+# modules that it imports.
 test: $(STAMP)
+	$(BIN)/python -m compileall -q energon_dali kernels tests benchmarks examples
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Chromium and its driver are packages of the system. They are installed where root may do that.

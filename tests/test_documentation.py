@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from benchmarks.data.recipe import Recipe, make_dataset
 from energon_dali.cli.main import main
 from tests.av.corpus import VideoRecipe, encode_video
+from tests.script_server import ScriptServer, serving_scripts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,6 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def scripts() -> Iterator[ScriptServer]:
+    with serving_scripts() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data from the command in the README."""
     root = tmp_path_factory.mktemp("demo")
@@ -57,23 +65,17 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(400)  # up to a dozen programs, each with a loader, possibly on a busy machine
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.stem)
-def test_blocks_run_and_print_what_they_say(page: Path, request: pytest.FixtureRequest) -> None:
+def test_blocks_run_and_print_what_they_say(page: Path, scripts: ScriptServer, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue("demo_folder" if page.stem == "README" else "folder")
     blocks = BLOCK.findall(page.read_text())
     for number, block in enumerate(blocks):
         script = folder / f"{page.stem}{number}.py"
         script.write_text(block)
-        done = subprocess.run(
-            [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        status, output, errors = scripts.run(script, folder)
+        assert status == 0, errors
         expected = [text.strip() for text in PRINTED.findall(block)]
-        printed = done.stdout.splitlines()
-        assert sorted(set(printed)) == sorted(set(expected)), done.stderr
+        printed = output.splitlines()
+        assert sorted(set(printed)) == sorted(set(expected)), errors
         if len(printed) == len(expected):  # no line was printed in a loop
             assert printed == expected
 
