@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.av import AVLimits, FrameIndex, MediaFile
-    from energon_dali.av.colour import DecodeScale
     from energon_dali.decode.clips import ClipAudio
     from energon_dali.decode.front_ends import VideoFrontEnd
-    from energon_dali.decode.spec import AVDecode
+    from energon_dali.decode.spec import AVDecode, DecodeScale
     from energon_dali.samples import SourceInfo
 
 ROUTE: Route = "pyav"

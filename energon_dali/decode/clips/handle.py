@@ -14,9 +14,10 @@ from energon_dali.plan.rng import Int64Array
 
 if TYPE_CHECKING:
     from energon_dali.av import AVLimits
-    from energon_dali.av.colour import ColourFacts, DecodeScale
+    from energon_dali.av.colour import ColourFacts
     from energon_dali.decode.clips.video_clips import VideoClips
     from energon_dali.decode.front_ends import VideoLayout
+    from energon_dali.decode.spec import DecodeScale
     from energon_dali.samples import Clips
 
 

@@ -99,7 +99,7 @@ def engine_for(
     with _lock:
         if _is_exiting:
             # A thread that decodes ahead may still run. DALI ends the process if a pipeline is made while it exits.
-            raise RuntimeError("No pipeline is made any more: the process is about to end.")
+            raise RuntimeError("No new pipeline is made: the process is about to end.")
         engine = _engines.get(key)
         if engine is None:
             memory = _memories.setdefault((device, budget), DeviceMemory(device, budget))
