@@ -71,13 +71,9 @@ def children() -> set[int]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _fork_server() -> Iterator[None]:
+def _fork_server() -> None:
     """Starts Python's fork server, which stays for the life of the process, before anything is counted."""
     multiprocessing.forkserver.ensure_running()
-    gc.collect()
-    gc.freeze()  # walking all imported objects takes each collection around the tests 0.1 s
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
