@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from energon_dali.errors import LayoutError
+from tests.shared_result import shared_result
 from tests.tasks.core.tiny_run import Run, numbers_dataset, train
 from tests.tasks.distributed.ranks import DATA, KILLED_AT, STEPS, caption_gradients
 
@@ -38,25 +40,30 @@ def on_one_rank(folder: Path, **options: Any) -> Run:
     return train(folder / "data", max_steps=STEPS, accumulate_grad_batches=2, data=data, dropout=0.0, **options)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
+def train_everywhere(folder: Path) -> Run:
+    """Trains on one rank and then on two, of which one is killed, and returns the run on one rank."""
     numbers_dataset(folder / "data", 60)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def one(folder: Path) -> Run:
     callback = ModelCheckpoint(folder / "one", filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    return on_one_rank(folder, callbacks=[callback])
-
-
-@pytest.fixture(scope="module")
-def killed(folder: Path, one: Run) -> str:
+    one = on_one_rank(folder, callbacks=[callback])
     done = torchrun(folder)
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr, done.stderr[-5000:]
-    return done.stderr
+    return replace(one, trainer=None)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    return shared_result(tmp_path_factory, "ranks", train_everywhere)
+
+
+@pytest.fixture(scope="module")
+def folder(trained: tuple[Path, Run]) -> Path:
+    return trained[0]
+
+
+@pytest.fixture(scope="module")
+def one(trained: tuple[Path, Run]) -> Run:
+    return trained[1]
 
 
 def seen(folder: Path, name: str) -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
@@ -76,7 +83,7 @@ def assert_same_end(one: Run, weights: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(weights[name], value)
 
 
-def test_ranks_read_different_streams_and_resume_to_the_last_digit(folder: Path, killed: str) -> None:
+def test_ranks_read_different_streams_and_resume_to_the_last_digit(folder: Path) -> None:
     zero, one, weights = seen(folder, "whole")
     assert len(zero) == len(one) == STEPS
     for mine, theirs in zip(zero, one, strict=True):
@@ -92,7 +99,7 @@ def test_ranks_read_different_streams_and_resume_to_the_last_digit(folder: Path,
     assert list(last["random"]) == list(afterwards["random"]) == ["0", "1"]
 
 
-def test_a_run_on_one_rank_continues_on_two_and_back(folder: Path, killed: str, one: Run) -> None:
+def test_a_run_on_one_rank_continues_on_two_and_back(folder: Path, one: Run) -> None:
     keys = [list(batch[0]) for batch in one.seen]
     zero, other, weights = seen(folder, "from_one")
     assert in_turn(zero, other) == keys[2 * 3 :]
@@ -104,7 +111,7 @@ def test_a_run_on_one_rank_continues_on_two_and_back(folder: Path, killed: str, 
     assert [list(batch[0]) for batch in resumed.seen] == keys[2 * 7 :]
 
 
-def test_a_job_whose_rank_was_killed_continues_from_its_last_checkpoint(folder: Path, killed: str, one: Run) -> None:
+def test_a_job_whose_rank_was_killed_continues_from_its_last_checkpoint(folder: Path, one: Run) -> None:
     assert (folder / "killed" / f"step={KILLED_AT}.ckpt").exists()
     assert not (folder / "killed" / f"step={KILLED_AT + 1}.ckpt").exists()
     revived = on_one_rank(folder, ckpt_path=folder / "killed" / f"step={KILLED_AT}.ckpt")
@@ -113,7 +120,7 @@ def test_a_job_whose_rank_was_killed_continues_from_its_last_checkpoint(folder: 
 
 
 @pytest.mark.filterwarnings("ignore:You are trying to .self.log:UserWarning")
-def test_captions_of_all_ranks_weigh_by_their_tokens(folder: Path, killed: str) -> None:
+def test_captions_of_all_ranks_weigh_by_their_tokens(folder: Path) -> None:
     together = caption_gradients(2)
     assert len(together) > 20
     for rank in (0, 1):
@@ -123,7 +130,7 @@ def test_captions_of_all_ranks_weigh_by_their_tokens(folder: Path, killed: str) 
             torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-9)
 
 
-def test_a_layout_that_does_not_fit_is_refused_and_told_what_fits(folder: Path, killed: str) -> None:
+def test_a_layout_that_does_not_fit_is_refused_and_told_what_fits(folder: Path) -> None:
     with pytest.raises(LayoutError, match=r"4 streams cannot be divided .* num_workers may be 1, 2, 4"):
         train(
             folder / "data",
