@@ -34,7 +34,9 @@ CAPTIONS = ("--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg,
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data that the pages read: data/captions, data/crude, data/photo.jpg and data/video.mp4."""
     root = tmp_path_factory.mktemp("reader")
-    made = make_dataset(Recipe(name="captions", samples=48, shards=4, style="jpeg"), root / "data", progress=False)
+    made = make_dataset(
+        Recipe(name="captions", samples=48, shards=4, style="jpeg"), root / "data", progress=False, processes=1
+    )
     shutil.copytree(made, root / "data" / "crude")
     for name, options in (("captions", CAPTIONS), ("crude", ("--sample-type", "CrudeWebdataset"))):
         told = ["prepare", str(root / "data" / name), "--non-interactive", "--split-ratio", "1,0,0"]

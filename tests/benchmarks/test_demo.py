@@ -12,14 +12,20 @@ from benchmarks.demo.dataset import NoDatasetError, users_dataset
 
 pytestmark = pytest.mark.timeout(400)  # a dozen programs with torch and workers on what may be a busy machine
 SMALL = Recipe(name="small", samples=80, shards=4, seed=7)
-VIDEOS = Recipe(name="small-videos", samples=8, shards=2, seed=7, style="video", seconds=2)
+VIDEOS = Recipe(name="small-videos", samples=8, shards=2, seed=7, style="video", seconds=2, width=320, height=180)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    make_dataset(SMALL, out, progress=False)
+    for recipe in (SMALL, VIDEOS):
+        make_dataset(recipe, out, progress=False, processes=1)  # starting a second process takes longer
     return out
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads of torch would only wait for the cores
 
 
 def test_the_demo_runs_every_decoder_and_shows_a_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

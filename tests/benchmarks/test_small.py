@@ -36,7 +36,7 @@ def test_small_samples_have_their_size() -> None:
 
 @pytest.mark.parametrize("style", list(PARTS))
 def test_our_loader_delivers_what_the_files_hold(tmp_path: Path, style: str) -> None:
-    folder = make_dataset(Recipe(name="s", style=style, samples=40, shards=2), tmp_path, progress=False)
+    folder = make_dataset(Recipe(name="s", style=style, samples=40, shards=2), tmp_path, progress=False, processes=1)
     numbers = measure_smalls(small_energon_style.open_batches, task(folder, style))
     assert numbers["samples_checked"] == 32 * 4
     assert numbers["samples"] >= 8

@@ -109,7 +109,10 @@ def test_a_busy_trainer_turns_and_leaves_nothing_behind(dataset: Path, kind: str
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
     return make_dataset(
-        Recipe(name="photos", samples=4, shards=1, style="photo", width=320, height=240), tmp_path, progress=False
+        Recipe(name="photos", samples=4, shards=1, style="photo", width=320, height=240),
+        tmp_path,
+        progress=False,
+        processes=1,
     )
 
 

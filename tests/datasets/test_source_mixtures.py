@@ -200,15 +200,17 @@ COMPOSITIONS: dict[str, Callable[[int], SavableDataset[Any]]] = {
 }
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize("name", COMPOSITIONS)
-def test_a_restore_at_any_sample_continues_exactly(name: str, streams: int) -> None:
-    check_resume(lambda: COMPOSITIONS[name](streams), count=80, epochs=4, view=text_of)
+def test_a_restore_at_any_sample_continues_exactly(name: str, streams: int, every: int) -> None:
+    check_resume(lambda: COMPOSITIONS[name](streams), count=80, epochs=4, view=text_of, every=every)
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", ["blend", "epochized", "blend by units"])
-def test_batches_of_a_blend_resume_too(name: str) -> None:
-    check_resume(lambda: BatchDataset(COMPOSITIONS[name](2), 3, list), count=40, epochs=3, view=repr)
+def test_batches_of_a_blend_resume_too(name: str, every: int) -> None:
+    check_resume(lambda: BatchDataset(COMPOSITIONS[name](2), 3, list), count=40, epochs=3, view=repr, every=every)
 
 
 @pytest.mark.parametrize("name", ["blend", "epochized", "concat"])
