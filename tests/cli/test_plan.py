@@ -63,7 +63,15 @@ def logged(path: Path) -> list[tuple[int, int, list[str]]]:
     return [(step, line["stream"], line["keys"]) for step, line in enumerate(lines)]
 
 
-@pytest.mark.parametrize(("name", "ranks", "steps"), [("a", 1, 10_000), ("blend.yaml", 4, 2_500)])
+@pytest.mark.parametrize(
+    ("name", "ranks", "steps"),
+    [
+        ("a", 1, 2_000),
+        ("blend.yaml", 4, 500),
+        pytest.param("a", 1, 10_000, marks=pytest.mark.sweep),
+        pytest.param("blend.yaml", 4, 2_500, marks=pytest.mark.sweep),
+    ],
+)
 def test_the_plan_is_the_debug_log_of_a_run(data: Path, tmp_path: Path, name: str, ranks: int, steps: int) -> None:
     log = str(tmp_path / "rank_{worker_id}.jsonl")
     for rank in range(ranks):

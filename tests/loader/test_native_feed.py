@@ -149,8 +149,12 @@ def test_a_dataset_that_is_repeated_in_an_epoch_is_refused_by_name(folder: Path,
         make_loader(document, Native)
 
 
+# 11 and 12: around the end of the first epoch of a stream.
+@pytest.mark.parametrize("places", [(5, 12), pytest.param((0, 5, 11, 12, 25), marks=pytest.mark.sweep)], ids=len)
 @pytest.mark.parametrize("window", [None, 7])
-def test_a_state_of_one_feed_continues_with_the_other(folder: Path, window: int | None) -> None:
+def test_a_state_of_one_feed_continues_with_the_other(
+    folder: Path, window: int | None, places: tuple[int, ...]
+) -> None:
     options = {"shuffle_buffer_size": window, "window_in_slice": window is not None}
     for saver, other in ((Block, Native), (Native, Block)):
         loader = make_loader(folder, saver, **options)
@@ -158,7 +162,7 @@ def test_a_state_of_one_feed_continues_with_the_other(folder: Path, window: int 
         for batch in islice(iter(loader), 30):
             batches.append(view(batch))
             states.append(json.loads(json.dumps(loader.save_state_rank())))
-        for place in (0, 5, 11, 12, 25):  # 11 and 12: around the end of the first epoch of a stream
+        for place in places:
             restored = make_loader(folder, other, **options)
             restored.restore_state_rank(states[place])
             assert json.loads(json.dumps(restored.save_state_rank())) == states[place]
