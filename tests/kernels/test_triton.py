@@ -35,8 +35,9 @@ def run(module: str, *words: str, **settings: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_interpreted_kernels_equal_their_references_bit_for_bit() -> None:
-    lines = run("tests.kernels.check_triton", "cpu", TRITON_INTERPRET="1")
+@pytest.mark.parametrize("extent", [["--sample"], pytest.param([], marks=pytest.mark.sweep)], ids=["sample", "whole"])
+def test_interpreted_kernels_equal_their_references_bit_for_bit(extent: list[str]) -> None:
+    lines = run("tests.kernels.check_triton", "cpu", *extent, TRITON_INTERPRET="1")
     assert [line.split(":")[0] for line in lines] == [
         "color_matrix",
         "color_quantize",
