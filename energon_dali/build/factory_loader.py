@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
+from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.decode.media_decoder import part_context
 from energon_dali.errors import DatasetFormatError, SkipSample
 from energon_dali.samples import CrudeSample, SourceInfo
@@ -88,7 +89,7 @@ class FactoryLoader(SampleLoader):
         )
         self.factory = factory
 
-    def __call__(self, raw: RawSample, seed: int) -> Any:
+    def __call__(self, raw: RawSample, seed: int, restore_key: Key = ()) -> Any:
         if not self.factory.sample_filter(raw.key):
             raise SkipSample
         source = SourceInfo(
@@ -108,4 +109,4 @@ class FactoryLoader(SampleLoader):
             sample = self.factory.load_sample(parts)
         if isinstance(sample, CrudeSample):
             sample.seed = seed
-        return sample
+        return set_restore_key(sample, restore_key) if restore_key else sample

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.load_sample import SampleLoader, part_seed
+from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.metadataset.join.reader import JoinedRaw
 from energon_dali.samples import Sample
 from energon_dali.shards import RawSample
@@ -60,12 +61,13 @@ class JoinedSampleLoader(SampleLoader):
         for load in self.loaders:
             load.import_libraries(placement)
 
-    def __call__(self, raw: RawSample, seed: int) -> Any:
+    def __call__(self, raw: RawSample, seed: int, restore_key: Key = ()) -> Any:
         """Returns the sample.
 
         Args:
             raw: The samples of a row of the join index.
             seed: Seed of its random operations, as `seeds` returns it.
+            restore_key: Becomes its `__restore_key__`.
 
         Raises:
             DecodeError: A part cannot be decoded; the message names the part.
@@ -81,5 +83,7 @@ class JoinedSampleLoader(SampleLoader):
             for route, count in load.take_routes().items():
                 self.count_route(route, count)
         if self.names is None:
-            return self.joiner(*samples)
-        return self.joiner(**dict(zip(self.names, samples, strict=True)))
+            joined = self.joiner(*samples)
+        else:
+            joined = self.joiner(**dict(zip(self.names, samples, strict=True)))
+        return set_restore_key(joined, restore_key) if restore_key else joined

@@ -253,7 +253,7 @@ class HookRunner:
         self._function = function
         self.is_generator = inspect.isgeneratorfunction(function)
         self._policy = FailurePolicy(stage, tolerance, context, owner.worker_config)
-        self._metrics = context.metrics
+        self._clock = context.metrics.clock(stage)
         self._stage = stage
         self._stream = context.stream
         self._num_streams = owner.worker_config.layout.num_streams
@@ -270,21 +270,17 @@ class HookRunner:
         self._argument: Any = None
         self._keys: tuple[Any, ...] = ()
         self._outputs: Iterator[Any] | None = None
-        self._loaded = False
+        self.running = False
+        """Whether a loaded input may give further outputs."""
 
     @property
     def global_index(self) -> int:
         """Number of the current input over all streams; the same for every layout."""
         return self.index * self._num_streams + self._stream
 
-    @property
-    def running(self) -> bool:
-        """Whether a loaded input may give further outputs."""
-        return self._loaded
-
     def load(self, argument: Any, keys: tuple[Any, ...]) -> None:
         """Takes the next input and the restore keys of its elements."""
-        self._argument, self._keys, self._loaded = argument, keys, True
+        self._argument, self._keys, self.running = argument, keys, True
         if self.is_generator:
             self._outputs = iter(self._function(argument))
 
@@ -315,7 +311,7 @@ class HookRunner:
             self._fail(error)
             return NOTHING
         finally:
-            self._metrics.add_time(self._stage, time.perf_counter() - start)
+            self._clock.add(time.perf_counter() - start)
         if self._outputs is None:
             if isinstance(result, GeneratorType):
                 raise FatalSampleError(
@@ -344,7 +340,7 @@ class HookRunner:
         self._policy.on_failure(error, argument)
 
     def _finish(self) -> None:
-        self._argument, self._keys, self._outputs, self._loaded = None, (), None, False
+        self._argument, self._keys, self._outputs, self.running = None, (), None, False
         self.offset = self.skip_outputs = 0
         self.index += 1
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from energon_dali.av import AVData
+from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.decode import Decoded, Decoder, MediaHandle
 from energon_dali.decode.basic import REFUSED_PICKLE
 from energon_dali.decode.media_decoder import part_context
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.interface import Placement
 
 _NAME_NUMBERS: dict[str, int] = {}
+_KEPT_NAMES = 1000
 _FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
 
 
@@ -157,6 +159,7 @@ class SampleLoader:
         self.source_number = source_number
         self._routes: dict[str, int] = {}
         self._refused: set[str] = set()
+        self._readers = _PlainReaders(decoder)
         self._whole_parts = whole_parts(self.fields)
         self._whole_names = frozenset((self._whole_parts or {}).values())
 
@@ -216,12 +219,13 @@ class SampleLoader:
         seeds: list[int] = sample_seeds(self.seed, self.source_number, epochs, indices).tolist()
         return seeds
 
-    def __call__(self, raw: RawSample, seed: int) -> Any:
+    def __call__(self, raw: RawSample, seed: int, restore_key: Key = ()) -> Any:
         """Returns the sample.
 
         Args:
             raw: What was read.
             seed: Seed of its random operations, as `seeds` returns it.
+            restore_key: Becomes its `__restore_key__`.
 
         Raises:
             DecodeError: A part cannot be decoded; the message names the part.
@@ -242,7 +246,7 @@ class SampleLoader:
                 {
                     "__key__": raw.key,
                     "__shard__": raw.shard,
-                    "__restore_key__": (),
+                    "__restore_key__": restore_key,
                     "__subflavors__": self.subflavors,
                     "__sources__": (source,),
                     **parts,
@@ -256,10 +260,11 @@ class SampleLoader:
             parts = self.sample_loader({"__key__": raw.key, "__shard__": raw.shard, "__sources__": (source,), **parts})
         if parts.keys().isdisjoint(BASE_FIELDS):
             return self.sample_type(
-                __key__=key, __restore_key__=(), __subflavors__=self.subflavors, __sources__=(source,), **parts
+                __key__=key, __restore_key__=restore_key, __subflavors__=self.subflavors, __sources__=(source,), **parts
             )
         base = {"__key__": key, "__restore_key__": (), "__subflavors__": self.subflavors, "__sources__": (source,)}
-        return self.sample_type(**{**base, **parts})
+        sample = self.sample_type(**{**base, **parts})
+        return set_restore_key(sample, restore_key) if restore_key else sample
 
     def _call_decoder(self, raw: RawSample, source: SourceInfo, seed: int) -> None:
         """Decodes the parts with a decoder that takes whole samples, as in Energon."""
@@ -344,6 +349,12 @@ class SampleLoader:
     def _part(self, name: str, content: bytes | memoryview | Decoded, source: SourceInfo, seed: int) -> Any:
         if isinstance(content, Decoded):
             return content.value
+        read = self._readers[name]
+        if read is not None:
+            try:
+                return read(bytes(content))
+            except Exception:
+                pass  # the decoder says what is wrong with the content
         if self.decoder is None:
             return bytes(content)
         value = self.decoder.decode_part(name, content, seed=part_seed(seed, name), source=source)
@@ -351,6 +362,19 @@ class SampleLoader:
         if route is not None:
             self.count_route(route)
         return value
+
+
+class _PlainReaders(dict[str, "Callable[[bytes], Any] | None"]):
+    """By part name, the function that reads a part in place of `Decoder.decode_part`; None if there is none."""
+
+    def __init__(self, decoder: Decoder | None) -> None:
+        self._decoder = decoder
+
+    def __missing__(self, name: str) -> Callable[[bytes], Any] | None:
+        if len(self) >= _KEPT_NAMES:  # a dataset may have a name per sample
+            self.clear()
+        found = self[name] = None if self._decoder is None else self._decoder.plain_reader(name)
+        return found
 
 
 def _route_of(name: str, value: Any) -> str | None:

@@ -38,6 +38,36 @@ class FailureRecord:
     """Index of the sample in its whole dataset; -1 if it is not known."""
 
 
+_LEAST_SECONDS = 0.001
+"""Time of a stage that is worth being counted: counting takes as long as many a hook does."""
+
+
+class StageClock:
+    """Adds up how long one stage works, and counts it from 1 ms on. Only one thread may use it.
+
+    Args:
+        metrics: Counts the time.
+        stage: Name of the stage.
+        least_seconds: Time that is counted at once.
+    """
+
+    __slots__ = ("_due", "_least", "_metrics", "_seconds", "_stage")
+
+    def __init__(self, metrics: Metrics, stage: str, least_seconds: float) -> None:
+        self._metrics = metrics
+        self._stage = stage
+        self._least = least_seconds
+        self._due = 0.0  # the first time is counted at once, so that statistics name the stage
+        self._seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Adds to the time that the stage worked."""
+        self._seconds += seconds
+        if self._seconds >= self._due:
+            self._metrics.add_time(self._stage, self._seconds)
+            self._due, self._seconds = self._least, 0.0
+
+
 class Metrics:
     """Counters of one process, for use from several threads. `drain` returns what was added since the last drain."""
 
@@ -59,10 +89,20 @@ class Metrics:
         with self._lock:
             self._counts[name] += amount
 
+    def count_read(self, samples: int, size_bytes: int) -> None:
+        """Adds samples that were read, and the bytes of their parts."""
+        with self._lock:
+            self._counts["samples.read"] += samples
+            self._counts["bytes.read"] += size_bytes
+
     def add_time(self, stage: str, seconds: float) -> None:
         """Adds to the time that a stage worked."""
         with self._lock:
             self._seconds[stage] += seconds
+
+    def clock(self, stage: str) -> StageClock:
+        """Returns what adds up the times of a stage that works for each sample, in one thread."""
+        return StageClock(self, stage, _LEAST_SECONDS)
 
     def skip(self, stage: str) -> None:
         """Counts a sample that a stage dropped on purpose."""

@@ -17,7 +17,11 @@ from energon_dali.shards import RawSample
 from energon_dali.shards.raw_sample import IndexedSample
 
 PLANNED_ROWS = 128
-"""Samples that are planned together."""
+"""Samples that are planned together at least. A blend holds the plans of a thousand datasets."""
+
+_PLANNED_READS = 16
+_MOST_PLANNED_ROWS = 512
+"""Where several samples are read together, the samples of so many reads are planned together, up to this number."""
 
 _EPOCHS_AHEAD = 16
 
@@ -122,14 +126,15 @@ class RowPlan:
         first = position - start
         if planned_epoch != epoch or not 0 <= first < len(rows[0]):
             coming = self._coming.pop(epoch, None) if position == 0 else None
-            rows, first = self._make(epoch, position) if coming is None else coming, 0
+            wanted = max(PLANNED_ROWS, min(_PLANNED_READS * count, _MOST_PLANNED_ROWS))
+            rows, first = self._make(epoch, position, wanted) if coming is None else coming, 0
             self._planned = epoch, position, rows
         return [column[first : first + count] for column in rows]
 
-    def _make(self, epoch: int, position: int) -> Rows:
+    def _make(self, epoch: int, position: int, wanted: int) -> Rows:
         """Returns the plan of an epoch from a position on, and keeps the plans of the next epochs if they are short."""
         order = self._order.epoch(epoch)
-        pieces = [order.samples(position, min(len(order), position + PLANNED_ROWS))]
+        pieces = [order.samples(position, min(len(order), position + wanted))]
         rows = len(order)
         for ahead in range(epoch + 1, epoch + 1 + self._epochs_ahead):
             if rows >= PLANNED_ROWS // 2:

@@ -16,7 +16,7 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
 from energon_dali.datasets.planned import Planned
-from energon_dali.datasets.restore_key import Key, expect_name, set_restore_key, try_restore
+from energon_dali.datasets.restore_key import Key, expect_name, try_restore
 from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.trace import TracedMetrics
@@ -151,7 +151,7 @@ class SourceDataset(SavableDataset[Any]):
     def _load(self, raw: RawSample | DatasetError, seed: int, key: Key) -> Any:
         if isinstance(raw, DatasetError):
             raise raw
-        return set_restore_key(self.load(raw, seed), key)
+        return self.load(raw, seed, key)
 
 
 class _SourceIterator(StreamIterator[Any]):
@@ -161,15 +161,16 @@ class _SourceIterator(StreamIterator[Any]):
         self._reader = dataset.reader
         spec = dataset.order.spec if isinstance(dataset.order, RepeatedOrder) else dataset.order
         self._reader.expect_order(spec.window, spec.base.num_samples / max(1, len(spec.slices)))
-        self._metrics = context.metrics
-        metrics = context.metrics
+        self._metrics = metrics = context.metrics
+        self._load_clock, self._read_clock = metrics.clock("load"), metrics.clock("read")
         self._load = dataset.load.traced(metrics) if isinstance(metrics, TracedMetrics) else dataset.load
         self._read_policy = FailurePolicy("read", dataset.failure_tolerance, context, dataset.worker_config)
         self._load_policy = FailurePolicy("load", dataset.failure_tolerance, context, dataset.worker_config)
         self._epoch = 0
         self._position = 0
         self._read_size = dataset.read_size
-        self._ahead: deque[tuple[RawSample | DatasetError, int, int]] = deque()
+        self._ahead: deque[tuple[RawSample | DatasetError, int, int, int]] = deque()
+        """What was read: (sample or error, epoch, number in the dataset, seed)."""
         self._length_of = -1
         self._length = 0
         self._plan = RowPlan(self._order, dataset.reader, dataset.load, several_epochs=dataset.repeat)
@@ -183,29 +184,28 @@ class _SourceIterator(StreamIterator[Any]):
         while True:
             if not self._ahead:
                 self._read()
-            raw, epoch, seed = self._ahead.popleft()
+            raw, epoch, number, seed = self._ahead.popleft()
             self._position += 1
-            if isinstance(raw, DatasetFormatError):
-                raise raw  # an invalid index: every sample of it would fail
             if isinstance(raw, DatasetError):
-                # There is no seed without a sample: `seed` is the number of the sample here.
-                failure = ReadFailure(self._reader, *self._reader.locate(seed), self._dataset.name)
+                if isinstance(raw, DatasetFormatError):
+                    raise raw  # an invalid index: every sample of it would fail
+                failure = ReadFailure(self._reader, *self._reader.locate(number), self._dataset.name)
                 self._read_policy.on_failure(raw, failure, epoch=epoch)
                 continue
             self._read_policy.on_success()
             start = time.perf_counter()
             try:
-                sample = self._load(raw, seed)
+                sample = self._load(raw, seed, (NAME, raw.index, epoch))
             except Exception as error:
                 self._load_policy.on_failure(error, RawFailure(raw, self._dataset.name), epoch=epoch)
                 continue
             finally:
-                self._metrics.add_time("load", time.perf_counter() - start)
+                self._load_clock.add(time.perf_counter() - start)
             self._load_policy.on_success()
             if self._load.has_routes:
                 for route, count in self._load.take_routes().items():
                     self._metrics.count(f"route.{route}", count)
-            return set_restore_key(sample, (NAME, raw.index, epoch))
+            return sample
 
     def _read(self) -> None:
         """Reads the next samples; raises StopIteration at the end of an epoch that is not repeated."""
@@ -293,9 +293,9 @@ class _SourceIterator(StreamIterator[Any]):
         planned = self._planned
         assert planned is not None
         self._tell_shard_cache(min(self._position + planned.num_issued, self._epoch_length()))
-        raw, epoch, number, seed = planned.take(self._epoch, self._position, extend=not self._is_told)
-        self._ahead.append((raw, epoch, number if isinstance(raw, DatasetError) else seed))
-        self._note_read(start, [raw])
+        taken = planned.take(self._epoch, self._position, extend=not self._is_told)
+        self._ahead.append(taken)
+        self._note_read(start, [taken[0]])
 
     def _read_rows(self, position: int, count: int) -> None:
         """Reads at least one and at most `count` samples of the current epoch from `position` on."""
@@ -303,8 +303,7 @@ class _SourceIterator(StreamIterator[Any]):
         shards, indices, epochs, numbers, seeds = self._plan.rows(self._epoch, position, count)
         self._tell_shard_cache(position + len(shards))
         raws = self._reader.read(shards, indices)
-        for raw, epoch, number, seed in zip(raws, epochs, numbers, seeds, strict=True):
-            self._ahead.append((raw, epoch, number if isinstance(raw, DatasetError) else seed))
+        self._ahead.extend(zip(raws, epochs, numbers, seeds, strict=True))
         size = self._note_read(start, raws)
         self._reader.note_speed(time.perf_counter() - start, len(raws), size)
 
@@ -313,10 +312,10 @@ class _SourceIterator(StreamIterator[Any]):
         size = 0
         for raw in raws:
             if not isinstance(raw, DatasetError):
-                size += sum(map(len, raw.parts.values()))
-        self._metrics.add_time("read", time.perf_counter() - start)
-        self._metrics.count("samples.read", len(raws))
-        self._metrics.count("bytes.read", size)
+                for content in raw.parts.values():
+                    size += len(content)
+        self._read_clock.add(time.perf_counter() - start)
+        self._metrics.count_read(len(raws), size)
         return size
 
     def _tell_shard_cache(self, position: int) -> None:

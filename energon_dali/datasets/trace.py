@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_dali.datasets.metrics import FailureRecord, Metrics
+from energon_dali.datasets.metrics import FailureRecord, Metrics, StageClock
 
 if TYPE_CHECKING:
     from energon_dali.worker_config import WorkerConfig
@@ -101,6 +101,9 @@ class TracedMetrics(Metrics):
     def add_time(self, stage: str, seconds: float) -> None:
         self.note(stage, "X", stage, time.perf_counter() - seconds, seconds)
         super().add_time(stage, seconds)
+
+    def clock(self, stage: str) -> StageClock:
+        return StageClock(self, stage, 0.0)  # each time is an event
 
     def skip(self, stage: str) -> None:
         self.note("dropped samples", "i", f"skipped by {stage}", time.perf_counter())

@@ -260,3 +260,8 @@ READERS: dict[str, Callable[..., Any]] = {
 
 _BOUNDED = frozenset((_torch, _npz, _msgpack, _cbor))
 """Readers that also take the limit of the unpacked size."""
+
+PLAIN_READERS: dict[str, Callable[[bytes], Any]] = {
+    suffix: reader for suffix, reader in READERS.items() if reader not in _BOUNDED and reader is not _refuse_pickle
+}
+"""By suffix, the readers that need the content alone. They raise exceptions of any type."""

@@ -210,6 +210,15 @@ class Decoder(ABC):
         """
         return self.stage(name, raw, seed=seed, source=source)
 
+    def plain_reader(self, name: str) -> Callable[[bytes], Any] | None:
+        """Returns a function that gives what `decode_part` gives for a valid part, from its content alone; None if
+        there is none, as for all media. Pipelines call it instead, and `decode_part` where it fails.
+
+        Args:
+            name: Part name or file name.
+        """
+        return None
+
     def import_libraries(self, placement: Placement, parts: Collection[str] | None = None) -> None:  # noqa: B027
         """Imports what a process otherwise imports when it decodes its first file. By default there is nothing.
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from energon_dali.calls import explain_call
-from energon_dali.decode.basic import decode_basic, gunzip
+from energon_dali.decode.basic import PLAIN_READERS, decode_basic, gunzip
 from energon_dali.decode.clips import VideoClips
 from energon_dali.decode.interface import Decoder, MediaHandle, Placement
 from energon_dali.decode.operations import Operation
@@ -234,6 +234,15 @@ class MediaDecoder(Decoder):
     @property
     def overrides_decode(self) -> bool:
         return type(self).decode is not MediaDecoder.decode
+
+    def plain_reader(self, name: str) -> Callable[[bytes], Any] | None:
+        kind = type(self)
+        if self.overrides_decode or self.guess_content or kind.stage is not MediaDecoder.stage:
+            return None
+        if kind.decode_part is not MediaDecoder.decode_part:
+            return None
+        found, suffix = find_part_kind(name)
+        return PLAIN_READERS.get(suffix) if found == "basic" else None
 
     def decode_part(
         self, name: str, raw: bytes | memoryview, *, seed: int = 0, source: SourceInfo | None = None

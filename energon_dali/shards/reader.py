@@ -15,9 +15,10 @@ from energon_dali.errors import DatasetError, EnergonDaliError, ShardError, Stor
 from energon_dali.shards.folder import WebdatasetFolder
 from energon_dali.shards.index.extents import PartLayout, PartRun
 from energon_dali.shards.index.tar_index import missing_shard
+from energon_dali.shards.open_shard import OpenShard
 from energon_dali.shards.raw_sample import IndexedSample, RawSample
 from energon_dali.shards.read_ahead import PlannedReads, read_planned
-from energon_dali.shards.storage.local import LocalReader
+from energon_dali.shards.storage.near_chunks import NearChunks
 from energon_dali.shards.storage.parallel_calls import call_together
 from energon_dali.shards.storage.path import RangeReader
 from energon_dali.shards.storage.store import current_scope, open_shard
@@ -27,7 +28,9 @@ MAX_OPEN_SHARDS = 12_288
 microseconds."""
 
 _PAGES_KEPT_FOR = 1024
-"""Samples after which the pages of the index that were touched are given back. A scattered sample touches about ten."""
+"""Scattered samples after which the pages of the index that they touched, about ten each, are given back."""
+_PAGES_KEPT_FOR_NEAR = 8192
+"""The same for samples that are near each other."""
 
 _NEAR_SLICES = 64
 """Slices within a window up to which the pages of the index that they use may stay mapped, some hundreds of KB each."""
@@ -39,25 +42,6 @@ _SLOW_READS = 4
 
 _opened: deque[tuple[weakref.ref[ShardReader], int]] = deque()
 """The shards that were opened, oldest first."""
-
-
-class _OpenShard:
-    """A shard that is open for reading."""
-
-    __slots__ = ("first_index", "layout", "name", "number", "read", "reader", "was_used")
-
-    def __init__(self, number: int, name: str, first_index: int, layout: PartLayout, reader: RangeReader) -> None:
-        self.number = number
-        self.name = name
-        self.first_index = first_index
-        self.layout = layout
-        self.reader = reader
-        self.read: Callable[[int, int], bytes | memoryview] = (
-            reader.read_view if isinstance(reader, LocalReader) else reader.read_at
-        )
-        """Reads a range for parts that may be views of it."""
-        self.was_used = False
-        """Whether it was used since it was opened, or since it was spared."""
 
 
 class ShardReader:
@@ -88,13 +72,15 @@ class ShardReader:
         """Whether requests wait for a network."""
         self._starts = [0, *accumulate(folder.shard_counts)]
         self._slow_reads = 0
+        self._is_near = False
         self._forget()
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._open: dict[int, _OpenShard] = {}
+        self._open: dict[int, OpenShard] = {}
         self._failed: dict[int, DatasetError] = {}
         self._coming: dict[int, RangeReader | Exception] = {}
+        self._near = NearChunks(self._is_near)
         self._samples_read = 0
         self._shards_opened = 0
 
@@ -125,7 +111,7 @@ class ShardReader:
                         shard.was_used = True
                     last_number = number
                 assert shard is not None
-                results.append(_read_local(shard, sample))
+                results.append(shard.read_sample(sample))
             except StoreUnavailableError:
                 raise
             except DatasetError as error:
@@ -140,9 +126,12 @@ class ShardReader:
             self._forget()
         self._failed.clear()
         self._samples_read += num_samples
+        self._near.begin_read(num_samples)
         if self._samples_read >= _PAGES_KEPT_FOR:
-            self._samples_read = 0
-            self.folder.index.release_pages()
+            index = self.folder.index
+            if index.is_scattered or self._samples_read >= _PAGES_KEPT_FOR_NEAR:
+                self._samples_read = 0
+                index.release_pages()
 
     def index_of(self, shard_index: int, sample_index: int) -> int:
         """Returns the index of a sample in the whole dataset, with shards in the order of the index."""
@@ -201,11 +190,11 @@ class ShardReader:
         """Closes all open files; they are opened again when needed."""
         if self._pid == os.getpid():
             for shard in self._open.values():
-                shard.reader.close()
+                shard.close()
         self._forget()
         self.folder.index.close()
 
-    def _open_shard(self, number: int) -> _OpenShard:
+    def _open_shard(self, number: int) -> OpenShard:
         """Opens a shard; an error is kept, so that the samples of one read do not each try again."""
         if number in self._failed:
             raise self._failed[number]
@@ -220,7 +209,7 @@ class ShardReader:
             self._failed[number] = self.unreadable(number, error)
             raise self._failed[number] from error
 
-    def _try_open(self, number: int) -> _OpenShard:
+    def _try_open(self, number: int) -> OpenShard:
         if not 0 <= number < len(self.folder.shard_names):
             raise DatasetError(
                 f"{self.folder.path} has {len(self.folder.shard_names)} shards, and shard {number} was requested."
@@ -241,7 +230,7 @@ class ShardReader:
             size = reader.size
             reader.close()
             raise layout.changed(f"it has {size} bytes, and the index needs {extents.end_of_parts()}")
-        shard = _OpenShard(number, name, self._starts[number], layout, reader)
+        shard = OpenShard(number, name, self._starts[number], layout, reader, self._near)
         if len(self._open) >= self.max_open_shards:
             self._drop_one()
         self._open[number] = shard
@@ -293,7 +282,8 @@ class ShardReader:
             window: Window of the order's shuffle, in samples.
             slice_length: Mean length of its slices, in samples.
         """
-        if window > _NEAR_SLICES * slice_length and not self.folder.index.is_scattered:
+        self._is_near = self._near.are_expected = window <= _NEAR_SLICES * slice_length
+        if not self._is_near and not self.folder.index.is_scattered:
             self.folder.index.is_scattered = True
             self._open.clear()
 
@@ -333,7 +323,7 @@ class ShardReader:
         opened.was_used = True
         layout = opened.layout
         if not 0 <= sample < layout.extents.num_samples:
-            _check_sample(opened, sample)
+            raise opened.missing(sample)
         return opened.reader, layout.runs(sample)
 
     def assemble(self, shard: int, sample: int, pieces: Sequence[tuple[PartRun, bytes, int]]) -> RawSample:
@@ -366,25 +356,3 @@ class ShardReader:
 
     def __repr__(self) -> str:
         return f"ShardReader({self.folder!r})"
-
-
-def _check_sample(shard: _OpenShard, sample: int) -> None:
-    count = shard.layout.extents.num_samples
-    if not 0 <= sample < count:
-        raise ShardError(
-            f"{shard.name} has {count} samples, and sample {sample} was requested. The key belongs to other data.",
-            shard.name,
-        )
-
-
-def _read_local(shard: _OpenShard, sample: int) -> RawSample:
-    layout = shard.layout
-    if not 0 <= sample < layout.extents.num_samples:
-        _check_sample(shard, sample)
-    key = layout.extents.key(sample)
-    read = shard.read
-    parts: dict[str, bytes | memoryview] = {}
-    for run in layout.runs(sample):
-        start = run[2]
-        layout.extract(key, run, read(start, run[3]), start, parts)
-    return RawSample(key, shard.name, shard.first_index + sample, shard.number, sample, parts)

@@ -293,15 +293,15 @@ class PartLayout:
                 continue
             name, size = names[number], sizes[part]
             content = block[part] * TAR_BLOCK_BYTES - base
-            member = f"{key}.{name}".encode()
+            start_of_header = f"{key}.{name}\0".encode()
             header = content - TAR_BLOCK_BYTES
             # Fast path for what nearly every program writes: the whole name, and the size as 11 octal digits.
             if not (
-                len(member) < 100
-                and data[header : header + len(member) + 1] == member + b"\0"
+                len(start_of_header) <= 100
+                and data[header : header + len(start_of_header)] == start_of_header
                 and data[header + 124 : header + 135] == b"%011o" % size
             ):
-                check_member(self.shard, bytes(data[header:content]), member, size, content + base)
+                check_member(self.shard, bytes(data[header:content]), start_of_header[:-1], size, content + base)
             if content + size > len(data):
                 raise self.changed(f"it ends before byte {content + base + size}")
             # A large part is a view of what was read: copying it would cost as much as reading it.

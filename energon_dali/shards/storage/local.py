@@ -121,9 +121,7 @@ class LocalReader:
 
     def read_view(self, offset: int, size: int) -> bytes | memoryview:
         """Returns what `read_at` does, or a view of it, whose memory is used again when no view of it is left."""
-        if not LEAST_BYTES <= size <= MOST_BYTES:
-            return self.read_at(offset, size)
-        view = READ_BUFFERS.take(size)
+        view = READ_BUFFERS.take(size) if LEAST_BYTES <= size <= MOST_BYTES else None
         try:
             return self._read(offset, size, view)
         except OSError as error:
@@ -131,9 +129,9 @@ class LocalReader:
             return with_retries(partial(self._read, offset, size, view), doing, self.path, failed=error)
 
     @overload
-    def _read(self, offset: int, size: int) -> bytes: ...
+    def _read(self, offset: int, size: int, target: None = None) -> bytes: ...
     @overload
-    def _read(self, offset: int, size: int, target: memoryview) -> memoryview: ...
+    def _read(self, offset: int, size: int, target: memoryview | None) -> bytes | memoryview: ...
     def _read(self, offset: int, size: int, target: memoryview | None = None) -> bytes | memoryview:
         """Makes one attempt, with a target of `size` bytes to read into or without one."""
         descriptor = self._descriptor or self._open()
