@@ -183,3 +183,36 @@ def test_two_fields_of_one_part_share_its_value() -> None:
     load = SampleLoader(decoder=None, sample_type=CaptioningSample, field_map={"image": "txt", "caption": "txt"})
     sample = load(raw(txt=b"words"), 0)
     assert sample.image is sample.caption
+
+
+def test_a_part_that_its_reader_refuses_is_a_decode_error_that_names_it() -> None:
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CrudeSample)
+    assert load(raw(json=b'{"a": 1}'), 0)["json"] == {"a": 1}
+    with pytest.raises(DecodeError, match=r"Part 'json'.*not a valid .json"):
+        load(raw(json=b'{"a": '), 0)
+    assert load(raw(json=b"[2]"), 0)["json"] == [2]
+
+
+def test_names_of_parts_without_end_take_no_memory_without_end() -> None:
+    load = SampleLoader(decoder=SampleDecoder(), sample_type=CrudeSample)
+    for number in range(2500):
+        assert load(raw(**{f"p{number}.txt": b"x"}), 0)[f"p{number}.txt"] == "x"
+    assert len(load._readers) <= 1000
+
+
+def test_the_key_to_restore_a_sample_comes_with_it() -> None:
+    key = ("Webdataset", 7, 2)
+    whole = SampleLoader(
+        decoder=SampleDecoder(), sample_type=CaptioningSample, field_map={"image": "jpg", "caption": "txt"}
+    )
+    assert whole(raw(jpg=jpeg(), txt=b"a"), 0, key).__restore_key__ == key
+    assert (
+        SampleLoader(decoder=SampleDecoder(), sample_type=CrudeSample)(raw(txt=b"a"), 0, key)["__restore_key__"] == key
+    )
+
+    def own(parts: dict[str, object]) -> dict[str, object]:
+        return {"__key__": "own", "__restore_key__": (), "image": parts["jpg"], "caption": parts["txt"]}
+
+    made = SampleLoader(decoder=SampleDecoder(), sample_type=CaptioningSample, sample_loader=own)
+    sample = made(raw(jpg=jpeg(), txt=b"a"), 0, key)
+    assert (sample.__key__, sample.__restore_key__) == ("own", key)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 from webdataset.autodecode import IMAGE_EXTENSIONS
 
@@ -145,3 +148,36 @@ def test_a_decoder_travels() -> None:
     assert again.config() == decoder.config()
     assert again.decode("jpg", JPEG).equal(decoder.decode("jpg", JPEG))
     assert len(pickle.dumps(decoder)) < 2000
+
+
+class OfItsOwn(SampleDecoder):
+    def decode(self, fname: str, raw: bytes) -> Any:
+        return fname, raw
+
+
+class Staging(SampleDecoder):
+    def stage(self, name: str, raw: Any, **options: Any) -> Any:
+        return name, bytes(raw)
+
+
+@pytest.mark.parametrize("name", ["json", "left.txt", "cls", "meta/0001.json", "npy", "jsn"])
+def test_a_plain_reader_gives_what_the_decoder_gives(name: str) -> None:
+    contents = {"json": b'{"a": [1, null]}', "txt": b"text", "cls": b" 7", "npy": npy(), "jsn": b"[]"}
+    content = contents[name.rpartition(".")[2]]
+    decoder = SampleDecoder()
+    read = decoder.plain_reader(name)
+    assert read is not None
+    assert np.array_equal(read(content), decoder.decode_part(name, content))
+    for other in (OfItsOwn(), Staging(), SampleDecoder(guess_content=True)):
+        assert other.plain_reader(name) is None, "something else decides"
+
+
+@pytest.mark.parametrize("name", ["jpg", "mp4", "json.gz", "pth", "pkl", "npz", "unknown", "wav"])
+def test_media_and_what_needs_a_limit_have_no_plain_reader(name: str) -> None:
+    assert SampleDecoder().plain_reader(name) is None
+
+
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(3))
+    return file.getvalue()
