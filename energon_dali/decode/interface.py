@@ -329,12 +329,12 @@ def _mapped(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -
 def _map_attributes(value: Any, replace: Callable[[MediaHandle], Any], seen: set[int]) -> None:
     """Replaces the handles in the fields and further attributes of a dataclass instance."""
     kind = type(value)
-    # A frozen dataclass refuses `setattr`. This object comes from a hook or a worker, so nobody else uses it.
-    put = object.__setattr__ if kind.__dataclass_params__.frozen else setattr
-    for name in {**kind.__dataclass_fields__, **getattr(value, "__dict__", {})}:
+    further = getattr(value, "__dict__", None)
+    for name in {**kind.__dataclass_fields__, **further} if further else kind.__dataclass_fields__:
         inner = getattr(value, name, _MISSING)
-        if not _may_hold(inner) or (isinstance(inner, tuple) and name.startswith("__")):
+        if not _is_holder(inner.__class__) or (isinstance(inner, tuple) and name.startswith("__")):
             continue
-        changed = _mapped(inner, replace, seen)
+        changed = replace(inner) if isinstance(inner, MediaHandle) else _mapped(inner, replace, seen)
         if changed is not inner:
-            put(value, name, changed)
+            # A frozen dataclass refuses `setattr`. This object comes from a hook or a worker: nobody else uses it.
+            (object.__setattr__ if kind.__dataclass_params__.frozen else setattr)(value, name, changed)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from energon_dali.decode import screen_image
-from energon_dali.decode.formats.jpeg import _others_are_idle
+from energon_dali.decode.formats import jpeg
 from tests.decode.agreement import compare, compare_apart, damaged_files, load_by_pil
 from tests.decode.sample_images import encode, photograph, sample_images
 
@@ -68,7 +68,9 @@ def thread_named(name: str) -> Iterator[threading.Thread]:
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """The search for markers keeps the interpreter lock if other threads may be busy in Python."""
     with thread_named(request.param) if request.param else nullcontext():
+        jpeg._local.answers_left = 0
         yield
+    jpeg._local.answers_left = 0
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,9 @@ def test_threads_of_the_user_count_as_busy(name: str, idle: bool, monkeypatch: p
         # Other tests, and the runner of the tests, may have left threads of their own.
         alive = [threading.main_thread(), threading.current_thread(), thread]
         monkeypatch.setattr(threading, "enumerate", lambda: alive)
-        assert _others_are_idle() is idle
+        jpeg._local.answers_left = 0
+        assert all(jpeg._others_are_idle() is idle for _ in range(3))
+    jpeg._local.answers_left = 0
 
 
 @pytest.mark.usefixtures("_threads")
