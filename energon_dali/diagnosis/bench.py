@@ -15,6 +15,7 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.debug_log import keys_of
 from energon_dali.datasets.planned import Planned
+from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.datasets.worker_border import decode_elements
@@ -394,9 +395,9 @@ class _Loaded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._load, name)
 
-    def __call__(self, raw: RawSample, seed: int) -> Any:
+    def __call__(self, raw: RawSample, seed: int, restore_key: Key = ()) -> Any:
         found = self._samples.get((raw.shard_index, raw.sample_index))
-        return copy.copy(next(self._any) if found is None else found)
+        return set_restore_key(copy.copy(next(self._any) if found is None else found), restore_key)
 
     def take_routes(self) -> dict[str, int]:
         return {}
