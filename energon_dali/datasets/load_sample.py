@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _NAME_NUMBERS: dict[str, int] = {}
 _KEPT_NAMES = 1000
+"""Names of parts for which the function that reads them is remembered."""
 _FIELD = re.compile(r"^(?P<part>[^\[\]]+)(?P<access>(\[[^\[\]]+\])*)$")
 
 

@@ -20,8 +20,9 @@ PLANNED_ROWS = 128
 """Samples that are planned together at least. A blend holds the plans of a thousand datasets."""
 
 _PLANNED_READS = 16
+"""Reads whose samples are planned together."""
 _MOST_PLANNED_ROWS = 512
-"""Where several samples are read together, the samples of so many reads are planned together, up to this number."""
+"""Samples that are planned together at most."""
 
 _EPOCHS_AHEAD = 16
 

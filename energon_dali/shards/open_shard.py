@@ -58,11 +58,13 @@ class OpenShard:
         parts: dict[str, bytes | memoryview] = {}
         for run in layout.runs(sample):
             start, size = run[2], run[3]
-            if size < SMALL_BYTES and self.near.are_wanted:
-                number = start >> CHUNK_BITS
-                base = number << CHUNK_BITS
-                if start + size <= base + CHUNK_BYTES:
-                    chunk = self.chunks.get(number) or self.near.read(self.reader, number, self.chunks)
+            number = start >> CHUNK_BITS
+            base = number << CHUNK_BITS
+            if size < SMALL_BYTES and self.near.are_wanted and start + size <= base + CHUNK_BYTES:
+                chunk = self.chunks.get(number)
+                if chunk is None and isinstance(self.reader, LocalReader):
+                    chunk = self.near.read(self.reader, number, self.chunks)
+                if chunk:
                     layout.extract(key, run, chunk, base, parts)
                     continue
             layout.extract(key, run, self.read(start, size), start, parts)

@@ -72,7 +72,7 @@ class ShardReader:
         """Whether requests wait for a network."""
         self._starts = [0, *accumulate(folder.shard_counts)]
         self._slow_reads = 0
-        self._is_near = False
+        self._near = NearChunks()
         self._forget()
 
     def _forget(self) -> None:
@@ -80,7 +80,6 @@ class ShardReader:
         self._open: dict[int, OpenShard] = {}
         self._failed: dict[int, DatasetError] = {}
         self._coming: dict[int, RangeReader | Exception] = {}
-        self._near = NearChunks(self._is_near)
         self._samples_read = 0
         self._shards_opened = 0
 
@@ -282,8 +281,8 @@ class ShardReader:
             window: Window of the order's shuffle, in samples.
             slice_length: Mean length of its slices, in samples.
         """
-        self._is_near = self._near.are_expected = window <= _NEAR_SLICES * slice_length
-        if not self._is_near and not self.folder.index.is_scattered:
+        self._near.are_expected = window <= _NEAR_SLICES * slice_length
+        if not self._near.are_expected and not self.folder.index.is_scattered:
             self.folder.index.is_scattered = True
             self._open.clear()
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,26 @@ def test_chunks_that_serve_few_samples_are_given_up(
     reads.clear()
     read(reader, order, 16)
     assert CHUNK_BYTES not in reads
+
+
+def test_a_chunk_that_cannot_be_read_loses_none_of_its_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = 0
+
+    def pread(fd: int, size: int, offset: int, read: Callable[[int, int, int], bytes] = os.pread) -> bytes:
+        nonlocal chunks
+        if size == CHUNK_BYTES:  # a bad sector somewhere in it
+            chunks += 1
+            raise OSError(errno.EIO, "bad sector")
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(local.os, "pread", pread)
+    reader = ShardReader(WebdatasetFolder(str(folder)))
+    reader.expect_order(WINDOW, SAMPLES)
+    order = in_windows(6)
+    for number, sample in zip(order, read(reader, order, 32), strict=True):
+        assert bytes(sample.parts["bin"]) == content_of(number)
+    size = sum(os.path.getsize(folder / f"{shard}.tar") for shard in range(2))
+    assert 0 < chunks <= size // CHUNK_BYTES, "each is tried once"
 
 
 def test_their_memory_has_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

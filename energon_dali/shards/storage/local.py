@@ -119,6 +119,13 @@ class LocalReader:
             doing = f"read bytes {offset} to {offset + size} of"
             return with_retries(partial(self._read, offset, size), doing, self.path, failed=error)
 
+    def try_read(self, offset: int, size: int) -> bytes | None:
+        """Returns a range after a single attempt; None where it cannot be read."""
+        try:
+            return self._read(offset, size)
+        except OSError:
+            return None
+
     def read_view(self, offset: int, size: int) -> bytes | memoryview:
         """Returns what `read_at` does, or a view of it, whose memory is used again when no view of it is left."""
         view = READ_BUFFERS.take(size) if LEAST_BYTES <= size <= MOST_BYTES else None
