@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from energon_dali import RetryPolicy, ShardError
 from energon_dali.shards import RawSample, ShardReader, WebdatasetFolder, prepare_dataset
 from energon_dali.shards.storage import local, near_chunks
 from energon_dali.shards.storage.near_chunks import CHUNK_BYTES, KEPT_BYTES
+from energon_dali.shards.storage.store import ReadScope, read_scope
 from tests.shards.tars import write_tar
 
 SAMPLES = 400
@@ -136,3 +138,23 @@ def test_their_memory_has_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch)
         shards = list(reader._open.values())
         reader.close()
         assert not any(shard.chunks for shard in shards)
+
+
+def test_a_shard_that_fails_is_not_asked_for_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        sizes.append(size)
+        raise OSError(errno.EIO, "bad disk")
+
+    reader = ShardReader(WebdatasetFolder(str(folder)))
+    reader.expect_order(WINDOW, SAMPLES)
+    read(reader, [0], 1)
+    with monkeypatch.context() as patch, read_scope(ReadScope(RetryPolicy(attempts=2), outlasts_stores=False)):
+        patch.setattr(local.os, "pread", pread)
+        numbers = list(range(1, 1 + WINDOW))
+        failed = reader.read([0] * len(numbers), numbers)
+    assert all(isinstance(sample, ShardError) for sample in failed)
+    assert sizes.count(CHUNK_BYTES) <= 1
+    assert len(sizes) <= len(numbers) + 2
+    reader.close()

@@ -120,7 +120,9 @@ class LocalReader:
             return with_retries(partial(self._read, offset, size), doing, self.path, failed=error)
 
     def try_read(self, offset: int, size: int) -> bytes | None:
-        """Returns a range after a single attempt; None where it cannot be read."""
+        """Returns a range after a single attempt; None where it cannot be read. A file that fails is not tried."""
+        if self.path in self._store.failed_files:
+            return None
         try:
             return self._read(offset, size)
         except OSError:
