@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,9 @@ def folder_of(module: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in ORDER else None
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """Yields (module, line, whether it runs at import time) for every import in a file."""
+@cache  # most tests look at all files
+def imports_of(path: Path) -> list[tuple[str, int, bool]]:
+    """Returns (module, line, whether it runs at import time) for every import in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
 
@@ -81,7 +83,7 @@ def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
                 function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
                 yield from walk(child, eager and not typing_only and not function)
 
-    yield from walk(tree, True)
+    return list(walk(tree, True))
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
