@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from energon_dali.task_encoder.context import context_depth, leave_contexts
+from tests.shared_result import folder_of_run
+from tests.warm_python import started_python
 
 # No deadline: on a busy machine, single examples are slow. A fixed seed makes all runs of a commit equal.
 settings.register_profile(
@@ -29,6 +31,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or extension modules would report at the end of the process that their objects leak
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An executable that runs programs as Python does, in forks of a process that has imported Lightning and DALI."""
+    with started_python(folder_of_run(tmp_path_factory)) as executable:
+        yield executable
 
 
 @pytest.fixture(autouse=True)

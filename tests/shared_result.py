@@ -15,6 +15,12 @@ import pytest
 Result = TypeVar("Result")
 
 
+def folder_of_run(factory: pytest.TempPathFactory) -> Path:
+    """Returns the temporary folder that all processes of this test run have in common."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def shared_result(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Result]) -> tuple[Path, Result]:
     """Returns a folder and what `make` returned for it, in whichever process of this test run it was called.
 
@@ -25,9 +31,7 @@ def shared_result(factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
         name: Name of the folder, of which there is one in a test run.
         make: Fills the folder, which is empty; what it returns is pickled. It is called again if it failed.
     """
-    base = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
+    base = folder_of_run(factory)
     folder, result = base / name, base / f"{name}.pickle"
     with open(base / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +77,13 @@ def whole_order(folder: str) -> list[list[str]]:
     return keys_of(get_savable_loader(dataset_of(folder, config)), 8 * STREAMS)
 
 
-def torchrun(folder: str, what: str, body: str, processes: int) -> list[dict[str, Any]]:
+def torchrun(python: str, folder: str, what: str, body: str, processes: int) -> list[dict[str, Any]]:
     """Returns what each rank reported."""
     program = Path(folder, f"{what}.py")
     program.write_text(PROGRAM + body + "\ndist.barrier()\ndist.destroy_process_group()\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python}
     command = [
-        sys.executable,
+        python,
         "-m",
         "torch.distributed.run",
         "--standalone",
@@ -107,7 +106,7 @@ def of_rank(whole_order: list[list[str]], rank: int, world: int, start: int, cou
     return own[start : start + count]
 
 
-def test_four_processes_save_and_others_go_on(folder: str, whole_order: list[list[str]]) -> None:
+def test_four_processes_save_and_others_go_on(folder: str, whole_order: list[list[str]], warm_python: str) -> None:
     saving = """
 loader = loader_in()
 before = keys_of(loader, 4)
@@ -143,7 +142,7 @@ again.restore_state_global(state, src_rank=rank % 2)
 assert keys_of(again, 3) == pair_after
 report(before=before, after=after, pair=pair_before + pair_after)
 """
-    reports = torchrun(folder, "saving", saving, 4)
+    reports = torchrun(warm_python, folder, "saving", saving, 4)
     for rank, report in enumerate(reports):
         assert report["before"] == of_rank(whole_order, rank, 4, 0, 4)
         assert report["after"] == of_rank(whole_order, rank, 4, 4, 4)
@@ -156,6 +155,6 @@ loader = loader_in(workers=2)
 loader.restore_state_global(saved("whole.pt"))
 report(after=keys_of(loader, 6))
 """
-    for rank, report in enumerate(torchrun(folder, "going_on", going_on, 2)):
+    for rank, report in enumerate(torchrun(warm_python, folder, "going_on", going_on, 2)):
         # 4 batches of each of the 4 ranks are 2 of each stream: 2 ranks have delivered 8 each.
         assert report["after"] == of_rank(whole_order, rank, 2, 8, 6)

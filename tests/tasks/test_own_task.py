@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_pages_files_train_and_load(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], warm_python: str
 ) -> None:
     monkeypatch.chdir(folder)
     install, prepare, train = COMMANDS
@@ -74,7 +74,7 @@ def test_the_pages_files_train_and_load(
     assert train[:3] == ["python", "-m", "energon_dali.tasks.train"]
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path)
     done = subprocess.run(
-        [sys.executable, *train[1:], *SMALL],
+        [warm_python, *train[1:], *SMALL],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,

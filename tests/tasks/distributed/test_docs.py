@@ -36,12 +36,12 @@ def command_of(program: str) -> list[str]:
     return command
 
 
-def start(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def start(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "500"}
     return subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         timeout=570,
@@ -49,12 +49,12 @@ def start(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_torchrun_command_trains_on_two_processes(tmp_path: Path) -> None:
+def test_the_torchrun_command_trains_on_two_processes(tmp_path: Path, warm_python: str) -> None:
     write_archive(tmp_path)
     program, *arguments = command_of("torchrun")
     assert (program, arguments[0]) == ("torchrun", "--nproc-per-node=2")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port=0", "--standalone"]
-    done = start([*torchrun, *arguments, *SMALL, "hydra.run.dir=run"], tmp_path)
+    torchrun = [warm_python, "-m", "torch.distributed.run", "--master-port=0", "--standalone"]
+    done = start([*torchrun, *arguments, *SMALL, "hydra.run.dir=run"], tmp_path, PYTHON_EXEC=warm_python)
     assert done.returncode == 0, done.stderr[-5000:]
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ pytestmark = pytest.mark.timeout(400)  # six interpreters with torch on what may
 ROOT = Path(__file__).parents[3]
 
 
-def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def torchrun(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.run(
         [*command, "-m", "tests.tasks.distributed.ranks", str(folder)],
         cwd=ROOT,
+        env={**os.environ, "PYTHON_EXEC": python},
         capture_output=True,
         text=True,
         timeout=300,
@@ -40,20 +42,20 @@ def on_one_rank(folder: Path, **options: Any) -> Run:
     return train(folder / "data", max_steps=STEPS, accumulate_grad_batches=2, data=data, dropout=0.0, **options)
 
 
-def train_everywhere(folder: Path) -> Run:
+def train_everywhere(folder: Path, python: str) -> Run:
     """Trains on one rank and then on two, of which one is killed, and returns the run on one rank."""
     numbers_dataset(folder / "data", 60)
     callback = ModelCheckpoint(folder / "one", filename="{step}", every_n_train_steps=1, save_top_k=-1)
     one = on_one_rank(folder, callbacks=[callback])
-    done = torchrun(folder)
+    done = torchrun(folder, python)
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr, done.stderr[-5000:]
     return replace(one, trainer=None)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    return shared_result(tmp_path_factory, "ranks", train_everywhere)
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> tuple[Path, Run]:
+    return shared_result(tmp_path_factory, "ranks", partial(train_everywhere, python=warm_python))
 
 
 @pytest.fixture(scope="module")

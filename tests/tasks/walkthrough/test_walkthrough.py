@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,10 @@ def train(output: str, *overrides: str) -> TrainResult:
     return run(compose([*SMALL, f"output_dir={output}", *overrides], CONF))
 
 
-def test_the_command_of_the_guide_trains(tmp_path: Path) -> None:
+def test_the_command_of_the_guide_trains(tmp_path: Path, warm_python: str) -> None:
     short = ("trainer.max_steps=1", "hydra.run.dir=run")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "--config-dir", str(CONF), *GUIDE, "trainer.gpus=1", *QUIET, *short],
+        [warm_python, str(ROOT / "train.py"), "--config-dir", str(CONF), *GUIDE, "trainer.gpus=1", *QUIET, *short],
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,

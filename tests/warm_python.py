@@ -1,0 +1,249 @@
+"""A Python whose programs start at once: each is a fork of one process that has imported what most programs import.
+
+Importing torch takes three seconds of CPU, and Lightning eight more. Programs are run by their real entry points, in
+processes of their own, with the environment, folder and streams of their caller. They wait for their threads and call
+exit handlers, but modules are not taken down. Do not use it where what is imported is the point, or for programs that
+their caller kills with SIGKILL, which would only end the caller's child.
+
+    python -m tests.warm_python SOCKET      serves until nobody holds a lease any more
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+IMPORTED = (
+    "torch",
+    "numpy",
+    "PIL.Image",
+    "nvidia.dali.fn",
+    "av",
+    "lightning.pytorch.loggers",
+    "hydra.main",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "torch.distributed.run",
+    "transformers",
+    "multistorageclient",
+    "hydra.core.plugins",
+    "energon_dali",
+    "energon_dali.loader",
+    "energon_dali.shards.prepare",
+    "energon_dali.tasks.continuation",
+    "energon_dali.tasks.core.task",
+    "energon_dali.tasks.train",
+    "energon_dali.tasks.command",
+)
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({path!r})
+    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(request)
+    answers = server.makefile()
+    pid = int(answers.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    status = int(answers.readline())
+code = os.waitstatus_to_exitcode(status)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+@contextmanager
+def started_python(folder: Path) -> Iterator[str]:
+    """Context manager for the path of an executable that takes the arguments of Python: a script, -m or -c.
+
+    Args:
+        folder: All processes that name the same folder share a server, which ends after the last of them left.
+    """
+    path, client = folder / "warm_python.socket", folder / "warm_python"
+    with open(folder / "warm_python.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lease = _lease(path)
+        if lease is None:
+            path.unlink(missing_ok=True)
+            client.write_text(CLIENT.format(python=sys.executable, path=str(path)))
+            client.chmod(0o755)
+            command = [sys.executable, "-m", "tests.warm_python", str(path)]
+            subprocess.run(command, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, check=True)
+            lease = _lease(path)
+            assert lease is not None
+    with lease:
+        yield str(client)
+
+
+def _lease(path: Path) -> socket.socket | None:
+    """Returns a connection that keeps the server alive; None if there is no server."""
+    lease = socket.socket(socket.AF_UNIX)
+    with suppress(OSError):
+        lease.connect(str(path))
+        lease.sendall(bytes(4))
+        if lease.recv(1):
+            return lease
+    lease.close()
+    return None
+
+
+class _Server:
+    """Forks a program for each request, and answers with its process id and, once it has ended, its status."""
+
+    def __init__(self, path: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self._leases: list[socket.socket] = []
+        self._callers: dict[int, socket.socket] = {}
+
+    def next_program(self) -> tuple[list[str], str, dict[str, str]] | None:
+        """Returns the (arguments, folder, environment) of a program, in its own process; None once the server ends."""
+        ended, wakeup = os.pipe()
+        for end in (ended, wakeup):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup)
+        had_lease = False
+        while self._leases or not had_lease:
+            watched: list[Any] = [self._listener, ended, *self._leases]
+            readable, _, _ = select.select(watched, [], [])
+            for lease in [one for one in self._leases if one in readable]:
+                self._leases.remove(lease)
+                lease.close()
+            if ended in readable:
+                os.read(ended, 1 << 10)
+                self._answer()
+            if self._listener in readable:
+                program = self._accept()
+                if program is not None:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for end in (ended, wakeup):
+                        os.close(end)
+                    return program
+                had_lease = True
+        return None
+
+    def _accept(self) -> tuple[list[str], str, dict[str, str]] | None:
+        """Returns the program in its own process, None in this one."""
+        caller, _ = self._listener.accept()
+        head, streams, _, _ = socket.recv_fds(caller, 4, 3)
+        if len(head) < 4:
+            caller.close()
+            return None
+        size = int.from_bytes(head, "big")
+        if not size:
+            self._leases.append(caller)
+            caller.sendall(b"l")
+            return None
+        request: list[Any] = json.loads(caller.recv(size, socket.MSG_WAITALL))
+        pid = os.fork()
+        if pid:
+            self._callers[pid] = caller
+            with suppress(OSError):
+                caller.sendall(b"%d\n" % pid)
+            for stream in streams:
+                os.close(stream)
+            return None
+        for open_socket in (self._listener, caller, *self._leases, *self._callers.values()):
+            open_socket.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        return request[0], request[1], request[2]
+
+    def _answer(self) -> None:
+        """Tells callers that their programs have ended."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                with suppress(OSError), self._callers.pop(pid) as caller:
+                    caller.sendall(b"%d\n" % status)
+
+
+def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """Runs a program as `python ARGUMENTS` would."""
+    import numpy
+    import torch
+
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    numpy.random.seed()
+    if "OMP_NUM_THREADS" in environment:
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
+    first, *rest = arguments = arguments[arguments[0] == "-u" :]
+    if first in ("-m", "-c"):
+        sys.path[0] = folder if first == "-m" else ""
+        sys.argv = [first, *rest[1:]]
+        if first == "-m":
+            sys.modules.pop(rest[0], None)  # it runs as __main__, and runpy would warn of a second copy
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            names = {"__name__": "__main__", "__builtins__": __builtins__}
+            exec(rest[0], names)
+        return
+    sys.argv = arguments
+    sys.path[0] = str(Path(first).resolve().parent)
+    runpy.run_path(first, run_name="__main__")
+
+
+def _status(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
+    """Runs a program to its end, and returns its exit status."""
+    try:
+        _run(arguments, folder, environment)
+        return 0
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def main() -> None:
+    """Imports, and returns as soon as programs can be run; the server goes on in a process of its own."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    server = _Server(sys.argv[1])
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    program = server.next_program()
+    os._exit(_status(*program) if program is not None else 0)
+
+
+if __name__ == "__main__":
+    main()
