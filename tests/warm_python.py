@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -196,7 +197,10 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
-    first, *rest = arguments = arguments[arguments[0] == "-u" :]
+    while arguments[0] in ("-u", "-W"):
+        if arguments.pop(0) == "-W":
+            warnings._processoptions([arguments.pop(0)])  # type: ignore[attr-defined]  # as the interpreter does
+    first, *rest = arguments
     if first in ("-m", "-c"):
         sys.path[0] = folder if first == "-m" else ""
         sys.argv = [first, *rest[1:]]

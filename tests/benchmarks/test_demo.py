@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def _programs_start_at_once(monkeypatch: pytest.MonkeyPatch, warm_python: str) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads of torch would only wait for the cores
 
 
+@pytest.mark.usefixtures("_programs_start_at_once")
 def test_the_demo_runs_every_decoder_and_shows_a_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(folder), "--batches", "2", "--workers", "1"], recipe=SMALL, videos=VIDEOS) == 0
     printed = capsys.readouterr().out
@@ -40,6 +47,7 @@ def test_the_demo_runs_every_decoder_and_shows_a_batch(folder: Path, capsys: pyt
             assert len(sheet.getcolors(1 << 24) or ()) > 1000  # photographs, not blank tiles
 
 
+@pytest.mark.usefixtures("_programs_start_at_once")
 def test_the_users_own_shards_stay_as_they_are(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,12 @@ def test_h264_comes_through_our_loader_on_the_cpu_too(cache: Path) -> None:
     assert measure(SMALL["gpu-video/short-frames224"], BLOCK, cache)["samples_checked"] >= 2
 
 
+@pytest.fixture
+def _programs_start_at_once(monkeypatch: pytest.MonkeyPatch, warm_python: str) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
+
+
+@pytest.mark.usefixtures("_programs_start_at_once")
 def test_a_run_ends_in_a_report_and_a_chart_that_say_what_they_are(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +161,7 @@ def test_a_run_ends_in_a_report_and_a_chart_that_say_what_they_are(
     assert plot.main([str(path), str(tmp_path / "chart.png")]) == 0
 
 
+@pytest.mark.usefixtures("_programs_start_at_once")
 def test_growth_is_drawn_as_lines(tmp_path: Path) -> None:
     path = tmp_path / "growth.json"
     code = run.main(

@@ -17,14 +17,16 @@ pytestmark = pytest.mark.timeout(400)  # a program per candidate on what may be 
 
 
 @pytest.fixture(scope="module")
-def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report_path(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     path = folder / "cpu.json"
     candidates = ["--candidates", "bare DALI, HWC", "energon_dali PIL", "megatron"]
     arguments = ["cpu", "--quick", "--only", "uint8", "import", *candidates]
     for work in run.choose(run.parse(arguments)):
         make_dataset(work.recipe, folder, progress=False, processes=1)  # starting others takes longer
-    code = run.main([*arguments, "--json", str(path), "--cache", str(folder)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm_python)
+        code = run.main([*arguments, "--json", str(path), "--cache", str(folder)])
     assert code == 0
     return path
 
