@@ -76,11 +76,11 @@ def test_a_program_resumes_exactly(program: str, data: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("program", ["chatml_train", "vqa_provider"])
-def test_a_program_runs_by_the_command_with_workers(program: str, data: Path, tmp_path: Path) -> None:
+def test_a_program_runs_by_the_command_with_workers(program: str, data: Path, tmp_path: Path, warm_python: str) -> None:
     """The hooks of the second read globals that the program sets, so its workers have to be copies of the program."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     del environment["ENERGON_DALI_COMPAT_TRUST"]
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "energon_dali.compat", "--trust-dataset-code", str(PROGRAMS / f"{program}.py")]
+    command = [warm_python, "-m", "energon_dali.compat", "--trust-dataset-code", str(PROGRAMS / f"{program}.py")]
     subprocess.run([*command, str(data), str(report), "--num-workers", "2"], env=environment, check=True, timeout=100)
     assert sorted(json.loads(report.read_text())["samples"]) == EXPECTED[program]["samples"]

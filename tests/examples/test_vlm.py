@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,27 +95,27 @@ def check_comparison(report: Path) -> None:
     assert difference < 2e-6 * largest + 1e-6
 
 
-def train(data: Path, runs: list[Any]) -> None:
-    command = [sys.executable, "-m", "tests.examples.ranks", str(data), json.dumps(runs)]
+def train(python: str, data: Path, runs: list[Any]) -> None:
+    command = [python, "-m", "tests.examples.ranks", str(data), json.dumps(runs)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
 
 
 @pytest.mark.timeout(300)
-def test_a_recipe_learns_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
+def test_a_recipe_learns_and_resumes_exactly(data: Path, tmp_path: Path, warm_python: str) -> None:
     folder = tmp_path / "with_trainer"
     folder.mkdir()
     compared = folder / "compared"
     runs = runs_of(data, folder, "with_trainer", "qwen2_vl", packed=True)
-    train(data, [*runs, comparison(data, "qwen2_vl", compared)])
+    train(warm_python, data, [*runs, comparison(data, "qwen2_vl", compared)])
     check(folder)
     check_comparison(compared)
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
-def test_packing_changes_no_logit(data: Path, tmp_path: Path) -> None:
-    train(data, [comparison(data, family, tmp_path / family) for family in FAMILIES])
+def test_packing_changes_no_logit(data: Path, tmp_path: Path, warm_python: str) -> None:
+    train(warm_python, data, [comparison(data, family, tmp_path / family) for family in FAMILIES])
     for family in FAMILIES:
         check_comparison(tmp_path / family)
 
@@ -125,12 +124,14 @@ def test_packing_changes_no_logit(data: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_recipe_learns_and_resumes_exactly(data: Path, tmp_path: Path, family: str, packed: bool) -> None:
+def test_every_recipe_learns_and_resumes_exactly(
+    data: Path, tmp_path: Path, warm_python: str, family: str, packed: bool
+) -> None:
     runs = []
     for recipe in RECIPES:
         (tmp_path / recipe).mkdir()
         decoder = "dali" if recipe == "with_accelerate" else "pil"
         runs += runs_of(data, tmp_path / recipe, recipe, family, packed=packed, decoder=decoder)
-    train(data, runs)
+    train(warm_python, data, runs)
     for recipe in RECIPES:
         check(tmp_path / recipe)

@@ -84,6 +84,8 @@ class Campaign:
     cases_per_child: int = 200
     warm_cases: int = 1
     """Number of first cases of a child, which open what it keeps open, such as the threads of an engine."""
+    patience_seconds: float = 3.0
+    """How long to wait for processes, descriptors and threads that are about to end, before they count as left."""
     is_sampled: bool = True
     """False runs it only in a full run, because one case takes longer than all other samples together."""
 
@@ -206,7 +208,7 @@ class _Child:
         self._errors.seek(0)
         text = self._errors.read().decode("utf-8", "replace")
         self._errors.close()
-        strays = _session_of(self.pid)
+        strays = _session_of(self.pid, self.campaign.patience_seconds)
         if strays:
             tally.left_behind.append(f"{self.campaign.name}: processes {strays} outlived cases {self.numbers}")
             for pid in strays:
@@ -243,7 +245,7 @@ def _run_cases(campaign: Campaign, case: Case, numbers: range, folder: Path, pip
             before = _held()
     left = []
     if before is not None:
-        after = _settled(before)
+        after = _settled(before, campaign.patience_seconds)
         for what, first, last in zip(("descriptors", "threads"), before, after, strict=True):
             if last > first:
                 left.append(f"{campaign.name}: {last - first} {what} after cases {numbers.start} to {numbers.stop}")
@@ -256,9 +258,9 @@ def _held() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
-def _settled(before: tuple[int, int]) -> tuple[int, int]:
+def _settled(before: tuple[int, int], patience_seconds: float) -> tuple[int, int]:
     """Returns (open descriptors, threads), after waiting for threads that are about to end."""
-    end = time.monotonic() + 3
+    end = time.monotonic() + patience_seconds
     while True:
         after = _held()
         if all(last <= first for first, last in zip(before, after, strict=True)) or time.monotonic() > end:
@@ -266,15 +268,14 @@ def _settled(before: tuple[int, int]) -> tuple[int, int]:
         time.sleep(0.05)
 
 
-def _session_of(leader: int) -> list[int]:
+def _session_of(leader: int, patience_seconds: float) -> list[int]:
     """Returns the processes of a session whose leader has ended, after waiting for those that are about to end."""
-    found: list[int] = []
-    for _ in range(40):
+    end = time.monotonic() + patience_seconds
+    while True:
         found = [pid for pid, session in _sessions() if session == leader]
-        if not found:
-            break
+        if not found or time.monotonic() > end:
+            return found
         time.sleep(0.05)
-    return found
 
 
 def _sessions() -> Iterator[tuple[int, int]]:

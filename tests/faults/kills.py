@@ -107,7 +107,12 @@ def training_kills(folder: Path) -> Case:
     logging.disable(logging.ERROR)
     for name, count in (("one", 40), ("two", 25)):
         captioning_dataset(folder / name, count)
-    expected = [json.loads(json.dumps(batch)) for batch in islice(open_loader(folder, 0), BATCHES)]
+
+    def first_batches(count: int) -> list[object]:
+        with open_loader(folder, 0) as loader:
+            return [json.loads(json.dumps(batch)) for batch in islice(loader, count)]
+
+    expected = first_batches(1)
 
     def case(number: int, scratch: Path) -> Outcome:
         random = Random(number)
@@ -119,6 +124,8 @@ def training_kills(folder: Path) -> Case:
             seconds = random.uniform(0.02, 1.5 if workers else 0.3)
             kills += killed(lambda: run(folder, file, BATCHES - 1, workers), seconds)
         delivered = json.loads(file.read_text())["batches"] if file.exists() else []
+        if len(delivered) > len(expected):  # a sample of the cases needs few of them
+            expected[:] = first_batches(min(BATCHES, 2 * len(delivered)))
         if delivered != expected[: len(delivered)]:
             pairs = enumerate(zip(delivered, expected, strict=False))
             at = next((n for n, pair in pairs if pair[0] != pair[1]), len(expected))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(400)
-def test_a_sample_of_each_campaign_loses_nothing() -> None:
+def test_a_sample_of_each_campaign_loses_nothing(warm_python: str) -> None:
     """In its own process, because it forks, which a process with threads should not do."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults", "--share", "0.004", "--jobs", "1"],
+        [warm_python, "-m", "tests.faults", "--share", "0.004", "--jobs", "1"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -32,7 +31,7 @@ def test_a_sample_of_each_campaign_loses_nothing() -> None:
         assert f"\n{campaign.name} " in done.stdout
 
 
-def test_a_campaign_counts_what_is_lost_hangs_and_dies(tmp_path: Path) -> None:
+def test_a_campaign_counts_what_is_lost_hangs_and_dies(tmp_path: Path, warm_python: str) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path
@@ -50,11 +49,12 @@ def prepare(folder):
         return Outcome()
     return case
 
-tally = run(Campaign("all kinds", 8, prepare, timeout_seconds=1), Path({str(tmp_path)!r}) / "work", jobs=1)
+campaign = Campaign("all kinds", 8, prepare, timeout_seconds=1, patience_seconds=0.2)
+tally = run(campaign, Path({str(tmp_path)!r}) / "work", jobs=1)
 print(tally.tried, tally.survived, len(tally.lost), len(tally.left_behind), tally.is_clean)
 print(*tally.lost, *tally.left_behind, sep="\\n")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run([warm_python, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     first, _, rest = done.stdout.partition("\n")
     assert first == "8 4 4 3 False", done.stdout + done.stderr
     for text in (

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ NAMES = ("ddp", "accelerate", "fabric", "fsdp2", "stateful", "nodes", "trainer",
 
 
 @pytest.mark.timeout(400)  # on a busy machine
-def test_recipes_on_two_processes(tmp_path: Path) -> None:
+def test_recipes_on_two_processes(tmp_path: Path, warm_python: str) -> None:
     """One test, because all recipes share the processes: importing these libraries takes longest."""
-    out = run_all(tmp_path)
+    out = run_all(warm_python, tmp_path)
     for name in NAMES:
         check_resume(out / name)
     for name in ("fsdp2", "trainer"):
@@ -36,14 +35,14 @@ def test_recipes_on_two_processes(tmp_path: Path) -> None:
     check_refusals(out / "refusals")
 
 
-def run_all(root: Path) -> Path:
+def run_all(python: str, root: Path) -> Path:
     """Runs all recipes, and the programs of the page; returns the folder of their reports."""
     data = number_shards(root / "data")
     number_shards(root / "few", FEW)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     phases = [*phases_of(NAMES), [["refusals", {"steps": 0, "save_at": 0}, 2]]]
     programs = [str(program) for program in documented(root / "docs")]
-    command = [sys.executable, "-m", "tests.integrations.pair", str(data), str(root), json.dumps(phases), *programs]
+    command = [python, "-m", "tests.integrations.pair", str(data), str(root), json.dumps(phases), *programs]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr.partition("nanobind")[0][-6000:]
     return root

@@ -184,7 +184,7 @@ print("end")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "end", "")
 
 
-def test_a_forked_child_builds_its_own() -> None:
+def test_a_forked_child_builds_its_own(warm_python: str) -> None:
     code = """
 import os, warnings
 warnings.simplefilter("ignore")
@@ -198,7 +198,7 @@ if child == 0:
     os._exit(0 if int(decoder.decode_block(block)[0].value.numpy().sum()) == total else 1)
 print(os.waitpid(child, 0)[1])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([warm_python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
