@@ -209,3 +209,13 @@ def _check_interpolation(operation: object, interpolation: str) -> None:
             f"{type(operation).__name__}(interpolation={interpolation!r}) is unknown. Every backend must resample the "
             f"same way, so only {', '.join(INTERPOLATIONS)} are offered. Choose one of them."
         )
+
+
+def crops_resized(operations: tuple[GeometricOperation, ...]) -> bool:
+    """Returns whether a crop follows a resize, so that the box is in fractions of source pixels."""
+    resized = False
+    for operation in operations:
+        if resized and isinstance(operation, (CenterCrop, RandomCrop, RandomResizedCrop)):
+            return True
+        resized = resized or isinstance(operation, (Resize, RandomResizedCrop))
+    return False

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle, VideoClips
@@ -26,6 +25,7 @@ from energon_dali.decode.dali.runtime.futures import (
     seal,
     work_stream,
 )
+from energon_dali.decode.dali.runtime.host_threads import host_threads
 from energon_dali.decode.dali.runtime.registry import EngineOptions, engine_for
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 _MAX_VIDEOS_PER_RUN = 16
 """A run ends with its slowest video, and its frames take memory at their full size."""
-_PIL_THREADS = 2
-_pil_pool: ThreadPoolExecutor | None = None
-_pil_lock = threading.Lock()
 _of_thread = threading.local()
 """`streams`: the CUDA streams on which a thread of the pool copies, by device."""
 
@@ -70,7 +67,9 @@ def submit_block(options: EngineOptions, handles: Sequence[MediaHandle]) -> Futu
         if goes_to_dali(handle, options.video_decode_device, device):
             for_dali[position] = handle
         else:
-            block.put_when_done([position], _pool().submit(_decode_in_pool, decode_on_cpu, handle, device, stream))
+            block.put_when_done(
+                [position], host_threads().submit(_decode_in_pool, decode_on_cpu, handle, device, stream)
+            )
     if for_dali:
         submitted = list(for_dali.values())
         done = submit_clips(options, device, submitted, stream)
@@ -139,7 +138,9 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
     groups: dict[tuple[ImageSpec, bool], list[int]] = {}
     for position, handle in enumerate(handles):
         if isinstance(handle, DecodedHandle):
-            block.put_when_done([position], _pool().submit(_decode_in_pool, _take_pixels, handle, device, stream))
+            block.put_when_done(
+                [position], host_threads().submit(_decode_in_pool, _take_pixels, handle, device, stream)
+            )
             continue
         try:
             eligible = type(handle) is DaliHandle or _is_eligible(handle, device)
@@ -150,7 +151,9 @@ def _submit_images(options: EngineOptions, handles: Sequence[MediaHandle]) -> Fu
             on_host = device.kind == "gpu" and not has_gpu_codec(handle.format)
             groups.setdefault((handle.spec, on_host), []).append(position)
         else:
-            block.put_when_done([position], _pool().submit(_decode_in_pool, decode_on_cpu, handle, device, stream))
+            block.put_when_done(
+                [position], host_threads().submit(_decode_in_pool, decode_on_cpu, handle, device, stream)
+            )
     for (spec, on_host), positions in groups.items():
         part = _submit_to_engine(options, spec, device, [handles[i] for i in positions], stream, on_host)
         block.put_when_done(positions, part)
@@ -167,7 +170,7 @@ def _submit_to_engine(
 ) -> Future[list[Outcome]]:
     engine = engine_for(
         DaliImageEngine,
-        ImageGraph.from_spec(spec),
+        ImageGraph.from_spec(spec, device.kind),
         options.on(device, on_host=on_host),
         gpu_memory_budget_bytes=options.gpu_memory_budget_bytes,
     )
@@ -187,7 +190,7 @@ def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[Media
                 # PIL and PyAV render what they decode after a failure of DALI.
                 handle = handles[position]
                 if _renders(handle) and isinstance(outcome, Decoded) and not isinstance(outcome.value, VisionInput):
-                    task = _pool().submit(_render, handle, outcome)
+                    task = host_threads().submit(_render, handle, outcome)
                     block.put_when_done([position], task)
                 else:
                     block.put([position], [outcome])
@@ -246,21 +249,3 @@ def _render(handle: MediaHandle, outcome: Decoded) -> list[Outcome]:
 
 def _take_pixels(handle: DecodedHandle, bring: Callable[[Any], Any]) -> Outcome:
     return Decoded(bring(handle.pixels), "pil")
-
-
-def _pool() -> ThreadPoolExecutor:
-    global _pil_pool
-    with _pil_lock:
-        if _pil_pool is None:
-            _pil_pool = ThreadPoolExecutor(_PIL_THREADS, thread_name_prefix="energon-dali-pil")
-        return _pil_pool
-
-
-def _forget_pool() -> None:
-    """After a fork: the threads of the pool exist only in the parent."""
-    global _pil_pool, _pil_lock
-    _pil_pool, _pil_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
-from energon_dali.decode.dali.images.graph import crops_resized
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.interface import MediaHandle
+from energon_dali.decode.operations import crops_resized
 
 if TYPE_CHECKING:
     from energon_dali.decode.formats import ImageHeader

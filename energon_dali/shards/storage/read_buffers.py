@@ -13,14 +13,21 @@ LEAST_BYTES = 32 << 10
 MOST_BYTES = 4 << 20
 """Larger ones too: clearing their pages is a small part of decoding them."""
 KEPT_BYTES = 64 << 20
-"""Most memory of all buffers of this process that are kept, whether they are in use or not."""
+"""Most memory of all buffers for reading that a process keeps."""
 _STEP_BYTES = 32 << 10
+_TRIED = 4
+"""Buffers that are looked at before a new one is made."""
 
 
 class ReadBuffers:
-    """Buffers of a process by size. Thread-safe without a lock: appending to a deque and popping from it are atomic."""
+    """Buffers of a process by size. Thread-safe without a lock: appending to a deque and popping from it are atomic.
 
-    def __init__(self) -> None:
+    Args:
+        kept_bytes: Most memory of all buffers that are kept, whether they are in use or not.
+    """
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._most_kept = kept_bytes
         self._queues: dict[int, deque[bytearray]] = {}
         self._kept_bytes = 0
 
@@ -30,24 +37,26 @@ class ReadBuffers:
         The buffer is used again when the last view of it is gone: a slice, an array or a tensor of it is a view.
 
         Args:
-            size: LEAST_BYTES to MOST_BYTES.
+            size: Number of bytes; LEAST_BYTES to MOST_BYTES is where this takes less time than the allocator.
         """
         capacity = -(-size // _STEP_BYTES) * _STEP_BYTES
         queue = self._queues.setdefault(capacity, deque())
-        # They are released in about the order in which they were taken, so that the oldest decides.
-        try:
-            buffer = queue.popleft()
-        except IndexError:
-            return self._new(queue, capacity)[:size]
-        is_free = _is_unseen(buffer)
-        view = memoryview(buffer)  # before another thread can find the buffer
-        queue.append(buffer)
-        return (view if is_free else self._new(queue, capacity))[:size]
+        # They are released in about the order in which they were taken, so that one of the oldest is free if any is.
+        for _ in range(_TRIED):
+            try:
+                buffer = queue.popleft()
+            except IndexError:
+                break
+            view = memoryview(buffer) if _is_unseen(buffer) else None  # before another thread can find the buffer
+            queue.append(buffer)
+            if view is not None:
+                return view[:size]
+        return self._new(queue, capacity)[:size]
 
     def _new(self, queue: deque[bytearray], capacity: int) -> memoryview:
         buffer = bytearray(capacity)
         view = memoryview(buffer)
-        if self._kept_bytes + capacity <= KEPT_BYTES:
+        if self._kept_bytes + capacity <= self._most_kept:
             self._kept_bytes += capacity
             queue.append(buffer)
         return view

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from energon_dali.decode.dali.decoder import DaliDecoder
-from energon_dali.decode.dali.images.engine import set_geometry_inputs, take_values
+from energon_dali.decode.dali.images.engine import set_geometry_inputs, take_results
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_graph, define_inputs
 from energon_dali.decode.dali.images.index_file import ReaderRow, write_index_files
 from energon_dali.decode.dali.runtime.device import current_device
@@ -85,7 +85,7 @@ class DaliReader:
             )
         self._decoder = decoder
         self._device = decoder.device
-        self._graph = ImageGraph.from_spec(decoder.spec)
+        self._graph = ImageGraph.from_spec(decoder.spec, self._device.kind)
         self._shards = [os.fspath(shard) for shard in shards]
         self._rows = rows
         self._components = list(components)
@@ -113,7 +113,7 @@ class DaliReader:
         if not self._flying:
             self.close()
             raise StopIteration
-        first, last, _ = self._flying[0]
+        first, last, batch = self._flying[0]
         assert self._pipeline is not None
         try:
             stream = consumer_stream(self._device)
@@ -123,7 +123,8 @@ class DaliReader:
         except Exception as error:
             return self._recover(error)
         self._flying.popleft()
-        values = take_values(outputs[0], self._decoder.spec, stream)[: last - first]
+        threads = self._decoder.engine_options.threads_on(self._device)
+        values = take_results(outputs[0], self._graph, batch, threads, stream)[: last - first]
         route: Route = "dali-gpu" if self._device.kind == "gpu" else "dali-cpu"  # only DALI has seen the formats
         images: list[Outcome] = [Decoded(value, route) for value in values]
         return ReaderBatch(first, images, self._bytes_of_parts(outputs[1:-1], first, last))
@@ -158,14 +159,13 @@ class DaliReader:
         """Returns the geometries of some rows, padded to a full batch with the last one, as the reader pads samples."""
         spec = self._decoder.spec
         batch = ImageBatch([], [])
-        if self._graph.inputs:
-            for row in self._rows[first:last]:
-                handle = MediaHandle("", b"", "", row.width, row.height, spec, row.orientation, row.seed)
-                batch.handles.append(handle)
-                batch.geometries.append(handle_geometry(handle))
-            missing = self._batch_size - (last - first)
-            batch.handles.extend(batch.handles[-1:] * missing)
-            batch.geometries.extend(batch.geometries[-1:] * missing)
+        for row in self._rows[first:last]:
+            handle = MediaHandle("", b"", "", row.width, row.height, spec, row.orientation, row.seed)
+            batch.handles.append(handle)
+            batch.geometries.append(handle_geometry(handle))
+        missing = self._batch_size - (last - first)
+        batch.handles.extend(batch.handles[-1:] * missing)
+        batch.geometries.extend(batch.geometries[-1:] * missing)
         return batch
 
     def _build(self, first_row: int) -> Pipeline:

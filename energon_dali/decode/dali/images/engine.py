@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from energon_dali.decode.dali.images.codecs import image_route
+from energon_dali.decode.dali.images.finish import finish_images
 from energon_dali.decode.dali.images.graph import ImageBatch, ImageGraph, define_pipeline
 from energon_dali.decode.dali.images.recovery import decode_suspects
 from energon_dali.decode.dali.runtime.engine import DaliEngine, Run
@@ -64,7 +65,7 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
         set_inputs(pipeline, self.graph, batch)
 
     def take(self, outputs: Any, batch: ImageBatch, stream: Any) -> list[Any]:
-        values = take_values(outputs, batch.handles[0].spec, stream)
+        values = take_results(outputs, self.graph, batch, self.options.num_threads, stream)
         if self.device.kind == "gpu" and batch.handles[0].spec.front_end is not None:
             import torch
 
@@ -210,6 +211,22 @@ def geometry_rows(graph: ImageGraph, batch: ImageBatch) -> dict[str, NDArray[Any
             first, last, dtype = columns[name]
             arrays[name] = np.ascontiguousarray(table[:, first:last], dtype)
     return arrays
+
+
+def take_results(images: Any, graph: ImageGraph, batch: ImageBatch, num_threads: int, stream: Any = None) -> list[Any]:
+    """Returns one result per image of a TensorList, made by its graph and, if need be, by `finish_images`.
+
+    Args:
+        images: TensorListCPU or TensorListGPU.
+        graph: Of the pipeline.
+        batch: The images of the run.
+        num_threads: Most threads that finish them.
+        stream: See `take_values`.
+    """
+    spec = batch.handles[0].spec
+    if not graph.is_finished_later:
+        return take_values(images, spec, stream)
+    return finish_images(_rows_of_arrays(images), batch.geometries, spec, num_threads)
 
 
 def take_values(images: Any, spec: ImageSpec, stream: Any = None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -77,8 +78,9 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
         self._queue: queue.SimpleQueue[Run[BatchT] | _Rest | None] = queue.SimpleQueue()
         self._flying: deque[Run[BatchT]] = deque()
         self._held: Run[BatchT] | None = None
-        # Changed without a lock, which sets allow: a finaliser may do it in a thread that holds the lock.
-        self._open_blocks: set[FutureGroup] = set()
+        # Changed without a lock, which dicts allow: a finaliser may do it in a thread that holds the lock.
+        self._open_blocks: dict[int, FutureGroup] = {}
+        self._numbers = itertools.count()
         self._booked: set[Run[BatchT]] = set()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
@@ -147,16 +149,19 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
             if self._closing:
                 raise RuntimeError("This engine is closed and takes no more blocks. Make or use another decoder.")
             for block in {run.block for run in runs}:
-                self._open_blocks.add(block)
-                block.future.add_done_callback(partial(self._forget, block))
+                number = next(self._numbers)
+                self._open_blocks[number] = block
+                # By its number: a reference to the block would be a cycle, which keeps its values until the garbage
+                # collector runs.
+                block.future.add_done_callback(partial(self._forget, number))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=f"energon-dali-{self.device}", daemon=True)
                 self._thread.start()
             for run in runs:
                 self._queue.put(run)
 
-    def _forget(self, block: FutureGroup, done: Future[list[Outcome]]) -> None:
-        self._open_blocks.discard(block)
+    def _forget(self, number: int, done: Future[list[Outcome]]) -> None:
+        self._open_blocks.pop(number, None)
 
     @property
     def awake(self) -> bool:
@@ -210,7 +215,7 @@ class DaliEngine(ABC, Generic[GraphT, BatchT]):
                 self._failure = error
             for run in list(self._booked):
                 self._unbook(run)
-            for block in list(self._open_blocks):
+            for block in list(self._open_blocks.values()):
                 block.fail(self._dead_error(error))
 
     def _dead_error(self, error: BaseException) -> DeviceFailedError:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from energon_dali.decode.dali.runtime.memory import DeviceMemory
 from energon_dali.decode.dali.runtime.pipeline import PipelineOptions
 from energon_dali.decode.dali.runtime.registry import engine_for
 from tests.decode.sample_images import sample_images
+from tests.running_time import wait_until
 
 DECODER = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 SAME_SIZE = ("jpeg-420", "jpeg-444", "png-rgb", "tiff-raw", "bmp-rgb")
@@ -175,6 +177,7 @@ def test_a_process_ends_by_itself_with_blocks_in_flight() -> None:
     code = """
 from energon_dali.decode import DaliDecoder
 from tests.decode.sample_images import sample_images
+from tests.running_time import wait_until
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 futures = [decoder.submit_block([decoder.stage("jpg", sample_images()["jpeg-420"])] * 64) for _ in range(8)]
 futures[0].result()
@@ -190,6 +193,7 @@ import os, warnings
 warnings.simplefilter("ignore")
 from energon_dali.decode import DaliDecoder
 from tests.decode.sample_images import sample_images
+from tests.running_time import wait_until
 decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 block = [decoder.stage("jpg", sample_images()["jpeg-420"])]
 total = int(decoder.decode_block(block)[0].value.sum())
@@ -243,3 +247,18 @@ def test_cancelled_blocks_do_no_harm() -> None:
     for future in futures:
         assert future.cancelled() or len(future.result(60)) == len(SIZES)
     assert torch.equal(values(handles("jpeg-420"))[0], expected("jpeg-420"))
+
+
+def test_values_are_freed_as_soon_as_nobody_holds_them() -> None:
+    """A reference cycle would keep the memory of whole blocks until the garbage collector runs."""
+    decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
+    for _ in range(2):  # the first block also makes the pipeline
+        outcomes = decoder.decode_block([decoder.stage("jpg", sample_images()["jpeg-420"]) for _ in range(9)])
+    kept = [weakref.ref(outcome.value) for outcome in outcomes if isinstance(outcome, Decoded)]
+    assert len(kept) == 9
+    gc.disable()
+    try:
+        del outcomes
+        assert wait_until(lambda: all(value() is None for value in kept), 10)
+    finally:
+        gc.enable()

@@ -105,7 +105,8 @@ def test_engines_that_are_not_used_any_more_rest_and_can_go_on(monkeypatch: pyte
     monkeypatch.setattr(registry, "_MOST_AWAKE", 2)
     close_engines()
     raw = sample_images()["jpeg-420"]
-    decoders = [DaliDecoder(operations=[Resize((8, size))], image_decode_device="cpu") for size in (8, 9, 10, 11)]
+    sizes = [[Resize((8, size))] for size in (8, 9, 10, 11)]
+    decoders = [DaliDecoder(image_decode="torchl8", operations=size, image_decode_device="cpu") for size in sizes]
     first = [decoder.decode_block([decoder.stage("jpg", raw)])[0] for decoder in decoders]
     engines = list(registry._engines.values())
     assert wait_until(lambda: [engine.awake for engine in engines] == [False, False, True, True], 60)
