@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.spawn
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,15 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An executable that runs programs as Python does, in forks of a process that has imported Lightning and DALI."""
     with started_python(folder_of_run(tmp_path_factory)) as executable:
         yield executable
+
+
+@pytest.fixture
+def warm_workers(warm_python: str) -> Iterator[None]:
+    """Loaders' workers are spawned by `warm_python`: each imports torch otherwise, which takes three seconds of CPU."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.spawn.set_executable(warm_python)
+    yield
+    multiprocessing.spawn.set_executable(before)
 
 
 @pytest.fixture(autouse=True)

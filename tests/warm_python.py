@@ -1,9 +1,8 @@
 """A Python whose programs start at once: each is a fork of one process that has imported what most programs import.
 
 Importing torch takes three seconds of CPU, and Lightning eight more. Programs are run by their real entry points, in
-processes of their own, with the environment, folder and streams of their caller. They wait for their threads and call
-exit handlers, but modules are not taken down. Do not use it where what is imported is the point, or for programs that
-their caller kills with SIGKILL, which would only end the caller's child.
+processes of their own, with the environment, folder and descriptors of their caller. They wait for their threads and
+call exit handlers, but modules are not taken down. Do not use it where imports or process ids are what is looked at.
 
     python -m tests.warm_python SOCKET      serves until nobody holds a lease any more
 """
@@ -55,11 +54,20 @@ IMPORTED = (
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 
+inherited = []
+for number in map(int, os.listdir("/proc/self/fd")):
+    try:
+        if number > 2 and os.get_inheritable(number):
+            inherited.append(number)
+    except OSError:
+        pass  # the folder's own
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({path!r})
-    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), os.getppid(), inherited]).encode()
+    socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2, *inherited])
     server.sendall(request)
+    for number in inherited:
+        os.close(number)
     answers = server.makefile()
     pid = int(answers.readline())
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -117,31 +125,30 @@ class _Server:
         self._listener.listen(64)
         self._leases: list[socket.socket] = []
         self._callers: dict[int, socket.socket] = {}
+        self._ended, self._wakeup = os.pipe()
+        for end in (self._ended, self._wakeup):
+            os.set_blocking(end, False)
 
     def next_program(self) -> tuple[list[str], str, dict[str, str]] | None:
         """Returns the (arguments, folder, environment) of a program, in its own process; None once the server ends."""
-        ended, wakeup = os.pipe()
-        for end in (ended, wakeup):
-            os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup)
+        signal.set_wakeup_fd(self._wakeup)
         had_lease = False
         while self._leases or not had_lease:
-            watched: list[Any] = [self._listener, ended, *self._leases]
+            watched: list[Any] = [self._listener, self._ended, *self._leases, *self._callers.values()]
             readable, _, _ = select.select(watched, [], [])
             for lease in [one for one in self._leases if one in readable]:
                 self._leases.remove(lease)
                 lease.close()
-            if ended in readable:
-                os.read(ended, 1 << 10)
+            if self._ended in readable:
+                os.read(self._ended, 1 << 10)
                 self._answer()
+            for pid, caller in self._callers.items():
+                if caller in readable:  # it was killed
+                    os.kill(pid, signal.SIGKILL)
             if self._listener in readable:
                 program = self._accept()
                 if program is not None:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for end in (ended, wakeup):
-                        os.close(end)
                     return program
                 had_lease = True
         return None
@@ -149,7 +156,7 @@ class _Server:
     def _accept(self) -> tuple[list[str], str, dict[str, str]] | None:
         """Returns the program in its own process, None in this one."""
         caller, _ = self._listener.accept()
-        head, streams, _, _ = socket.recv_fds(caller, 4, 3)
+        head, streams, _, _ = socket.recv_fds(caller, 4, 64)
         if len(head) < 4:
             caller.close()
             return None
@@ -167,12 +174,23 @@ class _Server:
             for stream in streams:
                 os.close(stream)
             return None
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for open_socket in (self._listener, caller, *self._leases, *self._callers.values()):
             open_socket.close()
-        for number, stream in enumerate(streams):
+        for end in (self._ended, self._wakeup):  # before the program's descriptors take their numbers
+            os.close(end)
+        arguments, folder, environment, parent, inherited = request
+        high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 1 << 9) for stream in streams]
+        for stream in streams:
+            os.close(stream)
+        for number, stream in zip((0, 1, 2, *inherited), high, strict=True):
             os.dup2(stream, number)
             os.close(stream)
-        return request[0], request[1], request[2]
+        own, actual = os.getpid(), os.getppid
+        # Our processes compare it with the process that started them; those that this one forks ask the kernel.
+        os.getppid = lambda: parent if os.getpid() == own else actual()
+        return arguments, folder, environment
 
     def _answer(self) -> None:
         """Tells callers that their programs have ended."""
@@ -197,9 +215,13 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     if "OMP_NUM_THREADS" in environment:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one not in sys.path]
-    while arguments[0] in ("-u", "-W"):
-        if arguments.pop(0) == "-W":
-            warnings._processoptions([arguments.pop(0)])  # type: ignore[attr-defined]  # as the interpreter does
+    while arguments[0].startswith("-") and arguments[0] not in ("-m", "-c"):
+        option = arguments.pop(0)
+        if option.startswith("-W"):
+            chosen = option[2:] or arguments.pop(0)
+            warnings._processoptions([chosen])  # type: ignore[attr-defined]  # as the interpreter does
+        else:
+            assert option in ("-u", "-B"), option
     first, *rest = arguments
     if first in ("-m", "-c"):
         sys.path[0] = folder if first == "-m" else ""

@@ -29,6 +29,8 @@ from tests.av.corpus import audio_file, broken_files, video_file
 from tests.loader.dataset_folder import prepare, write_shards
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 COUNT = 24
 BATCH = 4
 BAD = {5: "mp4-half", 13: "text"}

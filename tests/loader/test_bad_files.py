@@ -21,6 +21,8 @@ from energon_dali import (
 from tests.loader.dataset_folder import captioning_sample, picture, prepare, write_shards
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 COUNT = 500
 EPOCHS = 20
 BATCH = 64

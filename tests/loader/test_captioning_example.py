@@ -25,6 +25,8 @@ from energon_dali import (
 )
 from tests.loader.dataset_folder import captioning_dataset
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 @dataclass
 class CaptioningRawBatch:

@@ -34,6 +34,8 @@ from tests.datasets.oracle import check_resume
 from tests.loader.crude_folder import BROKEN, MISSING, polylithic
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 CROP = {"image_decode": "torchrgb8", "operations": [RandomCrop(12)]}
 DECODERS = {"pil": SampleDecoder(**CROP), "dali": DaliDecoder(image_decode_device="cpu", **CROP)}  # type: ignore[arg-type]
 

@@ -25,6 +25,8 @@ from tests.loader.dataset_folder import FIELD_MAP, captioning_sample, picture, w
 from tests.loader.test_bad_files import BAD, bad_files
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 OPERATIONS = (RandomResizedCrop(20), HorizontalFlip(0.5))
 
 

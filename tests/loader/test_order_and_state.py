@@ -26,6 +26,8 @@ from energon_dali.decode import RandomResizedCrop
 from tests.loader.dataset_folder import captioning_dataset
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 OPERATIONS = (RandomResizedCrop(24),)
 WINDOW = 100_000
 BATCH = 5

@@ -32,6 +32,8 @@ from tests.av.corpus import broken_files, video_file
 from tests.loader.dataset_folder import picture, prepare, write_shards
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 COUNT = 24
 BATCH = 4
 KINDS = ("h264-b-mp4", "vp9-webm", "mjpeg-odd-avi", "h264-start-mp4", "vp8-webm")

@@ -111,6 +111,7 @@ def test_a_fork_server_starts_it_too() -> None:
         assert [batch[:3] for batch in batches] == expected(0)
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("workers", "rank_work"), LAYOUTS)
 def test_a_state_before_every_batch_restores_exactly(workers: int, rank_work: bool) -> None:
     """The resume oracle, over two epochs: here and in a decode process, from states of either."""

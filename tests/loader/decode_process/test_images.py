@@ -27,6 +27,8 @@ from energon_dali.shards import prepare_dataset
 from tests.loader.dataset_folder import FIELD_MAP, captioning_sample, write_shards
 from tests.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 OPERATIONS = (RandomResizedCrop(24),)
 
 

@@ -19,6 +19,8 @@ from tests.decode.every_option import EVERY_DALI_OPTION, EVERY_OPTION
 from tests.tasks.core.number_batches import NumbersBatch
 from tests.tasks.core.tiny_run import NumbersDataModule, data_config, numbers_dataset
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
