@@ -18,8 +18,8 @@ from typing import overload
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
-from energon_dali.shards.storage.read_buffers import LEAST_BYTES, MOST_BYTES, READ_BUFFERS
 from energon_dali.shards.storage.retry import with_retries
+from energon_dali.shards.storage.reused_buffers import LEAST_BYTES, MOST_BYTES, READ_BUFFERS
 from energon_dali.shards.storage.store import store_of
 
 _MOST_FILES = 16_384

@@ -45,15 +45,16 @@ class DaliImageEngine(DaliEngine[ImageGraph, ImageBatch]):
             except DecodeError as error:
                 block.put([position], [DecodeFailure(error.reason, handle.format, "screen", handle.source)])
         runs = []
+        bytes_per_pixel = ImageGraph.from_spec(handles[0].spec).bytes_per_pixel
         for positions in split_block(
             handles,
             list(geometries),
             max_images=self.options.max_batch_size,
             max_bytes=self._memory.run_bytes,
-            bytes_per_pixel=self.graph.bytes_per_pixel,
+            bytes_per_pixel=bytes_per_pixel,
         ):
             batch = ImageBatch([handles[i] for i in positions], [geometries[i] for i in positions])
-            cost = sum(handle.width * handle.height for handle in batch.handles) * self.graph.bytes_per_pixel
+            cost = sum(handle.width * handle.height for handle in batch.handles) * bytes_per_pixel
             runs.append(Run(block, positions, batch, cost))
         self.enqueue(runs)
         return block.future

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from energon_dali.decode.dali.runtime.host_threads import NUM_THREADS, host_threads
+from energon_dali.decode.dali.runtime.memory import RESULT_BYTES, RESULTS
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.operations import RandomResizedCrop, Resize, crops_resized
-from energon_dali.shards.storage.read_buffers import LEAST_BYTES, ReadBuffers
+from energon_dali.shards.storage.reused_buffers import LEAST_BYTES
 
 if TYPE_CHECKING:
     from energon_dali.decode.geometry import Geometry
@@ -27,15 +28,12 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
-_KEPT_BYTES = 256 << 20
-"""Most memory of results that is used again."""
-_MOST_BYTES = _KEPT_BYTES // 4
+_MOST_BYTES = RESULT_BYTES // 4
 """Larger results do not get memory that is used again."""
 _MOST_BYTES_OF_ONE = 4 << 20
 """Pixels of larger images are reordered in place."""
 _LEAST_IMAGES = 4
 """Images per thread: starting a thread's part takes as long as finishing a small image."""
-_results = ReadBuffers(_KEPT_BYTES)
 _of_thread = threading.local()
 """`scratch`: uint8[n], in which a thread reorders the pixels of an image."""
 
@@ -83,11 +81,15 @@ def finish_images(
         for position in positions:
             _finish(images[position], geometries[position], spec, targets[position])
 
-    parts = max(1, min(num_threads, NUM_THREADS + 1, len(images) // _LEAST_IMAGES))
-    others = [host_threads().submit(finish, range(part, len(images), parts)) for part in range(1, parts)]
-    finish(range(0, len(images), parts))
-    for other in others:
-        other.result()
+    count = max(1, min(num_threads, NUM_THREADS + 1, len(images) // _LEAST_IMAGES))
+    parts = [range(first, len(images), count) for first in range(count)]
+    others = [(part, host_threads().submit(finish, part)) for part in parts[1:]]
+    finish(parts[0])
+    for part, done in others:
+        if done.cancel():  # the threads are busy: waiting for their turn would take longer
+            finish(part)
+        else:
+            done.result()
     if spec.container != "torch":
         return [Image.fromarray(target) for target in targets] if spec.container == "pil" else targets
     import torch
@@ -101,7 +103,7 @@ def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
     if not LEAST_BYTES <= size <= _MOST_BYTES:
         return np.empty(shape, dtype)
-    return np.frombuffer(_results.take(size), dtype).reshape(shape)
+    return np.frombuffer(RESULTS.take(size), dtype).reshape(shape)
 
 
 def _stay_in_place(images: Sequence[NDArray[np.uint8]], geometries: Sequence[Geometry | None], spec: ImageSpec) -> bool:

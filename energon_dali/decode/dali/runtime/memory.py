@@ -9,6 +9,7 @@ from typing import Any
 
 from energon_dali.decode.dali.runtime.device import Device
 from energon_dali.decode.dali.runtime.library import load_backend
+from energon_dali.shards.storage.reused_buffers import ReusedBuffers
 
 _CPU_RUN_BYTES = 1 << 30
 """Largest run on the CPU: 64 images of 5 megapixels as RGB."""
@@ -18,6 +19,10 @@ _GPU_BUDGET_BYTES = 8 << 30
 """Default budget of a GPU."""
 _WORKSPACE_BYTES = 32 << 20
 """Memory of the decoders themselves when `has_room` looks for room; a low guess, as it was not measured."""
+RESULT_BYTES = 256 << 20
+"""Most memory of results on the CPU that is used again."""
+RESULTS = ReusedBuffers(RESULT_BYTES)
+"""That memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,5 +125,6 @@ def has_room(device: Device, needed_bytes: int) -> bool:
 
 
 def release_unused() -> None:
-    """Returns the memory that DALI keeps for later runs to the devices; values that are still held stay valid."""
+    """Returns the memory that is kept for later runs to the devices; values that are still held stay valid."""
+    RESULTS.clear()
     load_backend().ReleaseUnusedMemory()

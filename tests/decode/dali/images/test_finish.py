@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,15 @@ from energon_dali.decode import (
     Resize,
     SampleDecoder,
 )
+from energon_dali.decode.dali import release_memory
 from energon_dali.decode.dali.images import finish
 from energon_dali.decode.dali.images.finish import can_finish, finish_images
+from energon_dali.decode.dali.runtime.host_threads import NUM_THREADS, host_threads
+from energon_dali.decode.dali.runtime.memory import RESULTS
 from energon_dali.decode.dali.tolerance import CPU_BY_TORCH, explain_difference
 from energon_dali.decode.geometry import draw_geometry
 from energon_dali.decode.spec import ImageSpec
-from energon_dali.shards.storage.read_buffers import ReadBuffers
+from energon_dali.shards.storage.reused_buffers import ReusedBuffers
 from tests.decode.sample_images import encode, photograph, sample_images
 
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -136,7 +140,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_results_of_one_size_are_consecutive_and_nothing_overwrites_what_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(finish, "_results", ReadBuffers())
+    monkeypatch.setattr(finish, "RESULTS", ReusedBuffers())
     operations = [RandomResizedCrop(48)]
     batch = decode("torchrgb", operations)
     size = batch[0].numel() * 4
@@ -171,3 +175,22 @@ def test_all_files_of_every_format_that_dali_decodes() -> None:
         got = decode("torchrgb8", [], files, apply_exif_orientation=upright)
         wanted = decode_by_pil("torchrgb8", [], files, apply_exif_orientation=upright)
         assert all(map(torch.equal, got, wanted))
+
+
+def test_a_part_whose_turn_does_not_come_is_finished_by_the_thread_that_waits() -> None:
+    release = threading.Event()
+    blockers = [host_threads().submit(release.wait, 60) for _ in range(NUM_THREADS)]
+    try:
+        image = np.ascontiguousarray(photograph("china", (50, 40)))
+        results = finish_images([image.copy() for _ in range(12)], [None] * 12, ImageSpec("torchrgb8"), 3)
+    finally:
+        release.set()
+    assert all(blocker.result() for blocker in blockers)
+    assert all(np.array_equal(result, image.transpose(2, 0, 1)) for result in results)
+
+
+def test_memory_for_later_runs_is_given_back() -> None:
+    decode("torchrgb", [RandomResizedCrop(64)])
+    assert RESULTS._queues
+    release_memory()
+    assert not RESULTS._queues

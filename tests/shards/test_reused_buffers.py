@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from energon_dali.shards.storage import read_buffers
+from energon_dali.shards.storage import reused_buffers
 from energon_dali.shards.storage.local import LocalReader
-from energon_dali.shards.storage.read_buffers import KEPT_BYTES, ReadBuffers
+from energon_dali.shards.storage.reused_buffers import KEPT_BYTES, ReusedBuffers
 
 SIZE = 100_000
 
@@ -22,7 +22,7 @@ def address(view: memoryview) -> int:
 
 
 def test_a_buffer_is_used_again_when_its_view_is_gone() -> None:
-    buffers = ReadBuffers()
+    buffers = ReusedBuffers()
     view = buffers.take(SIZE)
     first = address(view)
     del view
@@ -39,7 +39,7 @@ def test_a_buffer_is_used_again_when_its_view_is_gone() -> None:
     ids=["slice", "array", "tensor"],
 )
 def test_a_buffer_that_is_seen_is_left_alone(look: Callable[[memoryview], Any]) -> None:
-    buffers = ReadBuffers()
+    buffers = ReusedBuffers()
     seen = look(buffers.take(SIZE))
     before = bytes(seen)
     for _ in range(5):
@@ -49,7 +49,7 @@ def test_a_buffer_that_is_seen_is_left_alone(look: Callable[[memoryview], Any]) 
 
 
 def test_views_taken_together_do_not_overlap() -> None:
-    buffers = ReadBuffers()
+    buffers = ReusedBuffers()
     for _ in range(3):
         views = [buffers.take(SIZE + number) for number in range(7)]
         for number, view in enumerate(views):
@@ -59,8 +59,8 @@ def test_views_taken_together_do_not_overlap() -> None:
 
 
 def test_no_more_than_the_limit_is_kept() -> None:
-    buffers = ReadBuffers()
-    most = read_buffers.MOST_BYTES
+    buffers = ReusedBuffers()
+    most = reused_buffers.MOST_BYTES
     views = [buffers.take(most) for _ in range(KEPT_BYTES // most + 5)]
     addresses = {address(view) for view in views}
     assert len(addresses) == len(views)

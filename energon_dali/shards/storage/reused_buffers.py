@@ -1,4 +1,4 @@
-"""Buffers for what is read from local files, used again as soon as nobody sees what they hold.
+"""Buffers that are used again as soon as nobody sees what they hold: for reads of local files, and for results.
 
 The allocator gives the memory of large freed objects back to the system, which clears every page before the next read
 may write to it: for a part of 100 KB that takes longer than reading it from the page cache.
@@ -19,7 +19,7 @@ _TRIED = 4
 """Buffers that are looked at before a new one is made."""
 
 
-class ReadBuffers:
+class ReusedBuffers:
     """Buffers of a process by size. Thread-safe without a lock: appending to a deque and popping from it are atomic.
 
     Args:
@@ -77,5 +77,5 @@ def _is_unseen(buffer: bytearray) -> bool:
     return True
 
 
-READ_BUFFERS = ReadBuffers()
-"""The buffers of this process, for all readers."""
+READ_BUFFERS = ReusedBuffers()
+"""The buffers of this process for all readers."""
