@@ -95,13 +95,13 @@ def find_reduction(handle: EncodedImage, geometry: Geometry | None) -> Reduction
     return None if factor == 1 and rows == handle.height else Reduction(factor, rows)
 
 
-def is_decoded_smaller(handle: EncodedImage) -> bool:
-    """Returns whether an image is decoded at a smaller scale, as far as its header says."""
+def decoded_factor(handle: EncodedImage) -> int:
+    """Returns by how much both sides of an image are divided when it is decoded, as far as its header says."""
     known = FORMATS.get(handle.format)
     if handle.spec.decode_scale == "exact" or known is None or known.open_reduced is None:
-        return False
+        return 1
     reduction = find_reduction(handle, handle_geometry(handle))
-    return reduction is not None and reduction.factor > 1
+    return 1 if reduction is None else reduction.factor
 
 
 def _source_pixels(handle: EncodedImage, geometry: Geometry | None) -> Iterator[float]:

@@ -14,6 +14,7 @@ from energon_dali.decode.dali.eligibility import (
     DecodedHandle,
     goes_to_dali,
     is_eligible_image,
+    is_left_to_pil,
 )
 from energon_dali.decode.dali.runtime.device import (
     Device,
@@ -32,7 +33,6 @@ from energon_dali.decode.interface import MediaHandle, Outcome, Placement
 from energon_dali.decode.media_decoder import DecoderOptions, MediaDecoder, check_layout, has_video_front_end
 from energon_dali.decode.part_kind import decodes_kind
 from energon_dali.decode.pil import decode_image
-from energon_dali.decode.reduction import is_decoded_smaller
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import ConfigError
@@ -189,8 +189,8 @@ class DaliDecoder(MediaDecoder):
         header = screen_image(raw, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
         values = (name, raw, header.format, header.width, header.height, spec, header.orientation, seed, source)
         handle = DaliHandle(*values) if is_eligible_image(header, spec) else MediaHandle(*values)
-        if spec.decode_scale != "exact" and not self._may_use_gpu() and is_decoded_smaller(handle):
-            handle = MediaHandle(*values)  # by PIL: DALI cannot decode at a smaller scale
+        if spec.decode_scale != "exact" and not self._may_use_gpu() and is_left_to_pil(handle):
+            handle = MediaHandle(*values)
         if spec.front_end is not None:
             check_layout(handle)
         return handle

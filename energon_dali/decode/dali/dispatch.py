@@ -13,6 +13,7 @@ from energon_dali.decode.dali.eligibility import (
     DecodedHandle,
     goes_to_dali,
     is_eligible_image,
+    is_left_to_pil,
 )
 from energon_dali.decode.dali.images.codecs import has_gpu_codec
 from energon_dali.decode.dali.images.engine import DaliImageEngine, render
@@ -29,7 +30,6 @@ from energon_dali.decode.dali.runtime.host_threads import host_threads
 from energon_dali.decode.dali.runtime.registry import EngineOptions, engine_for
 from energon_dali.decode.front_ends import VisionInput
 from energon_dali.decode.interface import Decoded, DecodeFailure, MediaHandle, Outcome
-from energon_dali.decode.reduction import is_decoded_smaller
 from energon_dali.decode.sample_decoder import decode_on_cpu
 from energon_dali.decode.screen import screen_image
 from energon_dali.errors import DecodeError
@@ -204,7 +204,7 @@ def _render_when_decoded(decoded: Future[list[Outcome]], handles: Sequence[Media
 def _is_eligible(handle: MediaHandle, device: Device) -> bool:
     """Returns whether DALI may decode the handle of another decoder, whose fields may not fit its data."""
     spec = handle.spec
-    if device.kind == "cpu" and is_decoded_smaller(handle):
+    if device.kind == "cpu" and is_left_to_pil(handle):
         return False
     header = screen_image(handle.data, max_pixels=spec.max_pixels, max_bytes=spec.max_bytes)
     return is_eligible_image(header, spec) and (header.width, header.height) == (handle.width, handle.height)

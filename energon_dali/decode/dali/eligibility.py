@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.decode.clips import ClipsHandle
+from energon_dali.decode.dali.images.finish import can_finish
 from energon_dali.decode.dali.runtime.device import Device, DeviceOption
 from energon_dali.decode.dali.thresholds import prefers_dali_clips
 from energon_dali.decode.interface import MediaHandle
 from energon_dali.decode.operations import crops_resized
+from energon_dali.decode.reduction import decoded_factor
 
 if TYPE_CHECKING:
     from energon_dali.decode.formats import ImageHeader
     from energon_dali.decode.spec import ImageSpec
+
+_LEAST_FACTOR = 4
+"""Divisor of both sides from which on PIL's smaller image takes less time (docs/benchmarks.md, 1920 x 1080)."""
 
 
 class DaliHandle(MediaHandle):
@@ -55,6 +60,14 @@ def goes_to_dali(handle: ClipsHandle, option: DeviceOption, device: Device) -> b
     ):
         return False
     return is_eligible_video(handle, device.kind, device.ordinal)
+
+
+def is_left_to_pil(handle: MediaHandle) -> bool:
+    """Returns whether PIL decodes an image at a smaller scale in less time than DALI its region, on the CPU.
+
+    At half its size it does not, unless DALI would also resample.
+    """
+    return decoded_factor(handle) >= (_LEAST_FACTOR if can_finish(handle.spec) else 2)
 
 
 def is_eligible_image(header: ImageHeader, spec: ImageSpec) -> bool:
