@@ -25,8 +25,6 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
-_TAKES = 8
-"""Blocks after which an arena that none of them needed is given back."""
 
 
 def map_memory(descriptor: int, size: int) -> Any:
@@ -120,8 +118,6 @@ class ArenaStore:
         self._used: dict[int, Arena] = {}
         self._next_number = 0
         self._dropped: list[int] = []
-        self._taken = 0
-        self._never_needed = spare
 
     def take(self, size: int) -> Arena:
         """Returns an arena of at least `size` bytes; never waits."""
@@ -137,17 +133,7 @@ class ArenaStore:
             arena = Arena(self._next_number, capacity)
             self._next_number += 1
         self._used[arena.number] = arena
-        self._drop_one_that_is_not_needed()
         return arena
-
-    def _drop_one_that_is_not_needed(self) -> None:
-        """Drops a free arena if one was left over each of the last times: the prefetch at the start needs more."""
-        self._never_needed = min(self._never_needed, len(self._free))
-        self._taken += 1
-        if self._taken == _TAKES:
-            if self._never_needed:
-                self._drop(min(self._free, key=lambda candidate: candidate.capacity))
-            self._taken, self._never_needed = 0, self._spare
 
     def give_back(self, number: int) -> None:
         """Marks an arena as free, because nobody sees it any more."""
