@@ -43,8 +43,9 @@ _LEAST_SECONDS = 0.001
 
 
 class StageClock:
-    """Adds up how long one stage works, and counts it from 1 ms on; a rest below that is
-    never counted. Only one thread may use it.
+    """Adds up how long one stage works, and counts it from 1 ms on; a rest below that is never counted.
+
+    Only one thread may use it.
 
     Args:
         metrics: Counts the time.
