@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class Claim:
     """Of the locked file."""
     reserved_bytes: int = 0
     """Counted in the ledger."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when the block is stored or given up."""
 
 
 class BlockStore:
@@ -96,7 +98,7 @@ class BlockStore:
         with self._lock.held(LOCK_SECONDS):  # a file system without locks fails here
             pass
         self._ledger = folder.open("ledger", os.O_RDWR | os.O_CREAT)
-        self._fetching: dict[str, tuple[threading.Event, Claim]] = {}
+        self._fetching: dict[str, Claim] = {}
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class BlockStore:
                 continue
             if self._holds(descriptor, name.claim):
                 claim = Claim(name, size, descriptor)
-                self._fetching[name.claim] = threading.Event(), claim
+                self._fetching[name.claim] = claim
                 return claim
             os.close(descriptor)
         return None
@@ -231,15 +233,15 @@ class BlockStore:
             self._end(claim)
 
     def _end(self, claim: Claim) -> None:
-        fetching = self._fetching.pop(claim.name.claim, None)
+        if self._fetching.get(claim.name.claim) is claim:  # its file is gone: another thread may hold the next one
+            del self._fetching[claim.name.claim]
         with contextlib.suppress(OSError):
             fcntl.flock(claim.descriptor, fcntl.LOCK_UN)  # closing is not enough if the process forked meanwhile
         os.close(claim.descriptor)
-        if fetching is not None:
-            fetching[0].set()
+        claim.ended.set()
 
-    def wait(self, name: BlockName, patience_seconds: float) -> None:
-        """Waits until nobody fetches a block.
+    def wait(self, name: BlockName, patience_seconds: float) -> bool:
+        """Waits until nobody fetches a block; returns False if somebody still does when the time is over.
 
         Args:
             name: Which block.
@@ -248,12 +250,14 @@ class BlockStore:
         end = time.monotonic() + patience_seconds
         fetching = self._fetching.get(name.claim)
         if fetching is not None:
-            fetching[0].wait(patience_seconds)
-            return
+            return fetching.ended.wait(patience_seconds)
         pause = _POLL_SECONDS
-        while time.monotonic() < end and not self._remove_stale_claim(name.claim):
+        while not self._remove_stale_claim(name.claim):
+            if time.monotonic() > end:
+                return False
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+        return True
 
     # --- room ------------------------------------------------------------------------------------------------------
 
@@ -359,7 +363,7 @@ class BlockStore:
         """Closes all files, in a forked child those of its parent."""
         self._lock.close()
         os.close(self._ledger)
-        for _, claim in list(self._fetching.values()):
+        for claim in list(self._fetching.values()):
             os.close(claim.descriptor)
         self._fetching.clear()
 

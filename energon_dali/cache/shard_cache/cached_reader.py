@@ -19,6 +19,8 @@ VERSIONS = 3
 """Versions of an object that are tried while it is being replaced."""
 WAIT_SECONDS = 10.0
 """How long a reader waits for a block that another thread or process fetches, before it reads from the store."""
+CLAIM_TRIES = 3
+"""How often a reader tries to fetch a block itself after whoever fetched it gave up, before it reads past the cache."""
 REQUEST_BYTES = 16 << 20
 """Missing blocks that follow each other are fetched together, up to this size."""
 
@@ -89,6 +91,9 @@ class CachedReader:
         claim = self._cache.claim(version, number)
         if claim is None:
             return True
+        if self._cache.has(version, number):  # another one may just have fetched it
+            self._cache.release(claim)
+            return True
         if not self._cache.admit(claim):
             self._cache.release(claim)
             return False
@@ -123,7 +128,7 @@ class CachedReader:
         current_scope().count("shard_cache.bytes_remote", len(data))
         return data
 
-    def _read(self, version: ObjectVersion, start: int, stop: int) -> bytes | None:
+    def _read(self, version: ObjectVersion, start: int, stop: int, tries: int = CLAIM_TRIES) -> bytes | None:
         """Returns bytes start ... stop - 1; None if the object turned out to be shorter."""
         block = self._cache.block_bytes
         pieces: dict[int, bytes] = {}
@@ -174,14 +179,19 @@ class CachedReader:
             for claim in claims.values():
                 self._cache.release(claim)
         for number in busy:
-            self._cache.wait(version, number, WAIT_SECONDS)
+            is_free = self._cache.wait(version, number, WAIT_SECONDS)
             data = self._cache.read(version, number, start, stop)
-            if data is None:
-                begin, end = max(start, number * block), min(stop, (number + 1) * block)
-                data = self._fetch(version, begin, end - begin)
-                fetched += 1
-            else:
+            if data is not None:
                 waited += 1
+            else:
+                begin, end = max(start, number * block), min(stop, (number + 1) * block)
+                if is_free and tries > 1:
+                    data = self._read(version, begin, end, tries - 1)
+                    if data is None:
+                        return None
+                else:
+                    data = self._fetch(version, begin, end - begin)
+                    fetched += 1
             pieces[number] = data
         scope.count("shard_cache.misses", fetched)
         if waited:

@@ -227,9 +227,9 @@ class NodeCache:
         except OSError as error:
             self.failed(error)
 
-    def wait(self, version: ObjectVersion, number: int, seconds: float) -> None:
-        """Waits until nobody fetches a block, or a time is over."""
-        self._try(lambda blocks: blocks.wait(version.block(number), seconds), None)
+    def wait(self, version: ObjectVersion, number: int, seconds: float) -> bool:
+        """Waits until nobody fetches a block; returns False if somebody still does when the time is over."""
+        return self._try(lambda blocks: blocks.wait(version.block(number), seconds), False)
 
     def add_bytes(self, delta: int) -> None:
         """Counts a file other than a block, as `BlockStore.add_bytes` does."""

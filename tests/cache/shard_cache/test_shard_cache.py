@@ -16,6 +16,7 @@ import pytest
 
 from energon_dali import ShardCache
 from energon_dali.cache.shard_cache.block_file import file_bytes
+from energon_dali.cache.shard_cache.cached_reader import CachedReader
 from energon_dali.cache.shard_cache.shard_cache import check_shard_cache
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
@@ -138,6 +139,79 @@ def _read_all(folder: Path, results: Any) -> None:
         reader = cache_of(folder / "cache").open(path)
         found = reader.read_at(0, reader.size)
     results.put((found == path.local.read_bytes(), counts["bytes_remote"]))
+
+
+def test_block_stored_at_the_last_moment_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
+    content = path.local.read_bytes()
+    cache = cache_of(tmp_path / "cache")
+    reader = cache.open(path, len(content))
+    assert isinstance(reader, CachedReader)
+    node, other = cache._node(), cache.open(path, len(content))
+    has = node.has
+
+    def has_until_asked(*block: Any) -> bool:
+        found = has(*block)
+        monkeypatch.setattr(node, "has", has)
+        assert other.read_at(0, BLOCK) == content[:BLOCK]
+        return found
+
+    monkeypatch.setattr(node, "has", has_until_asked)
+    with counted() as counts:
+        assert reader.fill(0)
+    assert counts == {"misses": 1, "bytes_remote": BLOCK}
+
+
+def test_block_that_another_thread_gave_up_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
+    content = path.local.read_bytes()
+    cache = cache_of(tmp_path / "cache")
+    node = cache._node()
+    version = node.version(path)
+    assert version is not None
+    theirs = node.claim(version, 0)
+    assert theirs is not None
+    wait = node.wait
+
+    def give_up_and_wait(*block: Any) -> bool:
+        node.release(theirs)
+        return wait(*block)
+
+    monkeypatch.setattr(node, "wait", give_up_and_wait)
+    with counted() as counts:
+        assert cache.open(path, len(content)).read_at(100, 1000) == content[100:1100]
+    assert counts == {"misses": 1, "bytes_remote": BLOCK}
+    assert len(block_files(tmp_path / "cache")) == 1
+
+
+def test_end_of_a_claim_wakes_its_own_waiters_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
+    node = cache_of(tmp_path / "cache")._node()
+    version, blocks = node.version(path), node._open()
+    assert version is not None
+    assert blocks is not None
+    first = node.claim(version, 0)
+    assert first is not None
+    assert node.admit(first)
+    rename = blocks.folder.rename
+    following = []
+
+    def rename_and_claim(name: str, new: str) -> None:
+        rename(name, new)
+        following.append(node.claim(version, 0))  # of another thread, before the first claim has ended
+
+    monkeypatch.setattr(blocks.folder, "rename", rename_and_claim)
+    node.commit(first, memoryview(bytes(BLOCK)))
+    assert first.ended.is_set()
+    [second] = following
+    assert second is not None
+    waiter = threading.Thread(target=node.wait, args=(version, 0, 60.0))
+    waiter.start()
+    waiter.join(0.2)
+    assert waiter.is_alive()
+    node.release(second)
+    waiter.join(60)
+    assert not waiter.is_alive()
 
 
 def test_one_of_several_processes_fetches_a_block(tmp_path: Path) -> None:
