@@ -109,10 +109,11 @@ $(PEERS_STAMP): constraints-ci.txt benchmarks/remote/requirements-peers.txt
 
 # The tests start hundreds of processes. Where bytecode is not written (PYTHONDONTWRITEBYTECODE), each would compile all
 # modules that it imports. pytest keeps bytecode of its own for modules with assertions, whose rewriting takes each of its
-# processes ten seconds.
+# processes ten seconds. One thread for torch in each: there are as many processes as cores, and its threads would wait for
+# each other.
 test: $(STAMP)
 	$(BIN)/python -m compileall -q energon_dali kernels tests benchmarks examples
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Chromium and its driver are packages of the system. They are installed where root may do that.
 test-browser: $(STAMP)

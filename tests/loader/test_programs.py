@@ -146,6 +146,25 @@ def test_a_program_on_the_command_line(marker: str) -> None:
     assert (out, err, process.returncode) == ("all well\n", "", 0)
 
 
+def test_forked_workers_of_a_trainer_whose_torch_has_threads(marker: str) -> None:
+    """libgomp hangs in a fork of a process whose threads it uses, unless the fork uses one thread."""
+    body = """
+import torch
+torch.set_num_threads(4)
+values = torch.arange(1 << 20, dtype=torch.float64)
+expected = float((values * 2).sum())  # starts the threads
+
+def make(stream, epoch, place):
+    return torch.get_num_threads(), float((torch.arange(1 << 20, dtype=torch.float64) * 2).sum())
+
+with build(make=make, method="METHOD") as loader:
+    say(list(loader) == [(1, expected)] * 12, torch.get_num_threads())
+"""
+    process = start(marker, script(marker, body))
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("True 4\n", "", 0)
+
+
 def test_a_prompt(marker: str) -> None:
     process = start(marker, "-i", "-q", stdin=subprocess.PIPE)
     typed = "exec('''" + PROGRAM + TWO_EPOCHS + "''')\n"
