@@ -84,7 +84,9 @@ def run_program(program: Path, world: int = 2) -> None:
                 os.dup2(output.fileno(), 1)
             code = 1
             try:
-                runpy.run_path(str(program), run_name="__main__")
+                # Kept until the process ends: a DDP model that is freed after the process group joins gloo's thread
+                # while it holds the GIL, for which that thread may wait to free a tensor (torch 2.13).
+                _kept = runpy.run_path(str(program), run_name="__main__")
                 code = 0
             except BaseException:
                 traceback.print_exc()
