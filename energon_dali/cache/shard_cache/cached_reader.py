@@ -20,7 +20,7 @@ VERSIONS = 3
 WAIT_SECONDS = 10.0
 """How long a reader waits for a block that another thread or process fetches, before it reads from the store."""
 CLAIM_TRIES = 3
-"""How often a reader tries to fetch a block itself after whoever fetched it gave up, before it reads past the cache."""
+"""How often a reader tries to fetch a block that others give up fetching, before it reads past the cache."""
 REQUEST_BYTES = 16 << 20
 """Missing blocks that follow each other are fetched together, up to this size."""
 

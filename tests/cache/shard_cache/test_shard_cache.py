@@ -16,7 +16,9 @@ import pytest
 
 from energon_dali import ShardCache
 from energon_dali.cache.shard_cache.block_file import file_bytes
+from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
+from energon_dali.cache.shard_cache.node_cache import NodeCache
 from energon_dali.cache.shard_cache.shard_cache import check_shard_cache
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
@@ -141,6 +143,15 @@ def _read_all(folder: Path, results: Any) -> None:
     results.put((found == path.local.read_bytes(), counts["bytes_remote"]))
 
 
+def claimed(node: NodeCache, path: StoragePath, number: int) -> Claim:
+    """Returns the claim of a block, which nobody may hold yet."""
+    version = node.version(path)
+    assert version is not None
+    claim = node.claim(version, number)
+    assert claim is not None
+    return claim
+
+
 def test_block_stored_at_the_last_moment_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
     content = path.local.read_bytes()
@@ -167,10 +178,7 @@ def test_block_that_another_thread_gave_up_is_kept(tmp_path: Path, monkeypatch: 
     content = path.local.read_bytes()
     cache = cache_of(tmp_path / "cache")
     node = cache._node()
-    version = node.version(path)
-    assert version is not None
-    theirs = node.claim(version, 0)
-    assert theirs is not None
+    theirs = claimed(node, path, 0)
     wait = node.wait
 
     def give_up_and_wait(*block: Any) -> bool:
@@ -423,10 +431,7 @@ def test_readers_go_on_while_another_process_never_finishes(tmp_path: Path, monk
     content = path.local.read_bytes()
     cache = cache_of(tmp_path / "cache")
     node = cache._node()
-    version = node.version(path)
-    assert version is not None
-    claim = node.claim(version, 1)
-    assert claim is not None
+    claim = claimed(node, path, 1)
     reader = cache.open(path, len(content))
     assert reader.read_at(0, len(content)) == content
     assert len(block_files(tmp_path / "cache")) == 1
