@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.samples.attributes import attributes_of
+
 if TYPE_CHECKING:
     from energon_dali.samples import SourceInfo
 
@@ -78,9 +80,9 @@ def describe(value: Any, depth: int = 0) -> str:
     if isinstance(value, (list, tuple)):
         return _items("[", [describe(inner, depth + 1) for inner in _first(value)], len(value), "]")
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        names = [name for name in value.__dataclass_fields__ if hasattr(value, name) and name != "__sources__"]
-        inner = [f"{name}={describe(getattr(value, name), depth + 1)}" for name in _first(names)]
-        return _items(f"{type(value).__name__}(", inner, len(names), ")")
+        attributes = {name: inner for name, inner in attributes_of(value).items() if name != "__sources__"}
+        shown = [f"{name}={describe(inner, depth + 1)}" for name, inner in _first(attributes.items())]
+        return _items(f"{type(value).__name__}(", shown, len(attributes), ")")
     try:
         text = repr(value)
     except Exception as error:  # of a user's class, such as a dataclass with unset fields

@@ -20,6 +20,7 @@ def fail() -> Exception:
 
 def test_a_failure_is_logged_with_trace_source_and_shapes(caplog: pytest.LogCaptureFixture) -> None:
     sample = CaptioningSample(__key__="a/7", __restore_key__=(), image=torch.zeros(3, 40, 50), caption="x" * 1000)
+    sample.length = 31  # type: ignore[attr-defined]
     source = SourceInfo(dataset_path="/data", index=7, shard_name="shard_3.tar", file_names=("a/7.jpg",))
     with caplog.at_level(logging.ERROR, "energon_dali"):
         log_exception(fail(), sample, [source])
@@ -30,6 +31,7 @@ def test_a_failure_is_logged_with_trace_source_and_shapes(caplog: pytest.LogCapt
     assert "a/7" in record.message
     assert "Tensor(shape=(3, 40, 50), dtype=torch.float32, device=cpu)" in record.message
     assert "(1000 characters)" in record.message
+    assert "length=31" in record.message
     assert len(record.message) < 2000
 
 

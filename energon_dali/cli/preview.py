@@ -13,6 +13,7 @@ import click
 from energon_dali.cli.failure import told_to_user
 from energon_dali.error_handlers import describe
 from energon_dali.errors import ConfigError
+from energon_dali.samples.attributes import attributes_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -112,9 +113,7 @@ def describe_sample(sample: Any, width: int, *, colours: bool) -> Iterator[str]:
         width: Letters per line of an image.
         colours: Draw images in 24-bit colour, instead of letters.
     """
-    is_dict = isinstance(sample, Mapping)
-    names = list(sample) if is_dict else [field.name for field in dataclasses.fields(sample)]
-    values = {name: sample[name] if is_dict else getattr(sample, name) for name in names}
+    values = dict(sample) if isinstance(sample, Mapping) else attributes_of(sample)
     yield f"{values.get('__key__')} ({type(sample).__name__})"
     for source in values.get("__sources__") or ():
         yield f"  from {source.dataset_path}, {source.shard_name}, sample {source.index}"

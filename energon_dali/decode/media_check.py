@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
+
+from energon_dali.samples.attributes import attributes_of
 
 
 def check_media(value: Any) -> None:
@@ -31,5 +33,5 @@ def check_media(value: Any) -> None:
         for inner in value:
             check_media(inner)
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            check_media(getattr(value, field.name))
+        for inner in attributes_of(value).values():
+            check_media(inner)

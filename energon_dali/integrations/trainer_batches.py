@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from energon_dali.errors import ConfigError
 from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from energon_dali.samples.attributes import attributes_of
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
@@ -27,7 +28,7 @@ def as_inputs(batch: Any) -> dict[str, Any]:
     if isinstance(batch, Mapping):
         items = batch.items()
     elif dataclasses.is_dataclass(batch):
-        items = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}.items()
+        items = attributes_of(batch).items()
     else:
         raise ConfigError(
             f"A batch for transformers.Trainer is a {type(batch).__name__}. Return a dict from TaskEncoder.batch or "

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from energon_dali.decode.dali.runtime.device import follow_local_rank
+from energon_dali.samples.attributes import attributes_of
 
 ReadyEvents = tuple[tuple[int, Any], ...]
 """(GPU index, torch.cuda.Event after the work that made a batch there), one per GPU."""
@@ -122,6 +123,6 @@ def find_cuda_tensors(value: Any) -> Iterator[torch.Tensor]:
         elif isinstance(found, (list, tuple, set, frozenset)):
             waiting.extend(found)
         elif hasattr(found, "__dataclass_fields__"):
-            waiting.extend(getattr(found, name) for name in found.__dataclass_fields__ if hasattr(found, name))
+            waiting.extend(attributes_of(found).values())
         elif hasattr(found, "__dict__"):
             waiting.extend(vars(found).values())

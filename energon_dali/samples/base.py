@@ -1,4 +1,4 @@
-"""Samples and batches: dataclasses that know their keys, how to recreate them, and where their data was read."""
+"""Samples and batches: dataclasses with their keys, how to recreate them, and where their data was read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
 
 @dataclass_transform(kw_only_default=True)
 def edataclass(cls: type[T]) -> type[T]:
-    """Makes a class a dataclass with slots and keyword-only fields, like all samples."""
-    return dataclass(slots=True, kw_only=True)(cls)
+    """Makes a class a dataclass with keyword-only fields, like all samples.
+
+    Instances take further attributes, which travel with them from hook to hook and between processes. Functions that
+    make a new object of the fields leave them out: `dataclasses.replace`, `derive_from`, `extend`, and batching.
+    """
+    return dataclass(kw_only=True)(cls)
 
 
 # Not frozen: Lightning walks through batches, and rejects frozen dataclasses with precision bf16-true or 64-true.

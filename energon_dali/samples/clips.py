@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Clips:
     """The clips of one video; or of a batch of videos, with one more leading dimension in every field."""
 

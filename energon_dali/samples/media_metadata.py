@@ -13,8 +13,6 @@ from energon_dali.samples.base import edataclass
 class MediaMetadata:
     """Base class of the metadata of a media file."""
 
-    __slots__ = ()
-
 
 @edataclass
 class ImageMetadata(MediaMetadata):

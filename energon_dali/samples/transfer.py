@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import sys
 from collections import UserDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from energon_dali.samples.attributes import attributes_of
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +60,9 @@ def _mapped(
 
 def _mapped_dataclass(value: Any, function: Callable[[torch.Tensor], torch.Tensor], method: str | None) -> Any:
     changed = None
-    for field in dataclasses.fields(value):
-        name = field.name
-        # Keys and sources have no tensors, and may be long.
-        if name.startswith("__") or not hasattr(value, name):
+    for name, old in attributes_of(value).items():
+        if name.startswith("__"):  # keys and sources have no tensors, and may be long
             continue
-        old = getattr(value, name)
         new = _mapped(old, function, method)
         if new is not old:
             changed = copy.copy(value) if changed is None else changed

@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.error_handlers import describe
+from energon_dali.samples.attributes import attributes_of
 from energon_dali.view.pixels import MAX_IMAGES, Normalisation, ShownImage, find_images
 from energon_dali.view.strips import Strip, find_strips
 from energon_dali.view.vision_images import vision_images
@@ -174,10 +175,8 @@ def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
                 yield from _leaves(f"{name}.{key}" if name else str(key), inner, depth + 1)
             return
         if is_dataclass(value) and not isinstance(value, (type, VisionInput)):
-            for one in fields(value):
-                if hasattr(value, one.name):
-                    inner = getattr(value, one.name)
-                    yield from _leaves(f"{name}.{one.name}" if name else one.name, inner, depth + 1)
+            for one, inner in attributes_of(value).items():
+                yield from _leaves(f"{name}.{one}" if name else one, inner, depth + 1)
             return
         is_list = isinstance(value, (list, tuple)) and bool(value)
         if (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from energon_dali.loader.cuda_handoff import CudaHandoff, find_cuda_tensors, strided_parts
+from energon_dali.samples import Sample
 from tests.fake_cuda import FakeCuda, GpuTensor, Stream
 
 
@@ -108,7 +109,9 @@ def test_finds_tensors_wherever_batches_hold_them() -> None:
     class Slotted:
         value: Any
 
-    tensors = [GpuTensor.on(0) for _ in range(5)]
+    tensors = [GpuTensor.on(0) for _ in range(6)]
+    sample: Any = Sample(__key__="a", __restore_key__=())
+    sample.added = tensors[5]
     batch = [
         Holder(tensors[0]),
         Slotted((tensors[1], "text")),
@@ -116,9 +119,10 @@ def test_finds_tensors_wherever_batches_hold_them() -> None:
         {"b": {"c": tensors[3]}},
         tensors[4],
         tensors[4],
+        sample,
         torch.zeros(2),
         None,
         3,
     ]
     assert {id(tensor) for tensor in find_cuda_tensors(batch)} == set(map(id, tensors))
-    assert len(list(find_cuda_tensors(batch))) == 5
+    assert len(list(find_cuda_tensors(batch))) == 6

@@ -50,10 +50,11 @@ class Images(Batch):
 def test_fields_that_are_not_arguments_and_further_attributes_stay() -> None:
     batch = Derived(torch.arange(3), scale=2)
     batch.made = 7
-    batch.extra = "kept"  # type: ignore[attr-defined]
+    batch.extra = ["kept", torch.ones(1)]  # type: ignore[attr-defined]
     pinned = pin(batch)
     assert pinned is not batch
-    assert (pinned.made, pinned.extra, pinned.lengths.tolist()) == (7, "kept", [6])
+    assert (pinned.made, pinned.extra[0], pinned.lengths.tolist()) == (7, "kept", [6])
+    assert pinned.extra[1].is_pinned()
     assert pinned.tokens.is_pinned()
     assert pinned.lengths.is_pinned()
     assert not batch.tokens.is_pinned()

@@ -31,17 +31,25 @@ class Mine:
     def total(self):
         return self.stream + self.place
 
-@edataclass
-class Slotted(Batch):
+@dataclass(slots=True)
+class Slotted:
     stream: int
     place: int
 
     def total(self):
         return self.stream + self.place
 
-@edataclass
+@dataclass(slots=True)
 class Derived(Slotted):
     pass
+
+@edataclass
+class OfBatch(Batch):
+    stream: int
+    place: int
+
+    def total(self):
+        return self.stream + self.place
 
 class Named(NamedTuple):
     stream: int
@@ -51,7 +59,7 @@ class Named(NamedTuple):
         return self.stream + self.place
 
 BASE = 1000
-KINDS = Mine, Slotted, Derived, Named
+KINDS = Mine, Slotted, Derived, OfBatch, Named
 
 def one(stream, epoch, place):
     kind = KINDS[place % len(KINDS)]
@@ -127,7 +135,7 @@ loader = build()
 for epoch in range(2):
     batches = list(loader)
     assert [type(b) for b in batches] == [KINDS[p % len(KINDS)] for p in range(6) for s in range(2)], batches
-    assert [hasattr(b, "__dict__") for b in batches[:8:2]] == [True, False, False, False], batches
+    assert [hasattr(b, "__dict__") for b in batches[:10:2]] == [True, False, False, True, False], batches
     assert [b.total() for b in batches] == [1000 + p + s for p in range(6) for s in range(2)], batches
 say("all well")
 """

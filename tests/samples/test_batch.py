@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -74,6 +74,16 @@ def test_to_device_moves_tensors_and_shares_the_rest() -> None:
     assert moved.text is batch.text
     assert batch.to_device("cpu") is batch
     assert batch.pin_memory() is batch or torch.cuda.is_available()
+
+
+def test_to_device_moves_further_attributes_too() -> None:
+    batch: Any = Texts.from_samples([sample(0)])
+    batch.lengths = None
+    batch.offsets, batch.note = {"rows": torch.ones(2)}, "n"
+    moved = batch.to_device("meta")
+    assert moved.offsets["rows"].device.type == "meta"
+    assert moved.note == "n"
+    assert batch.offsets["rows"].device.type == "cpu"
 
 
 class Pair(NamedTuple):

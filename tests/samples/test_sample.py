@@ -1,13 +1,26 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 
 from energon_dali import samples
 from energon_dali.errors import ConfigError
-from energon_dali.samples import CaptioningSample, CrudeSample, Sample, SourceInfo, TextSample, edataclass
+from energon_dali.samples import Batch, CaptioningSample, Clips, CrudeSample, Sample, SourceInfo, TextSample, edataclass
+from energon_dali.samples.media_metadata import ImageMetadata
+
+SIZE: dict[str, Any] = {"width": 1, "height": 1, "format": "PNG", "mode": "L"}
+
+
+def _pickled(protocol: int, value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, protocol))
 
 
 def source(index: int) -> SourceInfo:
@@ -69,10 +82,47 @@ def test_joining_puts_fields_and_sources_together() -> None:
         Joined.from_joined(text(), None)
 
 
-def test_samples_have_slots_and_travel() -> None:
+@dataclass(kw_only=True)
+class PlainText:
+    """The same fields as TextSample, in a dataclass of Python alone."""
+
+    __key__: str
+    __restore_key__: tuple[Any, ...]
+    __subflavors__: dict[str, Any] | None = None
+    __sources__: tuple[SourceInfo, ...] | None = None
+    text: str
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda sample: sample,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {protocol}": functools.partial(_pickled, protocol) for protocol in range(6)},
+    "replace": lambda sample: dataclasses.replace(sample, text="other"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sample_with_further_attributes_is_treated_as_any_dataclass(way: str) -> None:
+    """`dataclasses.replace` makes a new object of the fields, and leaves the further attributes out."""
+    fields: dict[str, Any] = {"__key__": "a", "__restore_key__": ("Webdataset", 1), "text": "t"}
+    plain: Any = PlainText(**fields)
+    sample: Any = TextSample(**fields)
+    plain.length = sample.length = 3
+    got, wanted = WAYS[way](sample), WAYS[way](plain)
+    assert type(got) is TextSample
+    assert vars(got) == vars(wanted)
+    assert hasattr(got, "length") == (way != "replace")
+
+
+@pytest.mark.parametrize("value", [Batch(__key__=["a"], __restore_key__=()), Clips(None, None), ImageMetadata(**SIZE)])
+def test_batches_and_other_values_take_further_attributes(value: Any) -> None:
+    value.length = 3
+    assert copy.copy(value).length == pickle.loads(pickle.dumps(value)).length == vars(value)["length"] == 3
+
+
+def test_samples_travel() -> None:
     sample = text()
-    with pytest.raises(AttributeError):
-        sample.other = 1  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(sample)) == sample
     assert pickle.loads(pickle.dumps(CrudeSample({"__key__": "k", "jpg": b""}))) == {"__key__": "k", "jpg": b""}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class VisionInput:
     """One image as a model takes it, kept as bytes: a fraction of the values, to which `batch_vision` converts them."""
 
@@ -51,7 +51,7 @@ class VisionInput:
         )
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class VideoInput(VisionInput):
     """One video as a model takes it. Its `pixels` are the values."""
 
