@@ -264,7 +264,7 @@ class HookRunner:
         self.offset = 0
         """Outputs that the running generator has yielded."""
         self.skip_outputs = 0
-        """Outputs of the next generator that were delivered before the state was saved."""
+        """Outputs for the next input that were delivered before the state was saved."""
         self.key: Key = ()
         """Restore key of the last output."""
         self._argument: Any = None
@@ -320,6 +320,9 @@ class HookRunner:
                 )
             if result is None:
                 check_result(self._stage, result)
+            if self.skip_outputs:  # another hook, a generator function, delivered outputs for this input
+                self._finish()
+                return NOTHING
             self.key = (self._name, self.index * self._num_streams + self._stream, *self._keys)
             self._policy.on_success()
             self._finish()

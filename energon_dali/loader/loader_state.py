@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_dali.datasets.skipped_steps import as_entry, skipped_by_state
 from energon_dali.errors import LayoutError, StateError
+from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE
 from energon_dali.loader.failure_report import as_state_entry, groups_of_state, merge_groups
 from energon_dali.loader.state_compatibility import adapt_state, as_plain, config_in_todays_form
 from energon_dali.shards.documents.content import excerpt, excerpt_names
@@ -134,20 +136,29 @@ def unpack_config(state: State) -> dict[str, Any]:
     return config
 
 
-def rank_state(state: State, dataset: SavableDataset[Any]) -> tuple[State, SavableDataset[Any]]:
+def rank_state(
+    state: State, dataset: SavableDataset[Any], *, allow_changed_hooks: bool = False
+) -> tuple[State, SavableDataset[Any]]:
     """Returns what the RankIterator of this rank restores from a rank's or a merged state, and from which dataset.
 
     The dataset is the one given; for states of earlier releases, a copy with the shares of validation that they had.
 
+    Args:
+        state: The state.
+        dataset: The outermost dataset of the loader.
+        allow_changed_hooks: Continue with other hooks than those of the state. ENERGON_DALI_ALLOW_CHANGED_HOOKS=1 does
+            the same.
+
     Raises:
-        StateError: The state is not a loader's, or is of another dataset.
+        StateError: The state is not a loader's, or is of another dataset, or of other hooks that are not allowed.
         LayoutError: The state has other streams than this loader, or lacks some of this rank.
     """
     check_format(state)
     config = dataset.worker_config
     _check_streams(state, config)
     if state["config"] != pack_config(dataset.config()):
-        state, dataset = adapt_state(state, unpack_config(state), dataset)
+        allowed = allow_changed_hooks or os.environ.get(ENVIRONMENT_VARIABLE) == "1"
+        state, dataset = adapt_state(state, unpack_config(state), dataset, allow_changed_hooks=allowed)
     rank = {
         "given": _given(state, config),
         "shares": "even",  # a dataset with other shares ignores it

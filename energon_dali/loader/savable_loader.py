@@ -81,15 +81,18 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._packed_config = tree, pack_config(tree.config())
         return {**make_state(position, tree, self._packed_config[1]), **self._reporter.state_entry()}
 
-    def restore_state_rank(self, state: State | None) -> None:
+    def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Continues at a state. Call it before the first batch is taken.
 
         Args:
             state: What save_state_rank of the same rank, or save_state_global of any layout, returned. None changes
                 nothing, as in Energon.
+            allow_changed_hooks: Continue with the hooks of this loader's task encoder if they are not those that saved
+                the state, and log what differs. Hooks that are new count their samples from 0. The order of the samples
+                must be the same. `ENERGON_DALI_ALLOW_CHANGED_HOOKS=1` does the same for trainers that restore states.
 
         Raises:
-            StateError: Iteration has begun, or the state is of another dataset.
+            StateError: Iteration has begun, or the state is of another dataset, or of other hooks that are not allowed.
             LayoutError: The state does not fit this layout of ranks and workers.
         """
         if state is None:
@@ -100,7 +103,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 "Make a new loader and restore into that."
             )
         skipped = [] if self._snapshot is None else skipped_by_state(self._snapshot)
-        self._snapshot, self._tree = rank_state(state, self._tree)
+        self._snapshot, self._tree = rank_state(state, self._tree, allow_changed_hooks=allow_changed_hooks)
         self._snapshot.update(as_entry([*skipped, *skipped_by_state(self._snapshot)]))
         self._reporter.take_over(state)
 
@@ -180,17 +183,24 @@ class SavableDataLoader(BasicDataLoader[T]):
         dist.gather_object(own, gathered, dst=global_dst_rank, group=group)
         return None if gathered is None else merge_states(gathered)
 
-    def restore_state_global(self, state: State | Sequence[State] | None, *, src_rank: int | None = None) -> None:
+    def restore_state_global(
+        self,
+        state: State | Sequence[State] | None,
+        *,
+        src_rank: int | None = None,
+        allow_changed_hooks: bool = False,
+    ) -> None:
         """Continues at a global state. Call it before the first batch is taken.
 
         Args:
             state: What save_state_global returned, or the list of all ranks' states.
             src_rank: Global rank that has the state and sends it to the others; None if all ranks have it.
+            allow_changed_hooks: As in restore_state_rank.
 
         Raises:
-            StateError: Iteration has begun, the state is of another dataset or incomplete, or torch.distributed is
-                needed and not initialised, or the data-parallel group of this rank lacks the source or does not have
-                `world_size` ranks.
+            StateError: Iteration has begun, the state is of another dataset or incomplete, or of other hooks that are
+                not allowed, or torch.distributed is needed and not initialised, or the data-parallel group of this rank
+                lacks the source or does not have `world_size` ranks.
             LayoutError: The state does not fit this layout of ranks and workers.
         """
         if src_rank is not None and self.worker_config.world_size > 1:
@@ -201,7 +211,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         if state is None:
             return
         whole: Any = merge_states(state) if isinstance(state, (list, tuple)) else state
-        self.restore_state_rank(whole)
+        self.restore_state_rank(whole, allow_changed_hooks=allow_changed_hooks)
 
     def save_state(self, dst_rank: int) -> State | None:
         """Deprecated: use save_state_global(global_dst_rank=dst_rank).
@@ -264,14 +274,14 @@ class SavableLoaderIterator(LoaderIterator[T]):
         """Returns the state of this rank after the last delivered batch."""
         return self._savable.save_state_rank()
 
-    def restore_state_rank(self, state: State | None) -> None:
+    def restore_state_rank(self, state: State | None, *, allow_changed_hooks: bool = False) -> None:
         """Continues at a state, see SavableDataLoader.restore_state_rank.
 
         Raises:
-            StateError: Iteration has begun, or the state is of another dataset.
+            StateError: Iteration has begun, or the state is of another dataset, or of other hooks that are not allowed.
             LayoutError: The state does not fit this layout of ranks and workers.
         """
-        self._savable.restore_state_rank(state)
+        self._savable.restore_state_rank(state, allow_changed_hooks=allow_changed_hooks)
 
     def save_state_global(self, global_dst_rank: int) -> State | None:
         """Returns the state of all ranks on one of them, see SavableDataLoader.save_state_global.

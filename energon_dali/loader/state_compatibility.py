@@ -1,9 +1,10 @@
-"""Fits a saved state to today's dataset: states of earlier releases, another batch size, and what must not differ."""
+"""Fits a saved state to today's dataset: earlier releases, another batch size, other hooks, and what must be equal."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import logging
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -11,42 +12,77 @@ from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.skipped_steps import skipped_by_state
 from energon_dali.datasets.wrappers.map import MapDataset
 from energon_dali.errors import StateError
+from energon_dali.loader.changed_hooks import ENVIRONMENT_VARIABLE, align_stages, align_state, is_of_hooks
 
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.stream import State
 
+logger = logging.getLogger("energon_dali.loader")
+
 _EPOCHS = ("EpochizeDataset", "LimitDataset")
 _BATCHES = ("BatchDataset", "MixBatchDataset")
 
 
-def adapt_state(state: State, saved: dict[str, Any], dataset: SavableDataset[Any]) -> tuple[State, SavableDataset[Any]]:
+def adapt_state(
+    state: State, saved: dict[str, Any], dataset: SavableDataset[Any], *, allow_changed_hooks: bool = False
+) -> tuple[State, SavableDataset[Any]]:
     """Returns (state, dataset) that fit each other.
 
-    The state is counted in batches of the dataset's size. The dataset has the shares of validation of earlier
-    releases if the state is from one of them.
+    The state is counted in batches of the dataset's size, and has a level for each of its hooks. The dataset has the
+    shares of validation of earlier releases if the state is from one of them.
 
     Args:
         state: Of a loader.
         saved: Its config, in today's form.
         dataset: The dataset that is to continue.
+        allow_changed_hooks: Continue with other hooks, and log a warning that says which.
 
     Raises:
-        StateError: The state is of another dataset.
+        StateError: The state is of another dataset, or of other hooks that are not allowed.
     """
     if _has_old_shares(saved):
         dataset = dataset.with_old_ranges()
     now = json.loads(json.dumps(dataset.config(), sort_keys=True, default=as_plain))
-    state, saved = _with_batch_size(state, saved, now, dataset)
-    differences = _differences(saved, now, "")
-    if differences:  # else only the compressed text differs: it depends on the version of zlib
+    with_stages, stages = align_stages(saved, now)
+    if stages and allow_changed_hooks:
+        state = _with_stages(state, saved, now)
+    state, with_stages = _with_batch_size(state, with_stages, now, dataset)
+    differences = _differences(with_stages, now, "")
+    of_plan = [text for path, text in differences if not is_of_hooks(path)]
+    if of_plan:
         raise StateError(
-            "The state is of another dataset. What differs: "
-            + "; ".join(differences[:5])
-            + ("; ..." if len(differences) > 5 else "")
-            + ". Build the loader as it was built when the state was saved."
+            f"The state is of another dataset. What differs: {_listed(of_plan)}. Build the loader as it was built when "
+            "the state was saved."
+        )
+    of_hooks = stages + [text for _, text in differences]
+    if of_hooks and not allow_changed_hooks:
+        raise StateError(
+            f"The state was saved with other hooks. What differs: {_listed(of_hooks)}. Restore it with the task "
+            "encoder that saved it. Or continue with the hooks of this loader, in the same order of samples: "
+            "restore_state_rank(state, allow_changed_hooks=True), or the environment variable "
+            f"{ENVIRONMENT_VARIABLE}=1 where a trainer restores the state."
+        )
+    if of_hooks:  # else only the compressed text differs: it depends on the version of zlib
+        logger.warning(
+            "The state was saved with other hooks, and continues with those of this loader: %s", _listed(of_hooks)
         )
     return state, dataset
+
+
+def _with_stages(state: State, saved: Any, now: Any) -> State:
+    """Returns the state of a loader with a level for each stage of today's config."""
+    if saved["type"] in _EPOCHS:  # counted outside the streams
+        saved, now = saved["inner"], now.get("inner")
+    streams = {
+        number: {**stream, "state": align_state(stream["state"], saved, now)}
+        for number, stream in state["streams"].items()
+    }
+    return {**state, "streams": streams}
+
+
+def _listed(differences: list[str]) -> str:
+    return "; ".join(differences[:5]) + ("; ..." if len(differences) > 5 else "")
 
 
 def as_plain(value: Any) -> Any:
@@ -212,7 +248,8 @@ def _scaled(state: Any, hooks: int, change: _Change) -> Any:
 # --- what differs --------------------------------------------------------------------------------------------------
 
 
-def _differences(saved: Any, now: Any, path: str) -> list[str]:
+def _differences(saved: Any, now: Any, path: str) -> list[tuple[str, str]]:
+    """Returns (where, what) two configs differ."""
     if isinstance(saved, dict) and isinstance(now, dict) and saved.get("type") == now.get("type"):
         found = []
         for name in sorted(saved.keys() | now.keys()):
@@ -228,9 +265,9 @@ def _differences(saved: Any, now: Any, path: str) -> list[str]:
         return found
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         return [
-            text
+            difference
             for i, (old, new) in enumerate(zip(saved, now, strict=True))
-            for text in _differences(old, new, f"{path}[{i}]")
+            for difference in _differences(old, new, f"{path}[{i}]")
         ]
     if saved == now:
         return []
@@ -241,7 +278,7 @@ def _differences(saved: Any, now: Any, path: str) -> list[str]:
         "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
     }
     hint = hints.get(path.rpartition(".")[2], "")
-    return [f"{path or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}"]
+    return [(path, f"{path or 'the outermost dataset'} was {_short(saved)}, is {_short(now)}{hint}")]
 
 
 def _short(value: Any) -> str:
