@@ -94,7 +94,7 @@ _MODULES = """
 .flavors.webdataset.prepare: WebdatasetPreparator
 .flavors.webdataset.sample_decoder: AVDecoderType DEFAULT_DECODER GuessingHandlerWrapper ImageDecoderType
     SampleDecoder
-.flavors.webdataset.sample_loader:
+.flavors.webdataset.sample_loader: SliceState
 .flavors.webdataset.sharder:
 .flavors.webdataset.standard_webdataset: StandardWebdatasetFactory
 .flavors.webdataset.structs: DatasetSubset FilteredSample ShardInfo WebdatasetInfo WebdatasetSplits
@@ -205,7 +205,7 @@ energon_dali.compat.samples: ExtendableDataclassMixin PinMemoryMixin add_sample_
     default_get_batch_keys format_sample_compact format_sample_detailed get_sample_restore_key get_source_info
     legacy_handler set_sample_restore_key
 energon_dali.compat.states: FlexState Savable SavableCheckpoint SavableDataLoaderState SavableDatasetCheckpoint
-    SavableDatasetState State
+    SavableDatasetState SliceState State
 energon_dali.compat.structs: DatasetSubset EmptyDatasetError EnergonDatasetType FilteredSample ShardInfo
     WebdatasetInfo WebdatasetMeta WebdatasetSplits check_dataset_info_present get_dataset_info get_dataset_type
     get_info_shard_files

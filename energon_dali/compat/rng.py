@@ -30,6 +30,9 @@ class SystemRngState:
     """Of the standard library."""
 
 
+SystemRngState.__module__ = "megatron.energon.rng"  # as in energon_dali.compat.states
+
+
 class SystemRng:
     """The global random generators of torch (CPU), numpy and the standard library."""
 

@@ -87,3 +87,20 @@ class SavableDataLoaderState(State):
     """Worker that delivers the next batch."""
     micro_batch_size: int | None = None
     """Samples per batch."""
+
+
+@dataclass(slots=True)
+class SliceState:
+    """The position in a slice, one entry of a source's state."""
+
+    index: int
+    """Number of the slice."""
+    current: int
+    """Number of the next sample."""
+
+
+# With weights_only=True, torch.load compares the full name of a class that is declared safe with the name in the file.
+FlexState.__module__ = "megatron.energon.state"
+SliceState.__module__ = "megatron.energon.flavors.webdataset.sample_loader"
+for _class in (SavableDatasetState, SavableCheckpoint, SavableDatasetCheckpoint, SavableDataLoaderState):
+    _class.__module__ = "megatron.energon.savable_loader"

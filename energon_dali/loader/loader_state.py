@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FORMAT = "energon_dali.loader"
 VERSION = 1
 
+_ENERGON_STATES = ("SavableDataLoaderState", "SavableDatasetCheckpoint", "SavableDatasetState", "FlexState")
+"""Classes of Energon's states, as `energon_dali.compat` or Energon itself loads them."""
+
 MAX_STREAMS = 1 << 20
 """Most streams, and ranks, of a job."""
 MAX_CONFIG_BYTES = 64 << 20
@@ -170,11 +173,16 @@ def rank_state(
 
 def check_format(state: Any) -> None:
     """Raises StateError unless `state` is a loader's, in a version that this release reads."""
+    if type(state).__name__ in _ENERGON_STATES:
+        raise StateError(
+            f"This is a state of Megatron Energon ({type(state).__name__}). Its position cannot be carried over: "
+            "Energon reads the samples in another order. To start at the same step, restore nothing, and call "
+            "loader.skip_steps(0, n) with the number n of steps that this rank has trained."
+        )
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         what = excerpt(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
         raise StateError(
-            f"This is not a loader state ({what}): give what save_state_rank, save_state_global or state_dict "
-            "returned. States of Megatron Energon cannot be read."
+            f"This is not a loader state ({what}): give what save_state_rank, save_state_global or state_dict returned."
         )
     if state.get("version") != VERSION:
         raise StateError(
