@@ -129,7 +129,9 @@ def unpack_config(state: State) -> dict[str, Any]:
         text = unpacking.decompress(base64.b85decode(state["config"]), MAX_CONFIG_BYTES)
         if not unpacking.eof:
             raise ValueError(f"it is cut off, or unpacks to more than {MAX_CONFIG_BYTES:,} bytes")
-        config = config_in_todays_form(parse_json(text, max_depth=MAX_STATE_DEPTH, any_number=True))
+        config = config_in_todays_form(
+            parse_json(text, max_depth=MAX_STATE_DEPTH, any_number=True), state["world_size"]
+        )
         if not isinstance(config, dict):
             raise ValueError(f"it holds {excerpt(config)}")
     except (ValueError, TypeError, zlib.error) as error:

@@ -96,20 +96,28 @@ def as_plain(value: Any) -> Any:
 # --- states of earlier releases ------------------------------------------------------------------------------------
 
 
-def config_in_todays_form(config: Any) -> Any:
+def config_in_todays_form(config: Any, ranks: int) -> Any:
     """Returns the config of a dataset as today's `SavableDataset.config` gives it.
 
-    Earlier releases included the stages that cross processes and decode, which change no order, and DALI's reader.
+    Earlier releases included the stages that cross processes and decode, which change no order, and DALI's reader. The
+    length of a limit inside another dataset was that of a rank.
+
+    Args:
+        config: As it was saved.
+        ranks: Of the job that saved it.
     """
     if isinstance(config, list):
-        return [config_in_todays_form(member) for member in config]
+        return [config_in_todays_form(member, ranks) for member in config]
     if not isinstance(config, dict):
         return config
     if config.get("type") in ("DecodeDataset", "HandOverDataset") and "inner" in config:
-        return config_in_todays_form(config["inner"])
+        return config_in_todays_form(config["inner"], ranks)
     if config.get("type") == "NativeSourceDataset" and "source" in config:
-        return config_in_todays_form(config["source"])
-    return {name: config_in_todays_form(value) for name, value in config.items()}
+        return config_in_todays_form(config["source"], ranks)
+    today = {name: config_in_todays_form(value, ranks) for name, value in config.items()}
+    if config.get("type") in _EPOCHS and type(config.get("length")) is int:
+        today["length_x_ranks"] = today.pop("length") * ranks
+    return today
 
 
 def _has_old_shares(config: Any) -> bool:
@@ -275,6 +283,8 @@ def _differences(saved: Any, now: Any, path: str) -> list[tuple[str, str]]:
         "uuid": " (another dataset, or the same, prepared again)",
         "ranges": " (other samples: the split, its exclusions or a join index changed)",
         "batch_size": " (what comes next depends on it; only batches that the loader delivers may change their size)",
+        "length_x_ranks": " (the length of a limit inside another dataset is that of each rank: on another number "
+        "of ranks, give the length that keeps the product, or restore onto as many ranks as before)",
         "fixed_batch_size": " (which samples share a batch depends on it, and some of them wait)",
     }
     hint = hints.get(path.rpartition(".")[2], "")

@@ -19,7 +19,7 @@ class EpochizeDataset(PassThroughDataset[Any]):
     If the data below ends within an epoch, that epoch is shorter, and the next one starts the data again. The outermost
     dataset counts the elements of all streams of the rank together. Inside another dataset each stream yields its part
     of `length`; what does not divide goes to the streams in turn. The elements are the same, unless a stream ends
-    early.
+    early. A state of such a tree restores onto another number of ranks if `length` x ranks stays the same.
 
     Args:
         dataset: The dataset below, usually endless.
@@ -44,9 +44,9 @@ class EpochizeDataset(PassThroughDataset[Any]):
         return f"{type(self).__name__}(length={self.length})"
 
     def inner_config(self) -> dict[str, Any]:
-        """Returns the config with the length, on which the order of the datasets above depends."""
-        # The config itself has no length: it only tells where epochs end, and may change from run to run.
-        return {**self.config(), "length": self.length}
+        """Returns the config with the length of all ranks, on which the order of the datasets above depends."""
+        # The config itself has no length: it only says where epochs end, and may change from run to run.
+        return {**self.config(), "length_x_ranks": self.length * self.worker_config.world_size}
 
     def rank_limit(self) -> RankLimit:
         return RankLimit(self.length, self.restart)
@@ -54,10 +54,10 @@ class EpochizeDataset(PassThroughDataset[Any]):
     def stream_length(self, stream: int, epoch: int = 0) -> int:
         """Returns how many elements of an epoch one stream yields, where this dataset is inside another."""
         layout = self.worker_config.layout
-        streams_per_rank = layout.num_streams // layout.world_size
-        # Element k of the rank comes from its stream k % streams_per_rank; epoch e has those from e * length on.
+        total = self.length * layout.world_size
+        # Element k of the job comes from stream k % num_streams; epoch e has those from e * total on.
         start, stop = (
-            -(-(number * self.length - stream // layout.world_size) // streams_per_rank)
+            -(-(number * total - stream) // layout.num_streams)
             for number in ((0, 1) if self.restart else (epoch, epoch + 1))
         )
         return stop - start

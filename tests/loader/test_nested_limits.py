@@ -1,0 +1,88 @@
+"""Limits inside another dataset count per rank: a state restores where each stream has the same part as before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from energon_dali import BlendDataset, ConcatDataset, EpochizeDataset, LimitDataset, StateError, WorkerConfig
+from energon_dali.datasets.base import SavableDataset
+from energon_dali.datasets.wrappers.repeat import RepeatDataset
+from energon_dali.loader.loader_state import merge_states, split_state
+from energon_dali.loader.savable_loader import SavableDataLoader, get_savable_loader
+from tests.loader.numbers_dataset import NumbersDataset
+
+STREAMS = 6
+
+
+def limits(config: WorkerConfig, length: int, kind: type[EpochizeDataset]) -> SavableDataset[Any]:
+    """Returns a blend of a limited dataset and another one, then a third, again and again."""
+    limited = kind(NumbersDataset([9] * STREAMS, config), length)
+    other = NumbersDataset([4] * STREAMS, config, make=lambda *place: ("other", *place))
+    last = NumbersDataset([1] * STREAMS, config, make=lambda *place: ("last", *place))
+    return RepeatDataset(ConcatDataset(BlendDataset((limited, 1), (other, 1)), last))
+
+
+def loaders(world: int, length: int, kind: type[EpochizeDataset], state: Any = None) -> list[SavableDataLoader[Any]]:
+    """Returns the loaders of all ranks."""
+    made = []
+    for rank in range(world):
+        config = WorkerConfig(rank=rank, world_size=world, num_workers=0, num_streams=STREAMS)
+        made.append(get_savable_loader(limits(config, length, kind)))
+        if isinstance(state, list):
+            made[-1].restore_state_rank(state[rank])
+        elif state is not None:
+            made[-1].restore_state_global(state)
+    return made
+
+
+def taken(ranks: Sequence[SavableDataLoader[Any]], count: int) -> list[Any]:
+    """Returns the next `count` elements of the job."""
+    rows = [list(islice(loader, count // len(ranks))) for loader in ranks]
+    return [element for row in zip(*rows, strict=True) for element in row]
+
+
+@pytest.mark.parametrize("kind", [LimitDataset, EpochizeDataset])
+@pytest.mark.parametrize(("saved", "restored"), [(1, 2), (2, 1), (2, 3), (3, 6), (6, 1), (2, 2)])
+@pytest.mark.parametrize("redistributed", [False, True])
+def test_the_same_length_of_all_ranks_continues_exactly(
+    kind: type[EpochizeDataset], saved: int, restored: int, *, redistributed: bool
+) -> None:
+    total = 18
+    whole = taken(loaders(saved, total // saved, kind), 240)
+    ranks = loaders(saved, total // saved, kind)
+    assert taken(ranks, 54) == whole[:54]
+    state: Any = merge_states([loader.save_state_rank() for loader in ranks])
+    if redistributed:
+        state = split_state(state, restored)
+    assert taken(loaders(restored, total // restored, kind, state), 180) == whole[54:234]
+
+
+@pytest.mark.parametrize("redistributed", [False, True])
+def test_the_same_length_per_rank_is_an_error_that_says_what_to_do(*, redistributed: bool) -> None:
+    (loader,) = loaders(1, 12, LimitDataset)
+    taken([loader], 5)
+    state: Any = merge_states([loader.save_state_rank()])
+    message = r"length_x_ranks was 12, is 24 .*on another number of ranks, give the length that keeps the product"
+    with pytest.raises(StateError, match=message):
+        loaders(2, 12, LimitDataset, split_state(state, 2) if redistributed else state)
+
+
+def test_a_limit_around_everything_may_change_with_the_ranks() -> None:
+    def job(world: int, rank: int) -> Any:
+        config = WorkerConfig(rank=rank, world_size=world, num_workers=0, num_streams=STREAMS)
+        return get_savable_loader(LimitDataset(NumbersDataset([9] * STREAMS, config), 6))
+
+    loader = job(1, 0)
+    first = list(islice(loader, 2))
+    state = merge_states([loader.save_state_rank()])
+    rest = []
+    for rank in range(2):
+        with job(2, rank) as other:
+            other.restore_state_global(state)
+            rest.append(list(islice(other, 2)))
+    order = [element for row in zip(*rest, strict=True) for element in row]
+    assert [stream for stream, *_ in [*first, *order]] == list(range(6))
