@@ -69,7 +69,7 @@ def _edit_parts(data: bytes, random: Random) -> bytes:
     """Returns the file with one of its chunks or segments changed, dropped, doubled or moved; checksums are
     corrected."""
     if data[:2] == b"\xff\xd8":
-        return _edit_jpeg(data, random)
+        return random.choice((_edit_jpeg, _edit_jpeg, _add_segments))(data, random)
     if data[:4] == b"\x89PNG":
         return _edit_png(data, random)
     if data[:4] == b"RIFF":
@@ -140,6 +140,53 @@ def _edit_jpeg(data: bytes, random: Random) -> bytes:
         return _flip(part, random) if part else part
 
     return b"".join(_edit_list(parts, random, change))
+
+
+def _add_segments(data: bytes, random: Random) -> bytes:
+    """Returns a JPEG with some more segments that decoders read, often cut or damaged, with a matching length."""
+    for _ in range(random.choice((1, 1, 2))):
+        starts = [2]
+        while data[starts[-1] : starts[-1] + 1] == b"\xff" and data[starts[-1] + 1] != 0xDA:
+            starts.append(starts[-1] + 2 + int.from_bytes(data[starts[-1] + 2 : starts[-1] + 4], "big"))
+        place = random.choice(starts)
+        kind, content = random.choice(SEGMENTS)
+        way = random.randrange(4)
+        if way < 2:
+            content = content[: random.randrange(len(content) + 1)]
+        elif way == 2:
+            content = _flip(content, random)
+        data = data[:place] + bytes([0xFF, kind]) + struct.pack(">H", len(content) + 2) + content + data[place:]
+    return data
+
+
+def _directory(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
+    """Returns a TIFF structure of (tag, type, count, value) entries, as in EXIF and in MPF, and what follows it."""
+    rows = b"".join(struct.pack(">HHII", *entry) for entry in entries)
+    return b"MM\0*" + struct.pack(">IH", 8, len(entries)) + rows + bytes(4) + rest
+
+
+_RESOURCE = b"8BIM" + struct.pack(">HHI", 0x0404, 0, 5) + b"title\0"
+_RESOLUTION = b"8BIM" + struct.pack(">HHI", 0x03ED, 0, 16) + struct.pack(">IHHIHH", 72 << 16, 1, 1, 72 << 16, 1, 1)
+SEGMENTS = (
+    (0xE0, b"JFIF\0\1\2\1\0\x48\0\x48\0\0"),
+    (0xE0, b"JFXX\0\x10"),
+    (
+        0xE1,
+        b"Exif\0\0" + _directory((0x0112, 3, 1, 6 << 16), (0x011A, 5, 1, 50), (0x0128, 3, 1, 2 << 16), rest=bytes(9)),
+    ),
+    (0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="3" hdrgm:Version="1.0"/>'),
+    (0xE2, b"ICC_PROFILE\0\1\1" + bytes(24)),
+    (0xE2, b"FPXR\0\0\0"),
+    (0xE2, b"MPF\0" + _directory((0xB000, 7, 4, 0x30313030), (0xB001, 4, 1, 2), (0xB002, 7, 32, 50), rest=bytes(32))),
+    (0xED, b"Photoshop 3.0\0" + _RESOURCE + _RESOLUTION + _RESOURCE),
+    (0xEE, b"Adobe\0\x64\0\0\0\0\1"),
+    (0xFE, b"a comment"),
+    (0xDB, b"\1" + bytes(range(1, 65)) + b"\x12" + bytes(128)),
+    (0xDC, b"\0\x76"),
+    (0xDD, b"\0\0"),
+    (0xDE, struct.pack(">BHHB", 8, 118, 157, 1) + b"\1\x11\0"),
+)
+"""Marker and content of segments that libjpeg or PIL read, except the frame, the tables of codes and the scans."""
 
 
 def _edit_png(data: bytes, random: Random) -> bytes:

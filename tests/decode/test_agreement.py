@@ -15,7 +15,8 @@ from PIL import Image
 from energon_dali.decode import screen_image
 from energon_dali.decode.formats import jpeg
 from tests.decode.agreement import compare, compare_apart, damaged_files, load_by_pil
-from tests.decode.sample_images import encode, photograph, sample_images
+from tests.decode.damage import SEGMENTS
+from tests.decode.sample_images import encode, exif, photograph, sample_images
 
 PHOTO = photograph(size=(61, 45))
 
@@ -164,3 +165,49 @@ def test_jpegs_with_too_many_or_too_few_restarts_are_left_to_pil() -> None:
     last = max(whole.rfind(bytes([0xFF, 0xD0 + number])) for number in range(8))
     for cut in range(scan + 200, last, 97):
         assert not screen_image(whole[:cut] + whole[scan:]).dali_decodable, cut
+
+
+def with_segments(*segments: tuple[int, bytes]) -> bytes:
+    """Returns a JPEG whose segments begin with the given ones."""
+    data = encode(PHOTO, "JPEG")
+    more = [bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content for marker, content in segments]
+    return data[:2] + b"".join(more) + data[20:]  # without its JFIF segment
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PIL warns of odd metadata
+@pytest.mark.parametrize("more", [(), ((0xE1, exif(1)),)], ids=["alone", "before EXIF"])
+def test_jpegs_that_pil_refuses_because_a_segment_is_cut_are_left_to_it(more: tuple[tuple[int, bytes], ...]) -> None:
+    """Segments of applications, which DALI skips."""
+    refused = set()
+    for marker, content in SEGMENTS:
+        for end in range(len(content) if marker >= 0xE0 else 0):
+            data = with_segments((marker, content[:end]), *more)
+            if load_by_pil(data):
+                assert not screen_image(data).dali_decodable, (content[:5], end)
+                refused.add(content[:5])
+    assert refused == {b"JFIF\0", b"Adobe", b"ICC_P", b"Photo"}
+
+
+def test_jpegs_with_whole_segments_reach_dali() -> None:
+    resources = [b"8BIM\4\4" + name + struct.pack(">I", 3) + b"abc\0" for name in (b"\0\0", b"\5title", b"\4name\0")]
+    photoshop = [(0xED, b"Photoshop 3.0\0" + resource * 2) for resource in resources]
+    cut = [
+        (0xED, b"Photoshop 3.0\0" + resource + resource[:-3]) for resource in resources
+    ]  # the next segment continues
+    others = [(marker, content) for marker, content in SEGMENTS if marker not in (0xDE, 0xE1)]
+    for marker, content in (*others, *photoshop, *cut):
+        data = with_segments((marker, content))
+        assert load_by_pil(data) == ""
+        assert screen_image(data).dali_decodable, content
+
+
+def test_a_resolution_that_is_not_a_fraction_is_left_to_pil() -> None:
+    """PIL reads the resolution in EXIF when it opens a file without JFIF, and refuses one that is a short text."""
+    text, raw, fraction = 2, 7, 5
+    for kind in (text, raw, fraction):
+        entries = struct.pack(">HHII", 0x011A, kind, 1, 38 if kind == fraction else ord("7") << 24)
+        entries += struct.pack(">HHIHH", 0x0128, 3, 1, 2, 0)
+        block = b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 2) + entries + bytes(4) + struct.pack(">II", 72, 1)
+        data = with_segments((0xE1, block))
+        assert screen_image(data).dali_decodable == (kind == fraction)
+        assert bool(load_by_pil(data)) == (kind != fraction), kind

@@ -9,6 +9,7 @@ from struct import unpack_from
 from energon_dali.decode.formats.image_format import Buffer
 
 _ORIENTATION_TAG = 0x0112
+_RESOLUTION_TAG = 0x011A
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _SHORT = 3
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
@@ -50,6 +51,8 @@ def exif_orientation(data: Buffer, start: int, end: int) -> tuple[int, bool]:
         entries = range(position + 2, position + 2 + 12 * count, 12)
         for entry in entries:
             tag, kind, values, value = unpack_from(byte_order + "HHIH", data, entry)
+            if tag == _RESOLUTION_TAG:  # as something else, PIL may refuse the file
+                regular = regular and (kind, values) == (_RATIONAL, 1)
             if tag == _ORIENTATION_TAG:
                 found += 1
                 regular = regular and found == 1 and kind == _SHORT and values == 1

@@ -35,6 +35,10 @@ _SAME_ANSWERS = 15
 _FRAME = Struct(">BHHB").unpack_from
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_LEAST_LENGTHS = ((0xE0, b"JFIF", 9), (0xEE, b"Adobe", 9), (0xE2, b"ICC_PROFILE\0", 16))
+"""Marker and beginning of application segments, and the length that PIL needs: it refuses a file with a shorter one."""
+_SHORT_LENGTH = max(length for _, _, length in _LEAST_LENGTHS)
+_PHOTOSHOP, _RESOURCE = b"Photoshop 3.0\0", b"8BIM"
 _SUBSAMPLINGS = {0x11: "444", 0x21: "422", 0x22: "420", 0x41: "411", 0x42: "410", 0x12: "440"}
 _COLORS = {(3, -1): "ycc", (3, 0): "rgb", (3, 1): "ycc", (4, -1): "cmyk", (4, 0): "cmyk", (4, 2): "ycck"}
 
@@ -70,11 +74,16 @@ def read_jpeg(data: Buffer) -> ImageHeader:
         elif marker == 0xE1 and length >= 8 and data[position + 4 : position + 10] == b"Exif\0\0":
             exif_blocks += 1
             if exif_blocks == 1:  # as in PIL
-                orientation, regular = exif_orientation(data, position + 10, end)
+                orientation, alike = exif_orientation(data, position + 10, end)
+                regular &= alike
         elif marker == 0xE1 and data[position + 4 : position + 33] == _XMP:
             xmp = bytes(data[position + 33 : end])
         elif marker == 0xEE and length >= 14 and data[position + 4 : position + 9] == b"Adobe":
             adobe = data[position + 15]
+        elif marker == 0xED:
+            regular &= _has_whole_resources(bytes(data[position + 4 : end]))
+        if length < _SHORT_LENGTH:
+            regular &= not _is_cut(marker, bytes(data[position + 4 : end]))
         position = end
     if not frame:
         raise IrregularHeaderError
@@ -86,6 +95,35 @@ def read_jpeg(data: Buffer) -> ImageHeader:
     # black, and inverts CMYK if Adobe's marker is missing.
     header.dali_decodable &= regular and exif_blocks < 2 and header.channels < 4
     return header
+
+
+def _is_cut(marker: int, content: bytes) -> bool:
+    """Returns whether an application segment lacks fields that PIL reads. DALI skips the segment."""
+    return any(
+        marker == known and content.startswith(beginning) and len(content) + 2 < least
+        for known, beginning, least in _LEAST_LENGTHS
+    )
+
+
+def _has_whole_resources(content: bytes) -> bool:
+    """Returns whether the headers of Photoshop's resources in an APP13 segment are whole: PIL refuses some others.
+
+    The data of the last resource may be cut: it continues in the next segment.
+    """
+    if not content.startswith(_PHOTOSHOP):
+        return True
+    position = len(_PHOTOSHOP)
+    while content.startswith(_RESOURCE, position):
+        # Four bytes, a number of two, a name after its length, padding to an even position, and the size of the data.
+        if position + 6 >= len(content):
+            return False
+        position += 7 + content[position + 6]
+        position += position & 1
+        if position + 4 > len(content):
+            return False
+        position += 4 + int.from_bytes(content[position : position + 4], "big")
+        position += position & 1
+    return True
 
 
 def _read_frame(data: Buffer, position: int, marker: int, length: int, orientation: int, adobe: int) -> ImageHeader:
