@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from struct import error as struct_error
 
+from PIL import Image
+
 from energon_dali.decode.formats import Buffer, ImageFormat, ImageHeader, IrregularHeaderError, registry
 from energon_dali.decode.pil import open_image
 from energon_dali.decode.spec import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS
@@ -18,6 +20,7 @@ _BITS = {"1": 1, "I;16": 16, "I;16B": 16, "I;16L": 16, "I": 32, "F": 32}
 """Bits per channel by PIL's mode."""
 _HARMLESS_PIXELS = 1 << 24
 """Files of at most this size are left to their decoder, which finds out at small cost that pixels are missing."""
+_ORIENTATION_TAG, _ORIENTATIONS = 0x0112, range(1, 9)
 _NOT_UNDERSTOOD = (IrregularHeaderError, struct_error, IndexError)
 
 
@@ -82,4 +85,16 @@ def _open_with_pil(data: Buffer, recognised: ImageFormat | None) -> ImageHeader:
     # A palette image without its palette is black to PIL, which cannot say whether it is transparent.
     has_alpha = image.has_transparency_data if image.mode != "P" or image.palette is not None else False
     color = {"P": "palette", "CMYK": "cmyk"}.get(image.mode, "rgb" if bands > 2 else "gray")
-    return ImageHeader(format.name, width, height, bands, _BITS.get(image.mode, 8), has_alpha, color=color)
+    turn = _orientation(image, format)
+    return ImageHeader(format.name, width, height, bands, _BITS.get(image.mode, 8), has_alpha, turn, color)
+
+
+def _orientation(image: Image.Image, format: ImageFormat) -> int:
+    """Returns the EXIF orientation of an opened image as PIL finds it; 1 if PIL turns the image when it loads it."""
+    if format.swaps_sides is not None:
+        return 1
+    try:
+        orientation = Image.Image.getexif(image).get(_ORIENTATION_TAG)  # that of a PNG would load the pixels
+    except Exception:  # broken metadata
+        return 1
+    return orientation if isinstance(orientation, int) and orientation in _ORIENTATIONS else 1

@@ -30,7 +30,7 @@ class ImageHeader:
     has_alpha: bool = False
     """Whether the file carries transparency: an alpha channel, or a transparent colour or palette entry."""
     orientation: int = 1
-    """EXIF orientation, 1 to 8, where `ImageFormat.reads_orientation`; 1 if there is none or it is out of range."""
+    """EXIF orientation, 1 to 8; 1 if there is none, if it is out of range, or if PIL applies it while loading."""
     color: str = "rgb"
     """Colours as stored: "gray", "rgb", "ycc", "cmyk", "ycck", "palette"."""
     subsampling: str = ""

@@ -14,7 +14,8 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from energon_dali import DaliDecoder, SampleDecoder
-from energon_dali.decode import Decoded, MediaHandle, screen_image
+from energon_dali.decode import CenterCrop, Decoded, MediaHandle, screen_image
+from energon_dali.decode.front_ends import FrontEnd
 from tests.decode.sample_images import encode, exif, photograph
 
 PHOTO = photograph(size=(21, 14))
@@ -156,6 +157,45 @@ def test_orientation_outside_of_exif_turns_images_as_pil_does(orientation: int) 
         size = (header.width, header.height) if header.orientation < 5 else (header.height, header.width)
         assert size == expected.shape[1::-1], name
     assert turned == (12 if orientation in (6, 8) else 2)
+
+
+def irregular(orientation: int) -> dict[str, bytes]:
+    """Returns images whose headers only PIL reads."""
+    jpeg, png = encode(PHOTO, "JPEG", exif=exif(orientation)), encode(PHOTO, "PNG", exif=exif(orientation))
+    return {
+        "jpeg, fill byte": jpeg[:2] + b"\xff" + jpeg[2:],
+        "jpeg, fill byte after EXIF": jpeg.replace(b"\xff\xdb", b"\xff\xff\xdb", 1),
+        "jpeg, bytes between segments": jpeg[:20] + b"\0\0" + jpeg[20:],
+        "jpeg, XMP": encode(PHOTO, "JPEG", xmp=xmp(orientation)).replace(b"\xff\xdb", b"\xff\xff\xdb", 1),
+        "png without an end": png[:-12],
+        "png without an end, profile": png_text("tEXt", "Raw profile type exif", raw_profile(orientation))[:-12],
+        "avif": encode(PHOTO, "AVIF", exif=exif(orientation)),
+    }
+
+
+@pytest.mark.parametrize("orientation", [1, 2, 6, 8])
+@pytest.mark.parametrize("operations", [[], [CenterCrop((9, 5))]], ids=["plain", "crop"])
+def test_images_whose_headers_only_pil_reads_are_turned(orientation: int, operations: list[CenterCrop]) -> None:
+    options = {**UPRIGHT, "operations": operations}
+    for name, data in irregular(orientation).items():
+        header = screen_image(data)
+        assert (header.orientation, header.width, header.height, header.dali_decodable) == (orientation, 21, 14, False)
+        with Image.open(BytesIO(data)) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+        wanted = SampleDecoder(image_decode="rgb8", operations=operations).decode("png", encode(upright, "PNG"))
+        for decoder in (DaliDecoder(image_decode_device="cpu", **options), SampleDecoder(**options)):  # type: ignore[arg-type]
+            np.testing.assert_array_equal(decoder.decode("jpg", data), wanted, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["jpeg, fill byte", "avif"])
+def test_the_layout_of_a_front_end_is_that_of_the_turned_image(name: str) -> None:
+    decoder = SampleDecoder(
+        front_end=FrontEnd.from_processor({"image_processor_type": "Qwen2VLImageProcessor"}),
+        apply_exif_orientation=True,
+    )
+    handle = decoder.make_handle("jpg", irregular(6)[name])
+    assert (handle.layout.width, handle.layout.height) == (14, 21)
+    assert handle.decode().layout == handle.layout
 
 
 def test_any_block_turns_images_alike() -> None:
