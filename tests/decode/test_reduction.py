@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Sequence
+from fractions import Fraction
 from io import BytesIO
 from typing import Any
 
@@ -26,11 +28,12 @@ from energon_dali.decode import (
     screen_image,
 )
 from energon_dali.decode.formats.jpeg import open_reduced
+from energon_dali.decode.formats.jpeg2000 import open_reduced as open_reduced_jpeg2000
 from energon_dali.decode.geometry import handle_geometry
 from energon_dali.decode.pil import decode_image
 from energon_dali.decode.reduction import FACTORS, Reduction, find_reduction
 from energon_dali.errors import ConfigError
-from tests.decode.sample_images import encode, exif, photograph, sample_images
+from tests.decode.sample_images import encode, exif, photograph, sample_images, with_alpha
 
 BIG = photograph("china", (803, 541))
 """Neither side is a multiple of 8."""
@@ -181,6 +184,77 @@ def test_smaller_images_are_not_shifted(form: str) -> None:
             errors.append((decode_image(encoded) - exact)[:, 2:-2].mean() * 255)
         shift = (errors[0] - errors[1]) / 2 * 640 / 215  # in pixels of the full image
         assert abs(shift) < 0.1 * factor
+
+
+def by_ffmpeg(image: Image.Image, pixel_format: str) -> bytes:
+    """Returns a JPEG 2000 file in a pixel format of FFmpeg: PIL writes no subsampled ones."""
+    import av
+
+    context: Any = av.CodecContext.create("jpeg2000", "w")
+    context.width, context.height, context.pix_fmt, context.time_base = *image.size, pixel_format, Fraction(1)
+    frame = av.VideoFrame.from_image(image).reformat(format=pixel_format)
+    return b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
+
+
+def with_palette(image: Image.Image) -> bytes:
+    """Returns a JPEG 2000 file of 256 colours, which PIL does not write."""
+
+    def box(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I4s", 8 + len(content), kind) + content
+
+    indexed = image.quantize(256)
+    colors = indexed.getpalette("RGB")
+    assert colors is not None
+    palette = struct.pack(">HB", 256, 3) + b"\7\7\7" + bytes(colors)
+    header = (
+        box(b"ihdr", struct.pack(">IIHBBBB", image.height, image.width, 1, 7, 7, 0, 0))
+        + box(b"colr", struct.pack(">BBBI", 1, 0, 0, 16))
+        + box(b"pclr", palette)
+        + box(b"cmap", b"".join(struct.pack(">HBB", 0, 1, channel) for channel in range(3)))
+    )
+    gray = Image.frombytes("L", image.size, indexed.tobytes())
+    return (
+        box(b"jP  ", b"\r\n\x87\n")
+        + box(b"ftyp", b"jp2 \0\0\0\0jp2 ")
+        + box(b"jp2h", header)
+        + box(b"jp2c", encode(gray, "JPEG2000", no_jp2=True))
+    )
+
+
+@pytest.mark.parametrize("scale", ["fast", "fastest"])
+@pytest.mark.parametrize("form", ["yuv420p", "yuv410p", "yuva420p", "yuv420p10le", "palette", "16 bits"])
+def test_jpeg2000_that_pil_reduces_to_wrong_colours_is_decoded_in_full(form: str, scale: Any) -> None:
+    """Of 404 x 308 pixels, chroma at a quarter has 50.5 x 38.5."""
+    photo = photograph("coffee", (404, 308))
+    if form == "palette":
+        data = with_palette(photo)
+    elif form == "16 bits":
+        data = encode(Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 2), "JPEG2000")
+    else:
+        data = by_ffmpeg(photo, form)
+    for size in ((60, 90), (30, 40)):
+        exact = decode_image(handle(data, Resize(size)))
+        assert exact.std() > 40, "an image is to be seen"
+        assert np.array_equal(decode_image(handle(data, Resize(size), decode_scale=scale)), exact)
+
+
+@pytest.mark.parametrize("form", ["RGB", "L", "RGBA", "YCbCr", "tiles", "yuv444p"])
+def test_other_jpeg2000_is_reduced(form: str) -> None:
+    photo = photograph("coffee", (400, 304))
+    if form == "yuv444p":
+        data = by_ffmpeg(photo, form)
+    elif form == "tiles":
+        data = encode(photo, "JPEG2000", tile_size=(208, 168))
+    else:
+        data = encode(with_alpha(photo) if form == "RGBA" else photo.convert(form), "JPEG2000")
+    for factor in FACTORS:
+        image = open_reduced_jpeg2000(data, factor, 0)
+        image.load()
+        assert image.size == (400 // factor, 304 // factor)
+        out = (300 // (2 * factor), 400 // (2 * factor))
+        exact = decode_image(handle(data, Resize(out)))
+        reduced = decode_image(handle(data, Resize(out), decode_scale="fast"))
+        assert 30 < psnr(reduced, exact) < 60
 
 
 def test_wavelets_with_few_levels_are_decoded_in_full() -> None:

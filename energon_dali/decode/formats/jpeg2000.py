@@ -7,6 +7,7 @@ valid header and a broken codestream. PIL reports them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from io import BytesIO
 from struct import Struct
 
@@ -32,46 +33,55 @@ def read_jpeg2000(data: Buffer) -> ImageHeader:
     """
     if data[:4] == _CODESTREAM_SIGNATURE:
         return _read_codestream(data, 0)
-    length, kind = _BOX(data, 12)
-    if kind != b"ftyp" or length < 16:
+    boxes = _read_boxes(data, 12, len(data))
+    kind, start, end = next(boxes, (b"", 0, 0))
+    if kind != b"ftyp" or end - start < 8:
         raise IrregularHeaderError
-    position, header = 12, None
-    while True:
-        length, kind = _BOX(data, position)
-        if kind == b"jp2c":
-            break
-        if length < 8 or position + length > len(data):
-            raise IrregularHeaderError
+    header = None
+    for kind, start, end in boxes:
         if kind == b"jp2h":
-            header = _read_header_box(data, position + 8, position + length)
-        position += length
-    found = _read_codestream(data, position + 8)
-    if header != (found.width, found.height, found.channels):
-        raise IrregularHeaderError
-    if length and not 8 <= length <= len(data) - position:
-        raise IrregularHeaderError
-    return found
+            header = _read_header_box(data, start, end)
+        elif kind == b"jp2c":
+            found = _read_codestream(data, start)
+            if header == (found.width, found.height, found.channels):
+                return found
+    raise IrregularHeaderError
+
+
+def _read_boxes(data: Buffer, position: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the boxes from a position on: (kind, start of the content, its end).
+
+    The codestream is the last one, and may extend to the end of the file.
+
+    Raises:
+        IrregularHeaderError: A box is longer than what it is in, or its length has 64 bits.
+        struct.error: The file ends inside a box.
+    """
+    while position < end:
+        length, kind = _BOX(data, position)
+        if not length and kind == b"jp2c":
+            length = end - position
+        if length < 8 or position + length > end:
+            raise IrregularHeaderError
+        yield kind, position + 8, position + length
+        position = end if kind == b"jp2c" else position + length
 
 
 def _read_header_box(data: Buffer, position: int, end: int) -> tuple[int, int, int]:
     """Returns (width, height, channels) of a "jp2h" box that holds only a size and an sRGB or gray colour space."""
     sizes: tuple[int, int, int] | None = None
     color_spaces: list[int] = []
-    while position < end:
-        length, kind = _BOX(data, position)
-        if length < 8 or position + length > end:
-            raise IrregularHeaderError
-        if kind == b"ihdr" and length == 22:
-            height, width, channels, bits, compression, _, _ = _IHDR(data, position + 8)
+    for kind, start, stop in _read_boxes(data, position, end):
+        if kind == b"ihdr" and stop - start == 14:
+            height, width, channels, bits, compression, _, _ = _IHDR(data, start)
             if bits != 7 or compression != 7:
                 raise IrregularHeaderError
             sizes = (width, height, channels)
-        elif kind == b"colr" and length == 15 and data[position + 8] == 1:
-            color_spaces.append(int.from_bytes(data[position + 11 : position + 15], "big"))
+        elif kind == b"colr" and stop - start == 7 and data[start] == 1:
+            color_spaces.append(int.from_bytes(data[start + 3 : start + 7], "big"))
         elif kind != b"res ":
             # Palettes, channel definitions and profiles: DALI and PIL treat them differently.
             raise IrregularHeaderError
-        position += length
     if sizes is None or color_spaces != [_COLOR_SPACES.get(sizes[2])]:
         raise IrregularHeaderError
     return sizes
@@ -95,18 +105,46 @@ def _read_codestream(data: Buffer, position: int) -> ImageHeader:
 def open_reduced(data: Buffer, factor: int, rows: int) -> Image.Image:
     """Returns an image that PIL will load at 1/factor of its size: without the highest levels of its wavelet.
 
-    PIL refuses the same files as at full size: of 2,000 damaged ones it refused 1,010, at every scale.
+    PIL refuses the same files as at full size: of 2,000 damaged ones it refused 1,010, at every scale. It also refuses
+    an image whose reduced size it rounds down, where OpenJPEG rounds up: that is decoded in full.
 
     Args:
         data: The file.
         factor: 2, 4 or 8.
         rows: Not used: all rows are decoded.
+
+    Raises:
+        IrregularHeaderError: PIL would return wrong colours.
+        struct.error: The file ends inside the header.
     """
+    if not _is_reducible(data):
+        raise IrregularHeaderError
     if "JPEG2000" not in Image.OPEN:
         Image.init()
     image = Image.OPEN["JPEG2000"][0](BytesIO(data), "")
     setattr(image, "reduce", factor.bit_length() - 1)  # noqa: B010 - it hides a method of the base class
     return image
+
+
+def _is_reducible(data: Buffer) -> bool:
+    """Returns whether PIL reduces an image to the colours that it has at full size.
+
+    At a smaller scale PIL mixes the indices of a palette, and misplaces rows of components that are smaller than the
+    image, because it rounds their size down. Of grays of more than 8 bits it makes 8 by clipping, which must come last.
+    """
+    codestream = 0
+    if data[:4] != _CODESTREAM_SIGNATURE:
+        for kind, start, end in _read_boxes(data, 12, len(data)):
+            if kind == b"jp2h" and any(inner == b"pclr" for inner, _, _ in _read_boxes(data, start, end)):
+                return False
+            codestream = start  # the last box
+    *_, left, top, _, _, _, _, channels = _SIZE(data, codestream + 4)
+    components = bytes(data[codestream + 42 : codestream + 42 + 3 * channels])
+    return (
+        left == top == 0
+        and all(bits <= 7 for bits in components[::3])
+        and components[1::3] == components[2::3] == bytes([1]) * channels
+    )
 
 
 FORMAT = ImageFormat(
