@@ -250,11 +250,13 @@ def test_parts_of_one_dataset_do_not_share_an_index(pair: Path) -> None:
     cache = StoragePath.of(f"{file}.cache")
     for name in cache.list_files():
         (cache / name).remove()
-    rows = np.full((9, 2, 3), 0, "<i8")
     cache.local.mkdir(exist_ok=True)
-    (cache / next(energon_names(columns))).local.write_bytes(b"JIDX0001" + np.int64(2).tobytes() + rows.tobytes())
-    with pytest.raises(DatasetFormatError, match=r"joins 9 samples, and the part 'val' of .* has 4"):
-        keys_of_part(file, "val")
+    for count, last_shard in ((9, 0), (3, 0), (4, 1)):  # too many rows, too few, and rows of a shard that is not there
+        rows = np.full((count, 2, 3), 0, "<i8")
+        rows[-1, 0, 0] = last_shard
+        (cache / next(energon_names(columns))).local.write_bytes(b"JIDX0001" + np.int64(2).tobytes() + rows.tobytes())
+        with pytest.raises(DatasetFormatError, match=rf"joins {count} samples, and the part 'val' of .* has 4"):
+            keys_of_part(file, "val")
 
 
 def keys_of_part(file: Path, part: str) -> list[str]:

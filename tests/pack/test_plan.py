@@ -41,6 +41,12 @@ def test_shards_hold_as_much_as_fits(samples: list[tuple[int, int]], max_samples
             assert count == max_samples or size + sizes[following.start] * 512 > limit
 
 
+@pytest.mark.parametrize(("max_bytes", "cuts"), [(4096, [0, 2, 4, 5]), (4095, [0, 1, 2, 3, 5]), (5632, [0, 3, 5])])
+def test_a_sample_that_just_fits_goes_into_the_shard(max_bytes: int, cuts: list[int]) -> None:
+    sizes = np.array([1536, 1536, 1536, 1536, 512], np.int64)  # and 1,024 for the end of each tar
+    assert cut_shards(np.zeros(5, np.int64), sizes, 100, max_bytes).tolist() == cuts
+
+
 def test_sizes_of_shards_are_what_was_asked(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", 20)
     result = pack(source, tmp_path / "out", max_bytes=10_240)

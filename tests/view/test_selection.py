@@ -70,6 +70,29 @@ def test_a_search_has_pages_in_the_order_of_the_rows(dataset: FolderDataset) -> 
     cache.close()
 
 
+class Cancellable(Search):
+    """Finds nothing, and records that it was cancelled."""
+
+    def __init__(self, dataset: FolderDataset) -> None:
+        super().__init__(dataset, Rows(np.zeros(0, np.int64), np.zeros(0, np.int64)), SampleFilter())
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.is_cancelled = True
+
+
+def test_the_search_that_was_not_used_for_longest_is_cancelled(dataset: FolderDataset) -> None:
+    cache = SearchCache()
+    searches = [Cancellable(dataset) for _ in range(9)]
+    for number in (*range(8), 0, 8):
+        cache.get(number, lambda number=number: searches[number])  # type: ignore[misc]
+    assert [search.is_cancelled for search in searches] == [False, True, *[False] * 7]
+    assert cache.get(0, lambda: Cancellable(dataset)) is searches[0]
+    cache.close()
+    assert all(search.is_cancelled for search in searches)
+
+
 def test_rows_of_shards_are_those_of_both(dataset: FolderDataset) -> None:
     rows = Rows(np.array([35, 3], np.int64), np.array([20, 30], np.int64))
     for text in ("_001", "_00", "shard_003.tar", "none", ""):
