@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -191,7 +192,7 @@ class DatasetOptions:
 
 
 def check_number(name: str, value: object) -> None:
-    """Refuses sizes that are not whole numbers, or too small.
+    """Refuses sizes that are not whole numbers, or out of range.
 
     Args:
         name: Name of the option.
@@ -206,12 +207,12 @@ def check_number(name: str, value: object) -> None:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
-    if number is None or number < _MINIMUM[name]:
+    if number is None or not _MINIMUM[name] <= number <= sys.maxsize:
         or_none = "" if name in _NEVER_NONE else ", or None"
         meaning = "; None yields single samples" if name == "batch_size" else ""
         raise ConfigError(
-            f"{name}={value!r} is invalid: {name} must be a whole number of at least {_MINIMUM[name]}{or_none}"
-            f"{meaning}."
+            f"{name}={value!r} is invalid: {name} must be a whole number of at least {_MINIMUM[name]}"
+            f"{'' if number is None or number <= sys.maxsize else f' and at most {sys.maxsize}'}{or_none}{meaning}."
         )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from tqdm import tqdm
 
 from energon_dali.cli.dataset_options import dataset_options, open_dataset
 from energon_dali.cli.encoder import find_object
@@ -23,6 +24,8 @@ from energon_dali.loader.state_file import find_state_files, read_state_file
 from energon_dali.shards.documents.byte_size import show_bytes
 
 _SHOWN_OF_DIFFERENCE = 8
+_SILENT_SECONDS = 2
+"""How long planning may take before a progress bar is shown."""
 
 
 class _Steps(click.ParamType[range]):
@@ -90,16 +93,21 @@ def plan(
     with told_to_user():
         first = make_plan(path, **given)
         if diff is None and diff_path is None:
-            click.echo(json.dumps(as_document(first), indent=2) if as_json else "\n".join(describe(first)))
+            if as_json:
+                click.echo(json.dumps(as_document(first), indent=2))
+            else:
+                for line in describe(first):
+                    click.echo(line)
             return
         other = other_options(context, diff or "")
         second = make_plan(diff_path or other["path"], **{name: other[name] for name in given})
-        found = list(differences(first, second))
+        found = differences(first, second)
         if as_json:
             document = {"notes": first.notes, "steps": [difference_as_json(one) for one in found]}
             click.echo(json.dumps(document, indent=2))
         else:
-            click.echo("\n".join(describe_differences(found)))
+            for line in describe_differences(found):
+                click.echo(line)
 
 
 def other_options(context: click.Context, diff: str) -> dict[str, Any]:
@@ -112,7 +120,10 @@ def other_options(context: click.Context, diff: str) -> dict[str, Any]:
     Raises:
         ConfigError: An option is unknown or invalid.
     """
-    words = shlex.split(diff)
+    try:
+        words = shlex.split(diff)
+    except ValueError as error:
+        raise ConfigError(f"--diff {diff!r} cannot be split into options: {error}. Close the quotation.") from error
     own = context.meta[_ARGUMENTS]
     replaced = {word.partition("=")[0] for word in words} & {"--state", "--rank"}  # which may be repeated
     for name in ("--diff", "--diff-path", *replaced):
@@ -160,14 +171,21 @@ def make_plan(
         encoder.cookers = [Cooker(_as_they_are)]
     opened = open_dataset(path, dataset, world_size=world_size, num_workers=num_workers, encoder=encoder)
     states = [state for file in find_state_files(state_paths) for state in read_state_file(file).states]
-    return plan_steps(
-        opened,
-        steps,
-        ranks=ranks or None,
-        state=merge_states(states) if states else None,
-        unit=unit,
-        count_tokens=None if tokens is None else find_object(tokens, "--tokens"),
-    )
+    with tqdm(desc="Planning", unit="step", unit_scale=True, delay=_SILENT_SECONDS) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        return plan_steps(
+            opened,
+            steps,
+            ranks=ranks or None,
+            state=merge_states(states) if states else None,
+            unit=unit,
+            count_tokens=None if tokens is None else find_object(tokens, "--tokens"),
+            progress=progress,
+        )
 
 
 def _as_they_are(sample: Any) -> Any:
@@ -246,10 +264,13 @@ def sample_as_json(sample: PlannedSample) -> dict[str, Any]:
     }
 
 
-def describe_differences(found: list[StepDifference]) -> Iterator[str]:
+def describe_differences(found: Iterable[StepDifference]) -> Iterator[str]:
     """Yields lines about the steps that differ, and one about those that do not."""
+    compared = same = 0
     for one in found:
+        compared += 1
         if one.is_same:
+            same += 1
             continue
         yield (
             f"Step {one.step:,}: {len(one.only_first)} of {one.num_first} samples go, {len(one.only_second)} of "
@@ -260,7 +281,7 @@ def describe_differences(found: list[StepDifference]) -> Iterator[str]:
                 yield f"  {sign} {_line(sample)}"
             if len(samples) > _SHOWN_OF_DIFFERENCE:
                 yield f"  {sign} ... {len(samples) - _SHOWN_OF_DIFFERENCE} more"
-    yield f"{sum(one.is_same for one in found):,} of {len(found):,} steps are the same."
+    yield f"{same:,} of {compared:,} steps are the same."
 
 
 def difference_as_json(one: StepDifference) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from energon_dali.errors import ConfigError
+
 if TYPE_CHECKING:
     from energon_dali.datasets.base import SavableDataset
     from energon_dali.datasets.source import SourceDataset
@@ -16,6 +18,17 @@ if TYPE_CHECKING:
 
 PLANNED_AT_ONCE = 1 << 20
 """Samples whose draws are computed together when a stream skips."""
+
+MOST_PLANNED_SAMPLES = 10_000_000
+"""Most samples that are planned at once: each takes 24 bytes."""
+
+
+def too_many_samples() -> ConfigError:
+    """Returns the error for elements that hold more samples than can be planned at once."""
+    return ConfigError(
+        f"The steps hold more than {MOST_PLANNED_SAMPLES:,} samples, which is the most that is planned at once. Plan "
+        "fewer steps, fewer ranks, or smaller batches."
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,6 +74,7 @@ def steps_to_skip(first: object, stop: object, by: SkipBy, config: WorkerConfig)
     if type(first) is not int or type(stop) is not int or not 0 <= first < stop <= MAX_COUNT // config.world_size:
         raise ConfigError(
             f"skip_steps({first!r}, {stop!r}) names no range of steps: give the first step to leave out and the step "
-            "after the last, two whole numbers, 0 <= first < stop. Steps count the batches of a rank from 0."
+            f"after the last, two whole numbers, 0 <= first < stop <= {MAX_COUNT // config.world_size}. Steps count "
+            "the batches of a rank from 0."
         )
     return SkippedSteps(first * config.world_size, stop * config.world_size, by)

@@ -15,7 +15,7 @@ import numpy as np
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.datasets.planned import Planned
+from energon_dali.datasets.planned import MOST_PLANNED_SAMPLES, Planned, too_many_samples
 from energon_dali.datasets.restore_key import Key, expect_name, try_restore
 from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
@@ -239,6 +239,8 @@ class _SourceIterator(StreamIterator[Any]):
 
     def plan(self, count: int) -> Planned:
         self._ahead.clear()
+        if self._dataset.repeat and count > MOST_PLANNED_SAMPLES:  # otherwise the epoch ends
+            raise too_many_samples()
         pieces = [self._order.epoch(epoch).samples(start, stop) for epoch, start, stop in self._ranges(count)]
         return Planned.of_source(self._dataset, pieces)
 

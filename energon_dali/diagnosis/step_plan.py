@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,7 +13,14 @@ from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.grouping.batch import GroupingDataset
 from energon_dali.datasets.mixing.blend import BlendSourceDataset
 from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
-from energon_dali.datasets.planned import Planned, in_turn, joined, unknown_to_plan
+from energon_dali.datasets.planned import (
+    MOST_PLANNED_SAMPLES,
+    Planned,
+    in_turn,
+    joined,
+    too_many_samples,
+    unknown_to_plan,
+)
 from energon_dali.datasets.rank_iterator import in_current_form
 from energon_dali.datasets.source import SourceDataset
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator, plain, restore_stream
@@ -22,10 +30,18 @@ from energon_dali.errors import ConfigError, DecodeError, EnergonDaliError, Stat
 from energon_dali.loader.loader_state import rank_state
 from energon_dali.samples.media_metadata import ImageMetadata, MediaMetadata
 from energon_dali.shards import ShardReader
+from energon_dali.shards.documents.state_entries import MAX_COUNT
+from energon_dali.worker_config import WorkerConfig
 
 Unit = Literal["batch", "sample"]
 CountTokens = Callable[["PlannedSample"], int]
 
+Progress = Callable[[int, int], object]
+
+_MOST_BATCHES = 1_000_000
+_MOST_STREAMS = 100_000
+_PASSED_AT_ONCE = 1 << 24
+"""Elements that a stream moves past before progress is reported: a blend draws for three seconds."""
 _DETAILED_AT_ONCE = 65_536
 """Samples that are looked up in the index together, shard by shard."""
 
@@ -154,8 +170,21 @@ class StepPlan:
                     continue
         number = source.reader.index_of(shard, sample)
         planned = PlannedSample(source.name, known.shard, known.key, number, 0, known.part_bytes, media)
-        tokens = _vision_tokens(source, planned) if self._count_tokens is None else self._count_tokens(planned)
+        tokens = _vision_tokens(source, planned) if self._count_tokens is None else self._counted(planned)
         return replace(planned, num_tokens=tokens)
+
+    def _counted(self, sample: PlannedSample) -> int:
+        assert self._count_tokens is not None
+        try:
+            return operator.index(self._count_tokens(sample))
+        except EnergonDaliError:
+            raise
+        except Exception as error:
+            name = getattr(self._count_tokens, "__qualname__", None) or repr(self._count_tokens)
+            raise ConfigError(
+                f"Counting the tokens of sample {sample.key or sample.index} with {name} failed with "
+                f"{type(error).__name__}: {error}. Give a function that takes a PlannedSample and returns an int."
+            ) from error
 
     def _media_index(self, source: SourceDataset) -> StoreIndex | None:
         """Returns the index of media metadata of a dataset; None if it has none."""
@@ -186,6 +215,7 @@ def plan_steps(
     state: State | None = None,
     unit: Unit = "batch",
     count_tokens: CountTokens | None = None,
+    progress: Progress | None = None,
 ) -> StepPlan:
     """Returns which samples a range of steps holds, on which rank, without reading a byte of the shards.
 
@@ -203,15 +233,18 @@ def plan_steps(
         count_tokens: Returns the number of tokens of a PlannedSample, from its sizes and its media metadata. Text is
             tokenised when it is read, so no index knows its tokens. None counts the vision tokens of images, if the
             decoder has a front end and `energon-dali prepare-media` stored their sizes (before rotation by EXIF).
+        progress: Called with the number of steps that all ranks together have passed or planned since the last call,
+            and the number of all.
 
     Raises:
-        ConfigError: An argument is invalid, or the order is decided at run time (packing, grouping, generators).
+        ConfigError: An argument is invalid, the steps are too many to be planned at once, or the order is decided at
+            run time (packing, grouping, generators).
         StateError: The state is of another dataset, or after the first step.
         LayoutError: The state lacks a rank.
         DatasetError: The dataset has no samples.
     """
     config = dataset.worker_config
-    if not isinstance(steps, range) or steps.step != 1 or steps.start < 0 or not len(steps):
+    if not isinstance(steps, range) or steps.step != 1 or steps.start < 0 or not steps:
         raise ConfigError(f"steps={steps!r} is invalid: give a range of steps from 0 on, such as range(1000, 1010).")
     if unit not in ("batch", "sample"):
         raise ConfigError(f'unit={unit!r} is unknown: give "batch" or "sample".')
@@ -221,20 +254,58 @@ def plan_steps(
         raise ConfigError(f"ranks={ranks!r} is invalid: with world_size={config.world_size}, give some below it.")
     if state is not None and unit == "sample":
         raise ConfigError('A state holds the position of batches: give unit="batch", or no state.')
+    if count_tokens is not None and not callable(count_tokens):
+        raise ConfigError(
+            f"count_tokens={count_tokens!r} is not a function: give one that takes a PlannedSample and returns an int."
+        )
+    _check_size(steps, len(chosen), config)
     limit = dataset.rank_limit()
     tree = dataset if limit is None else dataset.children[0]
     if unit == "sample":
         tree = below_grouping(tree)
+    report: Progress = progress or (lambda done, total: None)
+    total = steps.stop * len(chosen)
     rows: list[tuple[int, int, int, int]] = []
     plans: dict[int, Planned] = {}
+    num_samples = 0
     for rank in chosen:
         job = _Rank(tree, rank, None if state is None else _state_of_rank(state, dataset, rank))
         last = min(steps.stop, limit.length) if limit is not None and limit.restart else steps.stop
-        rows += job.plan(range(steps.start, max(steps.start, last)), plans)
+        rows += job.plan(range(steps.start, max(steps.start, last)), plans, lambda done: report(done, total))
+        num_samples += sum(int(plans[stream].starts[-1]) for stream in job.streams if stream in plans)
+        if num_samples > MOST_PLANNED_SAMPLES:
+            raise too_many_samples()
     rows.sort()
     end = max((row[0] for row in rows), default=steps.start - 1) + 1
     notes = _notes(dataset if unit == "batch" else tree, steps, end, unit)
     return StepPlan(range(steps.start, end), notes, rows, plans, count_tokens)
+
+
+def _check_size(steps: range, num_ranks: int, config: WorkerConfig) -> None:
+    """Refuses what would take too long or too much memory.
+
+    Raises:
+        ConfigError: There are too many steps or streams, or the steps are too late.
+    """
+    latest = MAX_COUNT // config.world_size
+    if steps.stop > latest:
+        raise ConfigError(
+            f"Step {steps.stop - 1:,} is too large: with world_size={config.world_size:,}, steps go to {latest - 1:,}."
+        )
+    num_steps = steps.stop - steps.start
+    if num_steps * num_ranks > _MOST_BATCHES:
+        raise ConfigError(
+            f"{num_steps:,} steps of {num_ranks:,} {'rank' if num_ranks == 1 else 'ranks'} are too many: at most "
+            f"{_MOST_BATCHES:,} batches are planned at once. Give a shorter range of steps, or fewer ranks."
+        )
+    streams = num_ranks * (config.layout.num_streams // config.world_size)
+    if streams > _MOST_STREAMS:
+        raise ConfigError(
+            f"{num_ranks:,} ranks with {streams:,} streams are too many: at most {_MOST_STREAMS:,} streams are planned "
+            "at once. Give some of the ranks."
+            if num_ranks > 1
+            else f"{streams:,} streams of a rank are too many: at most {_MOST_STREAMS:,} streams are planned at once."
+        )
 
 
 def _state_of_rank(state: State, dataset: SavableDataset[Any], rank: int) -> State:
@@ -248,11 +319,11 @@ class _Rank:
 
     def __init__(self, tree: SavableDataset[Any], rank: int, state: State | None) -> None:
         self._rank = rank
-        self._streams = tree.worker_config.layout.rank_streams(rank)
+        self.streams = tree.worker_config.layout.rank_streams(rank)
         self._iterators: dict[int, StreamIterator[Any]] = {
-            stream: tree.open(StreamContext(stream)) for stream in self._streams
+            stream: tree.open(StreamContext(stream)) for stream in self.streams
         }
-        self._counts = dict.fromkeys(self._streams, 0)
+        self._counts = dict.fromkeys(self.streams, 0)
         self._ended: set[int] = set()
         if state is None:
             return
@@ -264,33 +335,61 @@ class _Rank:
             if saved["state"] is not None:
                 restore_stream(iterator, in_current_form(saved["state"], plain(iterator.state_dict())), stream)
 
-    def plan(self, steps: range, plans: dict[int, Planned]) -> list[tuple[int, int, int, int]]:
-        """Returns (step, rank, stream, number of the element) for each step, and adds the plans of the streams."""
+    def plan(
+        self, steps: range, plans: dict[int, Planned], report: Callable[[int], object]
+    ) -> list[tuple[int, int, int, int]]:
+        """Returns (step, rank, stream, number of the element) for each step, and adds the plans of the streams.
+
+        Args:
+            steps: The steps.
+            plans: Plans by stream; changed.
+            report: Called with the number of steps that were passed or planned since the last call.
+
+        Raises:
+            StateError: The state of the rank is after the first step.
+            ConfigError: The steps are too late.
+        """
         begun = sum(self._counts.values())
         if begun > steps.start:
             raise StateError(
                 f"The state of rank {self._rank} is after step {begun - 1}, and step {steps.start} was asked for: give "
                 f"a range from {begun} on, or an older state."
             )
+        try:
+            return self._plan(steps, begun, plans, report)
+        except StateError as error:  # a position of an iterator, which no state can hold
+            raise ConfigError(f"Step {steps.stop - 1:,} is too large to be planned. Give earlier steps.") from error
+
+    def _plan(
+        self, steps: range, begun: int, plans: dict[int, Planned], report: Callable[[int], object]
+    ) -> list[tuple[int, int, int, int]]:
         for iterator in self._iterators.values():
             iterator.plan(0)  # raises before much was computed
-        move = in_turn(
-            self._streams,
-            self._counts,
-            self._ended,
-            steps.start - begun,
-            lambda stream, number: self._iterators[stream].skip(number),
-        )
+
+        def skip(stream: int, number: int) -> int:
+            passed = 0
+            at_once = max(_PASSED_AT_ONCE, number // 64)
+            while passed < number:
+                wanted = min(at_once, number - passed)
+                moved = self._iterators[stream].skip(wanted)
+                passed += moved
+                report(moved)
+                if moved < wanted:
+                    break
+            return passed
+
+        move = in_turn(self.streams, self._counts, self._ended, steps.start - begun, skip)
         if move < steps.start - begun:
             return []
         before = dict(self._counts)
-        parts: dict[int, list[Planned]] = {stream: [] for stream in self._streams}
+        parts: dict[int, list[Planned]] = {stream: [] for stream in self.streams}
 
         def take(stream: int, number: int) -> int:
             parts[stream].append(self._iterators[stream].plan(number))
+            report(len(parts[stream][-1]))
             return len(parts[stream][-1])
 
-        in_turn(self._streams, self._counts, self._ended, len(steps), take)
+        in_turn(self.streams, self._counts, self._ended, len(steps), take)
         elements = []
         for stream, pieces in parts.items():
             if pieces:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from energon_dali.errors import ConfigError, LayoutError
 
+MAX_STREAMS = 1 << 20
+"""Most streams of a job: its state has an entry for each."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -15,7 +18,7 @@ class Layout:
     streams round robin in the order of `rank_streams`, and skips those that are exhausted.
 
     Raises:
-        LayoutError: world_size x num_workers does not divide num_streams.
+        LayoutError: world_size x num_workers does not divide num_streams, or there are more than MAX_STREAMS.
     """
 
     world_size: int
@@ -30,6 +33,12 @@ class Layout:
             raise LayoutError(
                 f"world_size={self.world_size}, num_workers={self.num_workers} and num_streams={self.num_streams} must "
                 "all be at least 1."
+            )
+        if self.num_streams > MAX_STREAMS:
+            raise LayoutError(
+                f"world_size={self.world_size} and num_workers={self.num_workers} with num_streams={self.num_streams} "
+                f"are invalid: a job has at most {MAX_STREAMS:,} streams, because its state has an entry for each. "
+                "Give smaller numbers."
             )
         executors = self.world_size * self.num_workers
         if self.num_streams % executors:

@@ -119,8 +119,8 @@ def cut_slices(base: Slices, max_samples_per_sequence: int | None) -> Slices:
     base = base.take(np.flatnonzero(base.lengths))
     if max_samples_per_sequence is None:
         return base
-    limit = max_samples_per_sequence
     lengths = base.lengths
+    limit = min(max_samples_per_sequence, int(lengths.max(initial=1)))  # a longer one cuts nothing either
     counts = np.where(2 * lengths > 3 * limit, (2 * lengths + limit) // (2 * limit), 1)  # [n]
     owner = np.repeat(np.arange(len(base)), counts)  # [m]: the range of each slice
     ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)  # [m]: which slice of its range

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,40 @@ def test_a_jsonl_file_is_planned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["x", "5..3", "1-4", "-1"])
 def test_a_wrong_step_is_refused(data: Path, step: str) -> None:
     assert CliRunner().invoke(main, ["plan", str(data / "a"), f"--step={step}"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "0..99999999999"], "100,000,000,000 steps of 1 rank are too many: at most 1,000,000 batches"),
+        (["--step", "0", "--world-size", "10000000"], "a job has at most 1,048,576 streams"),
+        (["--step", "0", "--world-size", "200000"], "Give some of the ranks"),
+        (["--step", "0", "--num-workers", "200000"], "200,000 streams of a rank are too many"),
+        (["--step", "9" * 30], r"is too large: with world_size=1, steps go to 281,474,976,710,655"),
+        (["--step", "9" * 14, "--batch-size", "1000"], "99,999,999,999,999 is too large to be planned"),
+        (["--step", "0", "--batch-size", "100000000"], "hold more than 10,000,000 samples"),
+        (
+            ["--step", "0", "--batch-size", "9" * 30],
+            "batch_size=9+ is invalid: .* at most 9223372036854775807, or None",
+        ),
+        (
+            ["--step", "0", "--diff", '"unclosed'],
+            "--diff '\"unclosed' cannot be split into options: No closing quotation",
+        ),
+        (["--step", "0", "--tokens", "os:getcwd"], "sample a... with getcwd failed with TypeError: .*Give a function"),
+        (["--step", "0", "--tokens", "sys:maxsize"], "count_tokens=9223372036854775807 is not a function"),
+        (["--step", "0", "--tokens", "builtins:repr"], "'str' object cannot be interpreted as an integer"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value[:4])[:40],
+)
+def test_what_cannot_be_planned_is_refused_at_once(data: Path, options: list[str], message: str) -> None:
+    failed = CliRunner().invoke(main, ["plan", str(data / "a"), *options])
+    assert failed.exit_code == 1, failed.output
+    assert re.search(message, failed.output), failed.output
+
+
+def test_progress_counts_the_steps_of_all_ranks(data: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    plan_steps(dataset(data / "blend.yaml", job(0, 4)), range(1000, 1010), progress=lambda *seen: reports.append(seen))
+    assert sum(done for done, _ in reports) == 4 * 1010
+    assert {total for _, total in reports} == {4 * 1010}
