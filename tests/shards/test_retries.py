@@ -115,6 +115,21 @@ def test_a_file_that_reads_again_has_a_whole_budget_again(dataset: Path, clock: 
         reader.close()
 
 
+def test_failures_of_another_loader_leave_the_budget_whole(dataset: Path, clock: FakeClock) -> None:
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "bad") if path.endswith("shard_1.tar") else None
+
+    reader = ShardReader(WebdatasetFolder(str(dataset)))
+    assert good(reader.read([0, 2], [0, 0])) == ["s0_0", "s2_0"]
+    for _ in range(2):
+        with failing_preads(fails) as calls, read_scope(ReadScope()):
+            first, second = reader.read([1, 1], [0, 1])
+        assert "(5 attempts)" in str(first)
+        assert "attempts)" not in str(second)
+        assert calls["shard_1.tar"] == 5 + 1
+    reader.close()
+
+
 def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: FakeClock) -> None:
     end = clock.time + 90
 

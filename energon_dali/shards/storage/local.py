@@ -20,7 +20,7 @@ from energon_dali.errors import StorageError
 from energon_dali.shards.storage.atomic_file import atomic_file, write_atomically
 from energon_dali.shards.storage.retry import with_retries
 from energon_dali.shards.storage.reused_buffers import LEAST_BYTES, MOST_BYTES, READ_BUFFERS
-from energon_dali.shards.storage.store import store_of
+from energon_dali.shards.storage.store import current_scope, store_of
 
 _MOST_FILES = 16_384
 
@@ -121,7 +121,7 @@ class LocalReader:
 
     def try_read(self, offset: int, size: int) -> bytes | None:
         """Returns a range after a single attempt; None where it cannot be read. A file that fails is not tried."""
-        if self.path in self._store.failed_files:
+        if self.path in current_scope().failed_files:
             return None
         try:
             return self._read(offset, size)
@@ -156,10 +156,10 @@ class LocalReader:
             if self._descriptor is descriptor:
                 self._descriptor = None
             raise
-        store = self._store
-        store.succeeded(self.path, self._probe, offset)
-        if store.failed_files:
-            store.failed_files.pop(self.path, None)
+        self._store.succeeded(self.path, self._probe, offset)
+        failed_files = current_scope().failed_files
+        if failed_files:
+            failed_files.pop(self.path, None)
         return data
 
     def read_entry(self, offset: int, size: int) -> bytes:

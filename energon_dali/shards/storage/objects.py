@@ -11,7 +11,7 @@ from energon_dali.errors import StorageError
 from energon_dali.shards.storage.buckets import PIECE_BYTES, open_bucket
 from energon_dali.shards.storage.path import VersionChangedError
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import changed_text, store_of
+from energon_dali.shards.storage.store import changed_text, current_scope, store_of
 
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
@@ -54,10 +54,10 @@ class ObjectReader:
         except OSError as error:
             doing = f"read bytes {offset} to {offset + size} of"
             data = with_retries(partial(self._fetch, offset, size), doing, self.url, failed=error)
-        store = self._store
-        store.succeeded(self.url, self._probe, offset)
-        if store.failed_files:
-            store.failed_files.pop(self.url, None)
+        self._store.succeeded(self.url, self._probe, offset)
+        failed_files = current_scope().failed_files
+        if failed_files:
+            failed_files.pop(self.url, None)
         return data
 
     def _fetch(self, offset: int, size: int) -> bytes:

@@ -85,7 +85,7 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
     what = f"{doing} {path}".rstrip()
     store = store_of(path)
     began = clock.now()
-    failed_at = store.failed_files.get(path)
+    failed_at = scope.failed_files.get(path)
     has_failed = failed_at is not None and began - failed_at < policy.request_seconds
     allowed = 1 if has_failed else policy.attempts
     tried = total = 0
@@ -107,13 +107,13 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
             seconds_down = scope.seconds_down(store, now)
             if tried >= allowed or now + pause - began > policy.request_seconds:
                 if not scope.outlasts_stores:
-                    store.mark_failed(path, now)
+                    scope.mark_failed(path, now)
                     raise _storage_error(what, total, error) from error
                 # A file that keeps failing needs no probe each time.
                 recently = began - RECENT_SECONDS if has_failed else began
                 if store.last_success > recently or store.responds(now):
                     if not store_was_down:
-                        store.mark_failed(path, now)
+                        scope.mark_failed(path, now)
                         raise _storage_error(what, total, error) from error
                     # The store answers again, so the attempts so far say nothing about this file.
                     store_was_down, began, tried, allowed = False, now, 0, policy.attempts
@@ -127,7 +127,7 @@ def with_retries(call: Callable[[], T], doing: str, path: str = "", *, failed: O
         else:
             store.last_success = clock.now()
             if has_failed:
-                store.failed_files.pop(path, None)
+                scope.failed_files.pop(path, None)
             return result
 
 

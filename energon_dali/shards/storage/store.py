@@ -31,7 +31,7 @@ WARNING_SECONDS = 10.0
 """Retries of one store are logged at most this often."""
 
 _FAILED_FILES = 1000
-"""Failed files that are remembered per store."""
+"""Failed files that are remembered per scope."""
 
 _PREPARED = "/.nv-meta/"
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -61,7 +61,7 @@ class Store:
         name: Mount point, or scheme and host or bucket.
     """
 
-    __slots__ = ("_latest", "_other", "failed_files", "last_success", "last_warning", "name", "silent_retries")
+    __slots__ = ("_latest", "_other", "last_success", "last_warning", "name", "silent_retries")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,8 +69,6 @@ class Store:
         """When anything was last read from it, on `clock`."""
         self._latest: tuple[str, Probe, int] | None = None
         self._other: tuple[str, Probe, int] | None = None
-        self.failed_files: dict[str, float] = {}
-        """Files for which all attempts of a request failed, and when."""
         self.last_warning = float("-inf")
         self.silent_retries = 0
         """Retries since the last warning."""
@@ -95,12 +93,6 @@ class Store:
     def forget_successes(self) -> None:
         """Forgets which files could be read."""
         self._latest = self._other = None
-
-    def mark_failed(self, path: str, now: float) -> None:
-        """Records that all attempts of a request for a file failed."""
-        self.failed_files[path] = now
-        while len(self.failed_files) > _FAILED_FILES:
-            self.failed_files.pop(next(iter(self.failed_files)), None)
 
     def responds(self, now: float) -> bool:
         """Returns whether one of the last two files that were read can be read again; False if none was read yet."""
@@ -230,6 +222,8 @@ class ReadScope:
         self.requests = RequestPool(count, requests_in_flight=requests_in_flight, read_ahead_bytes=read_ahead_bytes)
         """The requests in flight."""
         self.outlasts_stores = outlasts_stores
+        self.failed_files: dict[str, float] = {}
+        """Files for which all attempts of a request failed, and when. Failures of another loader do not count here."""
         self._count = count
         self._cancelled = threading.Event()
         self._down_since: dict[Store, float] = {}
@@ -242,6 +236,12 @@ class ReadScope:
     def cancel(self) -> None:
         """Cancels all pauses: failed requests raise StorageError at once."""
         self._cancelled.set()
+
+    def mark_failed(self, path: str, now: float) -> None:
+        """Records that all attempts of a request for a file failed."""
+        self.failed_files[path] = now
+        while len(self.failed_files) > _FAILED_FILES:
+            self.failed_files.pop(next(iter(self.failed_files)), None)
 
     def seconds_down(self, store: Store, now: float) -> float:
         """Returns for how many seconds a store, of which a request just failed, has returned only errors."""
