@@ -165,8 +165,10 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             return
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         path = Path(self.translate_path(self.path))
-        data = path.read_bytes()[int(first) : int(last) + 1]
+        whole = path.read_bytes()
+        data = whole[int(first) : int(last) + 1]
         self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(whole)}")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

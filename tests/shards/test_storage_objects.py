@@ -23,7 +23,7 @@ import pytest
 from benchmarks.remote.s3_server import S3Server
 from energon_dali.errors import StorageError, StoreUnavailableError
 from energon_dali.shards import StoragePath
-from energon_dali.shards.storage import aws, buckets, msc, objects, retry, storage_in_use
+from energon_dali.shards.storage import aws, buckets, msc, objects, redirects, retry, storage_in_use
 from energon_dali.shards.storage.store import ReadScope, RetryPolicy, read_scope
 from tests.shards.failing_storage import FakeClock
 from tests.shards.failing_storage import clock as clock
@@ -63,6 +63,7 @@ def answering(answer: Callable[[str, str, str], tuple[int, str, dict[str, str]]]
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, body, headers = answer(self.command, self.path, self.headers.get("Authorization", ""))
             self.send_response(status)
             for name, value in {
@@ -76,7 +77,7 @@ def answering(answer: Callable[[str, str, str], tuple[int, str, dict[str, str]]]
             if self.command != "HEAD":
                 self.wfile.write(body.encode())
 
-        do_HEAD = do_GET
+        do_HEAD = do_PUT = do_GET
 
         def log_message(self, *args: object) -> None:
             """Logs nothing."""
@@ -263,6 +264,109 @@ def test_finds_the_region_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(answer) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         assert StoragePath.of("s3://data/x").read_bytes() == b"content"
+
+
+# --- redirects -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def redirecting(monkeypatch: pytest.MonkeyPatch, status: int = 307, scheme: str = "http") -> Iterator[list[str]]:
+    """Serves redirects to another host as the endpoint of every store; yields the requests that the host receives."""
+    arrived: list[str] = []
+
+    def elsewhere(method: str, path: str, signature: str) -> tuple[int, str, dict[str, str]]:
+        arrived.append(f"{method} {path} {signature}".rstrip())
+        return 200, "content", {}
+
+    with answering(elsewhere) as other:
+        other = other.replace("http://127.0.0.1", f"{scheme}://localhost")
+        with answering(lambda method, path, signature: (status, "", {"Location": other + path})) as url:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+            monkeypatch.setenv("AWS_SESSION_TOKEN", "secret")
+            monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+            monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{url}/account")
+            yield arrived
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_credentials_go_to_no_other_host(monkeypatch: pytest.MonkeyPatch, status: int, scheme: str) -> None:
+    said = r"Could not reach s3://data/x: the server redirects .* to another host, and credentials .*Set AWS_REGION"
+    path = StoragePath.of("s3://data/x")
+    with redirecting(monkeypatch, status, scheme) as arrived:
+        for ask in (path.read_bytes, path.size, path.list_files, lambda: path.open(10).read_at(0, 5)):
+            with pytest.raises(StorageError, match=said):
+                ask()
+        with pytest.raises(StorageError, match=said):
+            path.write_bytes(b"content")
+    assert arrived == []
+
+
+def test_a_signature_in_the_address_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    with redirecting(monkeypatch) as arrived:
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=secret")
+        with pytest.raises(StorageError, match=r"az://data/x: the server redirects .*Set AZURE_STORAGE_ENDPOINT"):
+            StoragePath.of("az://data/x").read_bytes()
+    assert arrived == []
+
+
+def test_redirects_are_followed_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    with redirecting(monkeypatch) as arrived:
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+        assert StoragePath.of("s3://data/x").read_bytes() == b"content"
+        assert StoragePath.of("az://data/x").read_bytes() == b"content"
+    assert arrived == ["GET /data/x", "GET /account/data/x"]
+
+
+def test_redirects_within_a_host_are_followed_until_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(method: str, path: str, signature: str) -> tuple[int, str, dict[str, str]]:
+        asked.append(path)
+        if path.endswith("/moved"):
+            return 200, "content", {}
+        return 307, "", {"Location": "/data/moved" if path.endswith("/old") else "/data/loop"}
+
+    with answering(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        assert StoragePath.of("s3://data/old").read_bytes() == b"content"
+        assert asked == ["/data/old", "/data/moved"]
+        with pytest.raises(StorageError, match=r"s3://data/loop: the server redirects in a loop"):
+            StoragePath.of("s3://data/loop").read_bytes()
+    assert len(asked) < 20
+
+
+def test_a_redirect_to_another_region_is_answered_by_that_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived = []
+
+    def answer(method: str, path: str, signature: str) -> tuple[int, str, dict[str, str]]:
+        if "/eu-west-9/s3/" in signature:
+            return 200, "content", {}
+        arrived.append(method)
+        return 307, "", {"x-amz-bucket-region": "eu-west-9", "Location": "http://localhost:1/elsewhere"}
+
+    with answering(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        assert StoragePath.of("s3://data/x").read_bytes() == b"content"
+    assert arrived == ["GET", "HEAD"]
+
+
+def test_hosts_that_a_client_may_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        for variable in (name, name.lower()):
+            monkeypatch.delenv(variable, raising=False)
+    urls = ["https://minio.local:9000/deep", "http://[::1]:9000", "http://169.254.169.254"]
+    options = redirects.stay_on({"allow_http": True}, urls)
+    assert options == {
+        "allow_http": True,
+        "proxy_url": "http://127.0.0.1:0",
+        "proxy_excludes": "minio.local,::1,169.254.169.254",
+    }
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert redirects.stay_on({}, urls) == {}, "a proxy of the user is used"
+    monkeypatch.setenv("NO_PROXY", "minio.local")
+    assert redirects.stay_on({}, urls)["proxy_url"] == "http://127.0.0.1:0"
 
 
 # --- settings and credentials ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from energon_dali.errors import StorageError
+from energon_dali.shards.storage.redirects import stay_on
 
 VARIABLES = (
     "AWS_ENDPOINT_URL",
@@ -145,8 +146,10 @@ class S3Access:
         """
         options: dict[str, Any] = {"region": self.region}
         endpoint = self.endpoint
+        urls = [f"https://{self.region}.amazonaws.com"]  # with all hosts below it
         if endpoint is not None:
             client = {**client, "allow_http": endpoint.startswith("http://")}
+            urls = [endpoint]
             if dict(self._config.get("s3") or {}).get("addressing_style") == "virtual":
                 parts = urlsplit(endpoint)
                 endpoint = f"{parts.scheme}://{self._bucket}.{parts.netloc}{parts.path}"
@@ -159,6 +162,10 @@ class S3Access:
                 client = {**client, "root_certificate": bundle.read()}
         if self._anonymous:
             options["skip_signature"] = True
+        else:
+            if self._keys is None:
+                urls += _credential_servers(self.region)
+            client = stay_on(client, urls)
         if self._anonymous or self._keys is not None:
             # As a provider, or obstore would complete them with what is set in the environment.
             access, secret, token = self._keys or ("", "", None)
@@ -186,6 +193,13 @@ class _explaining:  # noqa: N801 - read as a statement: with _explaining(bucket)
             raise StorageError(
                 f"No credentials could be found for s3://{self._bucket}: {error}. {_HOW_TO_SET}"
             ) from error
+
+
+def _credential_servers(region: str) -> list[str]:
+    """Returns the URLs from which obstore itself may fetch credentials."""
+    named = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
+    services = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]", "[fd00:ec2::254]")
+    return [*named, f"https://{region}.amazonaws.com", *(f"http://{address}" for address in services)]
 
 
 def _environment_keys(environment: Mapping[str, str]) -> Keys | None:

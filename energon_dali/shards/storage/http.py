@@ -10,17 +10,16 @@ import threading
 import urllib.request
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import urllib3
-from urllib3.exceptions import HTTPError, LocationValueError, MaxRetryError, ResponseError
+from urllib3.exceptions import HTTPError, LocationValueError
 from urllib3.exceptions import SSLError as UrllibSSLError
 
 from energon_dali.errors import StorageError
 from energon_dali.shards.storage.local import Descriptor
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import changed_text, clock, current_scope, store_of
+from energon_dali.shards.storage.store import PROBE_BYTES, changed_text, clock, current_scope, store_of
 
 COPIED_BYTES = 16 << 30
 """Limit of the copies that a process keeps on disk of files whose servers do not answer range requests."""
@@ -29,7 +28,9 @@ _CONNECTIONS = 64
 """Number of connections that are kept open per server."""
 _SLOWEST_BYTES_PER_SECOND = 50_000
 """A response that is slower has failed."""
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 256 << 10
+_TEXT_CHARS = 300
+"""Longer messages are cut: they may quote what a server sent."""
 _FOLLOWED_REDIRECTS = 5
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,9 @@ class HttpReader:
         response = _request("GET", self.url, {"Range": f"bytes={offset}-{offset + size - 1}"})
         if response.status == 200:
             response.close()  # the body would be the whole file
+            length = response.headers.get("Content-Length", "")
+            if length.isdigit() and int(length) != self.size:
+                raise ConnectionError(f"the server sent a document of {length} bytes instead of the range")
             if server.has_ranges is None:
                 server.has_ranges = False
                 _log.warning(
@@ -91,16 +95,25 @@ class HttpReader:
         if response.status == 416:  # the file has become shorter
             response.close()
             return b""
-        server.has_ranges = True
-        _, _, total = response.headers.get("Content-Range", "").rpartition("/")
+        content_range = response.headers.get("Content-Range", "")
+        found, _, total = content_range.rpartition("/")
         if total.isdigit() and int(total) != self.size:
             response.close()
             raise StorageError(changed_text(self.url, int(total), self.size))
+        if found != f"bytes {offset}-{offset + size - 1}":
+            response.close()
+            sent = f"those of {content_range!r}" if content_range else "a range without a Content-Range"
+            raise ConnectionError(f"bytes {offset} to {offset + size} were requested, and the server sent {sent}")
+        server.has_ranges = True
         return _read_body(response, size)
 
     def _probe(self, offset: int) -> None:
-        """Reads one byte; raises if that fails."""
-        _request("GET", self.url, {"Range": f"bytes={offset}-{offset}"}).close()
+        """Reads a little; raises if that fails."""
+        server = _server_of(self.url)
+        if server.has_ranges:
+            self._fetch_range(server, offset, min(PROBE_BYTES, self.size - offset))
+        else:  # a copy on disk shows nothing
+            _request("GET", self.url, {"Range": f"bytes={offset}-{offset}"}).close()
 
     def close(self) -> None:
         """Does nothing: the connections belong to the process."""
@@ -243,21 +256,19 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
         ConnectionError: The server did not answer, or is not available now.
         StorageError: It refuses the request.
     """
-    seconds = max(0.1, current_scope().policy.request_seconds / 3)
-    try:
-        response = _connections_to(url).request(
-            method,
-            url,
-            headers=headers,
-            preload_content=False,
-            decode_content=False,
-            timeout=seconds,
-            retries=urllib3.Retry(
-                connect=0, read=0, status=0, other=0, redirect=_FOLLOWED_REDIRECTS, total=None, raise_on_status=False
-            ),
+    address = url
+    for _ in range(_FOLLOWED_REDIRECTS + 1):
+        response = _send(method, address, headers)
+        location = response.get_redirect_location()
+        if not location:
+            break
+        response.drain_conn()
+        response.release_conn()
+        address = _redirected(url, address, location)
+    else:
+        raise StorageError(
+            f"Could not read {url}: the server redirects it more than {_FOLLOWED_REDIRECTS} times. Check the address."
         )
-    except HTTPError as error:
-        raise _translated(error) from error
     if response.status in (200, 206, 416):
         return response
     response.drain_conn()
@@ -272,6 +283,49 @@ def _request(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTP
     )
 
 
+def _send(method: str, address: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+    """Returns the response to one request, whatever its status.
+
+    Raises:
+        ConnectionError: The server did not answer.
+        StorageError: The address is wrong, or the certificate of the server.
+    """
+    try:
+        return _connections_to(address).request(
+            method,
+            address,
+            headers=headers,
+            preload_content=False,
+            decode_content=False,
+            timeout=max(0.1, current_scope().policy.request_seconds / 3),
+            retries=False,
+            redirect=False,
+        )
+    except HTTPError as error:
+        raise _translated(error) from error
+
+
+def _redirected(url: str, address: str, location: str) -> str:
+    """Returns where a redirect leads.
+
+    Args:
+        url: What was asked for, for messages.
+        address: What the server answered for.
+        location: The header of its response.
+
+    Raises:
+        StorageError: It leads from https to http, or to something else than a web server.
+    """
+    following = urljoin(address, location)
+    before, after = urlsplit(address).scheme, urlsplit(following).scheme
+    if after not in ("http", "https") or (before, after) == ("https", "http"):
+        raise StorageError(
+            f"Could not read {url}: the server redirects it from {before} to {after}, which is not followed. Give an "
+            f"address that is served by {before}."
+        )
+    return following
+
+
 def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None, *, max_bytes: int | None = None) -> bytes:
     """Returns the body of a response; of one larger than `max_bytes`, its first `max_bytes` + 1 bytes.
 
@@ -284,7 +338,7 @@ def _read_body(response: urllib3.BaseHTTPResponse, size: int | None = None, *, m
     data = b"".join(chunks)
     if max_bytes is not None:
         return data[: max_bytes + 1]
-    if size is not None and len(data) != size and "Content-Length" not in response.headers:
+    if size is not None and len(data) != size:
         raise ConnectionError(f"the response ended after {len(data)} of {size} bytes")
     return data
 
@@ -299,7 +353,7 @@ def _read_chunks(
     last = clock.now() + current_scope().policy.request_seconds + size / _SLOWEST_BYTES_PER_SECOND
     passed = 0
     try:
-        while chunk := response.read(_CHUNK_BYTES):
+        while chunk := response.read1(_CHUNK_BYTES):  # what has arrived: `read` would wait for all of it
             write(chunk)
             passed += len(chunk)
             if max_bytes is not None and passed > max_bytes:
@@ -318,12 +372,12 @@ def _read_chunks(
 
 def _translated(error: HTTPError) -> Exception:
     """Returns an error of urllib3 as one that `with_retries` knows."""
-    reason: Any = error.reason if isinstance(error, MaxRetryError) else error
-    if isinstance(reason, (LocationValueError, ResponseError)):
-        return StorageError(f"{reason}. Check the address.")
-    if isinstance(reason, UrllibSSLError) and any(isinstance(a, ssl.SSLCertVerificationError) for a in reason.args):
-        return StorageError(f"The certificate of the server cannot be trusted: {reason}. Check the address.")
-    return ConnectionError(str(reason))
+    if isinstance(error, LocationValueError):
+        return StorageError(f"{error}. Check the address.")
+    if isinstance(error, UrllibSSLError) and any(isinstance(a, ssl.SSLCertVerificationError) for a in error.args):
+        return StorageError(f"The certificate of the server cannot be trusted: {error}. Check the address.")
+    text = str(error)
+    return ConnectionError(text if len(text) <= _TEXT_CHARS else f"{text[:_TEXT_CHARS]} ...")
 
 
 def _connections_to(url: str) -> urllib3.PoolManager:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from energon_dali.errors import StorageError
-from energon_dali.shards.storage.buckets import PIECE_BYTES, open_bucket
+from energon_dali.shards.storage.buckets import PIECE_BYTES, SMALL_BYTES, open_bucket
 from energon_dali.shards.storage.path import VersionChangedError
 from energon_dali.shards.storage.retry import with_retries
-from energon_dali.shards.storage.store import changed_text, current_scope, store_of
+from energon_dali.shards.storage.store import PROBE_BYTES, changed_text, current_scope, store_of
 
 _PART_BYTES = 16 << 20
 """Larger files are uploaded in parts of this size."""
@@ -62,11 +62,11 @@ class ObjectReader:
 
     def _fetch(self, offset: int, size: int) -> bytes:
         """Makes one attempt."""
-        return self._bucket.call(_get_range, self.url, self, offset, size)
+        return self._bucket.call(_get_range, self.url, self, offset, size, is_large=size > SMALL_BYTES)
 
     def _probe(self, offset: int) -> None:
-        """Reads one byte; raises if that fails."""
-        self._fetch(offset, 1)
+        """Reads a little; raises if that fails."""
+        self._fetch(offset, min(PROBE_BYTES, self.size - offset))
 
     def close(self) -> None:
         """Does nothing: the connections belong to the bucket."""
@@ -79,17 +79,17 @@ class ObjectBackend:
         return ObjectReader(url, size)
 
     def read_bytes(self, url: str, max_bytes: int | None = None) -> bytes:
-        largest = PIECE_BYTES if max_bytes is None else min(PIECE_BYTES, max_bytes)
+        largest = SMALL_BYTES if max_bytes is None else min(SMALL_BYTES, max_bytes)
         found = _ask(_get, "read", url, largest)
         if isinstance(found, bytes):
             return found
         return ObjectReader(url, found).read_at(0, found if max_bytes is None else min(found, max_bytes + 1))
 
     def write_bytes(self, url: str, content: bytes) -> None:
-        _ask(_put, "write", url, content)
+        _ask(_put, "write", url, content, is_large=True)
 
     def write_file(self, url: str, local: str) -> None:
-        _ask(_put, "upload", url, Path(local))
+        _ask(_put, "upload", url, Path(local), is_large=True)
 
     def size(self, url: str) -> int:
         return self.identity(url)[0]
@@ -109,10 +109,10 @@ class ObjectBackend:
         _ask(_delete, "remove", url)
 
 
-def _ask(request: Any, doing: str, url: str, *arguments: Any) -> Any:
+def _ask(request: Any, doing: str, url: str, *arguments: Any, is_large: bool = False) -> Any:
     """Sends a request with retries, and returns its result."""
     bucket, key = open_bucket(url)
-    return with_retries(lambda: bucket.call(request, url, key, *arguments), doing, url)
+    return with_retries(lambda: bucket.call(request, url, key, *arguments, is_large=is_large), doing, url)
 
 
 def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size: int) -> bytes:
@@ -137,7 +137,9 @@ def _get_range(obstore: Any, store: Any, reader: ObjectReader, offset: int, size
     found = response.meta["e_tag"]
     if reader.expected_tag and found and found != reader.expected_tag:
         raise VersionChangedError(f"{reader.url} was replaced while it was being read.")
-    return _complete(bytes(response.bytes()), size)
+    data = _complete(bytes(response.bytes()), size)
+    reader._bucket.has_ranges = True
+    return data
 
 
 def _get(obstore: Any, store: Any, key: str, largest: int) -> bytes | int:

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from energon_dali.shards.storage.path import RangeReader, StoragePath
 
 Probe = Callable[[int], object]
-"""Reads one byte at an offset of a file that was read before; raises if it cannot."""
+"""Reads a little at an offset of a file that was read before; raises if it cannot."""
 
+PROBE_BYTES = 64 << 10
+"""Bytes that a probe reads of a remote file: a store that sends a byte a second would pass a probe of one byte."""
 WARNING_SECONDS = 10.0
 """Retries of one store are logged at most this often."""
 
@@ -327,8 +329,8 @@ def forget_scope(scope: ReadScope) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Returns the type and the message of an error."""
-    return f"{type(error).__name__}: {error}"
+    """Returns the type and the message of an error, without a full stop."""
+    return f"{type(error).__name__}: {error}".rstrip(".")
 
 
 def changed_text(url: str, size: int, expected: int) -> str:
