@@ -71,7 +71,8 @@ class WorkerConfig:
     """Whether num_workers="auto" was given."""
 
     active_worker_config: ClassVar[WorkerConfig | None] = None
-    """The configuration while a user's dataset with an `__iter__` of its own runs; None otherwise."""
+    """The configuration while a user's dataset with an `__iter__` of its own runs, and after `worker_activate`; None
+    otherwise."""
 
     if TYPE_CHECKING:  # dataclass makes it; written down because num_workers takes more than the field holds
 
@@ -256,6 +257,79 @@ class WorkerConfig:
         """
         self.rank_worker_id()
 
+    def worker_activate(
+        self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
+    ) -> None:
+        """Makes the numbers of the worker and of the sample answer in this thread, until `worker_deactivate`.
+
+        Programs that call hooks themselves do this. Iterating a dataset does not need it.
+
+        Args:
+            sample_index: Number of the sample among those of the worker.
+            override_global_rank: Number of the stream in the job; None is that of this torch worker process, or the
+                first of this rank.
+            cache_pool: Has no effect: give it to the loader.
+
+        Raises:
+            ConfigError: A configuration is active already, or there is no such stream in this rank.
+        """
+        if WorkerConfig.active_worker_config is not None:
+            raise ConfigError(
+                "A WorkerConfig is active in this process already. Call worker_deactivate() on it first, and call "
+                "worker_activate() outside of hooks: there, the one of the loader is active."
+            )
+        data: Any = sys.modules.get("torch.utils.data")
+        info = None if data is None else data.get_worker_info()
+        stream = self.streams[0 if info is None else info.id] if override_global_rank is None else override_global_rank
+        if stream not in self.streams:
+            raise ConfigError(
+                f"override_global_rank={stream} is not a stream of rank {self.rank}: give one of {self.streams}."
+            )
+        _RUNNING.stream, _RUNNING.samples = stream, [sample_index]
+        WorkerConfig.active_worker_config = self
+
+    def worker_deactivate(self) -> None:
+        """Ends what `worker_activate` began; may be called again."""
+        _RUNNING.stream, _RUNNING.samples = None, []
+        WorkerConfig.active_worker_config = None
+
+    def worker_push_sample_index(self, sample_index: int) -> None:
+        """Makes the sample of an inner stage current, until `worker_pop_sample_index`.
+
+        Args:
+            sample_index: Number of the sample among those of the worker.
+
+        Raises:
+            ConfigError: `worker_activate` was not called.
+        """
+        self._activated_samples().append(sample_index)
+
+    def worker_pop_sample_index(self) -> int:
+        """Returns the number that was pushed last, and makes the one before it current.
+
+        Raises:
+            ConfigError: `worker_activate` was not called.
+        """
+        return self._activated_samples().pop()
+
+    @property
+    def active_worker_sample_index(self) -> int:
+        """Number of the current sample over all workers of this rank."""
+        return self._activated_samples()[-1] * self.layout.num_workers + self.rank_worker_id()
+
+    @property
+    def active_worker_batch_index(self) -> int:
+        """Number of the current batch over all workers of this rank."""
+        return self._activated_samples()[0] * self.layout.num_workers + self.rank_worker_id()
+
+    def _activated_samples(self) -> list[int]:
+        if not _RUNNING.samples:
+            raise ConfigError(
+                "The number of the sample is held by a WorkerConfig only between worker_activate(sample_index) and "
+                "worker_deactivate(). In hooks use self.current_sample_index."
+            )
+        return _RUNNING.samples
+
     def should_log(self, level: int) -> bool:
         """Returns whether entries of a level are written to the debug log."""
         return self.worker_log_level >= level
@@ -299,8 +373,20 @@ class _Running(threading.local):
 
     stream: int | None = None
 
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+        """Numbers of the samples that a program works on by itself, outermost stage first."""
+
 
 _RUNNING = _Running()
+
+
+def activated_samples() -> list[int]:
+    """Returns the numbers over all workers of the rank that a program set by `WorkerConfig.worker_activate`."""
+    config = WorkerConfig.active_worker_config
+    if config is None or not _RUNNING.samples:
+        return []
+    return [number * config.layout.num_workers + config.rank_worker_id() for number in _RUNNING.samples]
 
 
 @contextmanager

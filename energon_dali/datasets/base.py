@@ -7,13 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
 from energon_dali.datasets.iterated import RUNS, adapt, own_state, restore_own_state
 from energon_dali.datasets.rank_iterator import RankIterator, RankLimit
-from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
+from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding, refuse_trainer
 from energon_dali.datasets.restore_key import Key, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
+from energon_dali.datasets.torch_workers import (
+    is_sent_to_torch_workers,
+    refuse_restarts,
+    state_for_worker,
+    torch_worker,
+)
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.plan import mix
 
@@ -23,12 +30,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_POSITION = "_position"
+"""Attribute of a dataset that was sent to a worker process of a torch `DataLoader`: where its iteration was."""
 
-class SavableDataset(ABC, Generic[T]):
+
+class SavableDataset(IterableDataset[T], ABC, Generic[T]):
     """A dataset: an immutable, picklable recipe. `open` returns an iterator over one of its streams.
 
     Iterating the dataset itself runs the streams of this rank in this process, round robin; `state_dict` is the state
-    of that iteration. A loader does the same with worker processes.
+    of that iteration. A loader does the same with worker processes. In a worker process of a torch `DataLoader`,
+    iteration and state are those of the streams of this worker: give the `DataLoader` the number of workers of the
+    WorkerConfig, and each sample comes once.
     """
 
     runs_in_rank = False
@@ -199,6 +211,7 @@ class SavableDataset(ABC, Generic[T]):
     # --- iteration in this process ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
+        refuse_trainer(self)
         refuse_resharding(self.worker_config)
         return iter(self._live())
 
@@ -239,13 +252,25 @@ class SavableDataset(ABC, Generic[T]):
         """Does nothing: each stream begins with a new iterator. Energon's programs call it."""
 
     def _live(self) -> RankIterator[T]:
-        live = self.__dict__.get("_live_iteration")
-        if live is None:
-            live = self.__dict__["_live_iteration"] = RankIterator(self)
+        worker = torch_worker(self.worker_config)
+        live: RankIterator[T] | None = self.__dict__.get("_live_iteration")
+        if live is None or live.worker != worker:
+            position = self.__dict__.pop(_POSITION, None) if live is None else live.state_dict()
+            live = self.__dict__["_live_iteration"] = RankIterator(self, worker=worker)
+            if worker is not None:
+                limit = self.rank_limit()
+                if limit is not None and not limit.restart:
+                    refuse_restarts(self)
+                if position is not None:  # the process that started this one had begun, or restored a state
+                    live.load_state_dict(state_for_worker(position, worker, self.worker_config))
         return live
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_live_iteration"}
+        state = dict(self.__dict__)
+        live: RankIterator[T] | None = state.pop("_live_iteration", None)
+        if live is not None and is_sent_to_torch_workers():
+            state[_POSITION] = live.state_dict()
+        return state
 
 
 class WrapperDataset(SavableDataset[T]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_dali.cache import pool_context
@@ -17,6 +17,7 @@ from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.datasets.planned import in_turn
 from energon_dali.datasets.skipped_steps import SkippedSteps, as_entry, skipped_by_state
 from energon_dali.datasets.stream import BlockSource, State, StreamContext, StreamIterator, plain, restore_stream
+from energon_dali.datasets.torch_workers import share_of
 from energon_dali.errors import FatalSampleError, LayoutError, StateError
 from energon_dali.shards.documents.state_entries import check_plain, count_of, entry_of, flag_of
 from energon_dali.shards.storage.store import ReadScope, forget_scope, read_scope
@@ -54,6 +55,7 @@ class RankIterator(Iterator[T], Generic[T]):
         metrics: Takes counts and times.
         cache_pool: What hooks in this process see as `TaskEncoder.cache`; None fetches nothing ahead.
         retries: How reading in this process is retried after errors; None uses the default policy.
+        worker: Iterates the streams of this worker alone; None takes all streams of the rank.
     """
 
     def __init__(
@@ -63,8 +65,13 @@ class RankIterator(Iterator[T], Generic[T]):
         metrics: Metrics | None = None,
         cache_pool: CachePool | None = None,
         retries: ReadScope | None = None,
+        worker: int | None = None,
     ) -> None:
+        config = dataset.worker_config
+        self.worker = worker
         self._limit = dataset.rank_limit()
+        if self._limit is not None and worker is not None:
+            self._limit = replace(self._limit, length=share_of(self._limit.length, worker, config))
         # The limit counts the elements of all streams together, so it is applied here.
         self._dataset: SavableDataset[T] = dataset if self._limit is None else dataset.children[0]
         self._even_ranges = self._dataset.with_old_ranges() is not self._dataset
@@ -72,8 +79,8 @@ class RankIterator(Iterator[T], Generic[T]):
         self._cache_pool = cache_pool
         self.metrics = metrics or Metrics()
         self._retries = retries or ReadScope(count=self.metrics.count)
-        self._streams = dataset.worker_config.streams
-        self._log = DebugLog(dataset.worker_config) if dataset.worker_config.should_log(1) else None
+        self._streams = config.streams if worker is None else config.layout.worker_streams(config.rank, worker)
+        self._log = DebugLog(config) if config.should_log(1) else None
         self._mode = mode_of(dataset.config()) if self._log is not None else None
         self._iterators: dict[int, StreamIterator[T]] = {}
         self._counts = dict.fromkeys(self._streams, 0)

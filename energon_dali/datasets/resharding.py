@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from energon_dali.errors import ConfigError
 
@@ -33,11 +33,9 @@ def refuse_resharding(config: WorkerConfig) -> None:
 
     Raises:
         ConfigError: The dataset yields the samples of one of several ranks, and a wrapper around it would divide them
-            among all ranks, so that the samples of the other ranks, or most of this one's, were never used. Or it is
-            iterated in a worker process of a torch DataLoader, of which each would yield the same samples. Or its rank
+            among all ranks, so that the samples of the other ranks, or most of this one's, were never used. Or its rank
             was taken from the environment before the processes of the job were started.
     """
-    _refuse_worker_process()
     config.check_derived_rank()
     if config.world_size == 1 or not _SHARDERS.keys() & sys.modules.keys():
         return
@@ -54,19 +52,6 @@ def refuse_resharding(config: WorkerConfig) -> None:
                     "not a torch DataLoader around it (docs/trainers.md)."
                 )
         frame = frame.f_back  # type: ignore[assignment]
-
-
-def _refuse_worker_process() -> None:
-    """Raises ConfigError in a worker process of a torch DataLoader."""
-    data: Any = sys.modules.get("torch.utils.data")
-    worker = None if data is None else data.get_worker_info()
-    if worker is not None:
-        raise ConfigError(
-            f"A loader is iterated in worker process {worker.id} of {worker.num_workers} of a torch DataLoader. Each "
-            "of them would yield all batches of this rank, and the loader in the trainer would not know its position. "
-            "Use DataLoader(..., num_workers=0): the loader has worker processes of its own, "
-            f"WorkerConfig(num_workers={worker.num_workers})."
-        )
 
 
 def refuse_single_writer(config: WorkerConfig) -> None:
@@ -95,6 +80,21 @@ def refuse_single_writer(config: WorkerConfig) -> None:
         frame = frame.f_back
 
 
+def refuse_trainer(owner: object) -> None:
+    """Checks that transformers' `Trainer` was not given a dataset as it is. Call it where the dataset is iterated.
+
+    Args:
+        owner: The dataset.
+
+    Raises:
+        ConfigError: It was: the `Trainer` would batch what it yields again, and would not save its position.
+    """
+    # The fetcher of a torch DataLoader iterates what the DataLoader was given, and not a dataset inside of it.
+    caller = sys._getframe(2).f_globals.get("__name__")
+    if caller == "torch.utils.data._utils.fetch" and _within("transformers.trainer"):
+        raise _given_to_trainer(owner)
+
+
 def refuse_indexing(owner: object) -> ConfigError:
     """Returns the error for access to an element by its index, as a torch DataLoader does it.
 
@@ -102,15 +102,19 @@ def refuse_indexing(owner: object) -> ConfigError:
         owner: The dataset or loader.
     """
     if _within("transformers.trainer"):
-        return ConfigError(
-            f"transformers.Trainer was given a {type(owner).__name__}, whose elements have no index. Derive your "
-            "trainer from energon_dali.integrations.transformers.LoaderTrainerMixin and Trainer, and give it the "
-            "dataset that get_train_dataset returns (docs/trainers.md)."
-        )
+        return _given_to_trainer(owner)
     return ConfigError(
         f"A {type(owner).__name__} yields its elements in the order of its plan; they have no index. Do not put it "
         "into a torch DataLoader: iterate get_loader(dataset) or get_savable_loader(dataset), which has its own worker "
         "processes (WorkerConfig(num_workers=...)), batches (get_train_dataset(batch_size=...)) and prefetching."
+    )
+
+
+def _given_to_trainer(owner: object) -> ConfigError:
+    return ConfigError(
+        f"transformers.Trainer was given a {type(owner).__name__}, which has batches and a position of its own. Derive "
+        "your trainer from energon_dali.integrations.transformers.LoaderTrainerMixin and Trainer, and give it the "
+        "dataset that get_train_dataset returns (docs/trainers.md)."
     )
 
 

@@ -21,6 +21,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.resharding import refuse_indexing, refuse_resharding
 from energon_dali.datasets.stream import plain
+from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError
 from energon_dali.loader.auto_workers import auto_workers, with_workers
 from energon_dali.loader.deferred_close import close_when_collected, forget
@@ -131,6 +132,7 @@ class BasicDataLoader(Generic[T]):
     # --- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> LoaderIterator[T]:
+        refuse_worker_process()
         refuse_resharding(self.worker_config)
         # Not kept: a loader that refers to its iterators could not end its workers when the last user drops it.
         return LoaderIterator(self)
@@ -201,7 +203,8 @@ class BasicDataLoader(Generic[T]):
 
     def _open(self) -> Prefetcher:
         """Starts workers and threads, at the beginning or after the last delivered batch."""
-        refuse_resharding(self.worker_config)  # an iterator may have been made elsewhere than it is used
+        refuse_worker_process()  # an iterator may have been made elsewhere than it is used
+        refuse_resharding(self.worker_config)
         self._begun = True
         self._pid = os.getpid()
         cache_pool = self._options.cache_pool

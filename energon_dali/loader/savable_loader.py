@@ -14,6 +14,7 @@ from energon_dali.datasets.planned import unknown_to_plan
 from energon_dali.datasets.rank_iterator import RankIterator
 from energon_dali.datasets.resharding import refuse_resharding, refuse_single_writer
 from energon_dali.datasets.skipped_steps import SkipBy, as_entry, skipped_by_state, steps_to_skip
+from energon_dali.datasets.torch_workers import refuse_worker_process
 from energon_dali.errors import ConfigError, StateError
 from energon_dali.loader.basic_loader import BasicDataLoader, LoaderIterator
 from energon_dali.loader.loader_options import LoaderArguments, show_loader_options
@@ -65,6 +66,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         """The tree, and its config as states hold it."""
 
     def __iter__(self) -> SavableLoaderIterator[T]:
+        refuse_worker_process()
         refuse_resharding(self.worker_config)
         return SavableLoaderIterator(self)
 

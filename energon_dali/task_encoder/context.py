@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from energon_dali.errors import ConfigError
+from energon_dali.worker_config import WorkerConfig, activated_samples
 
 
 class _Stack(threading.local):
@@ -103,7 +104,10 @@ def leave_contexts(depth: tuple[int, int]) -> None:
 def current_sample() -> tuple[int, int] | None:
     """Returns (index, seed) of the innermost stage that is running in this thread; None outside of iteration."""
     entries = _STACK.entries
-    return entries[-1] if entries else None
+    if entries:
+        return entries[-1]
+    activated, config = activated_samples(), WorkerConfig.active_worker_config
+    return (activated[-1], config.seed_offset) if activated and config is not None else None
 
 
 def current_sample_index() -> int:
@@ -113,9 +117,12 @@ def current_sample_index() -> int:
         ConfigError: No hook is running in this thread.
     """
     entries = _STACK.entries
-    if not entries:
+    if entries:
+        return entries[-1][0]
+    activated = activated_samples()
+    if not activated:
         raise ConfigError(_OUTSIDE.format("current_sample_index"))
-    return entries[-1][0]
+    return activated[-1]
 
 
 def current_batch_index() -> int:
@@ -129,9 +136,12 @@ def current_batch_index() -> int:
     """
     if _STACK.batches:
         return _STACK.batches[-1]
-    if not _STACK.entries:
+    if _STACK.entries:
+        return _STACK.entries[0][0]
+    activated = activated_samples()
+    if not activated:
         raise ConfigError(_OUTSIDE.format("current_batch_index"))
-    return _STACK.entries[0][0]
+    return activated[0]
 
 
 _OUTSIDE = (

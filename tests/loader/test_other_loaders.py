@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from energon_dali import MapDataset, SavableDataset, get_loader, get_savable_loader
+from energon_dali import MapDataset, get_loader, get_savable_loader
 from energon_dali.errors import ConfigError
 from energon_dali.worker_config import WorkerConfig
 from tests.loader.numbers_dataset import tree
@@ -32,13 +32,15 @@ def test_a_wrapped_loader_of_a_single_rank_is_iterated() -> None:
     assert len(list(around)) == 15
 
 
-@pytest.mark.parametrize("savable", [True, False])
-def test_a_torch_loader_around_a_loader_or_a_dataset_says_what_to_do(savable: bool) -> None:
-    dataset: SavableDataset[Any] = MapDataset(tree(place()), tuple)
-    loader = (get_savable_loader if savable else get_loader)(dataset)
-    for given, name in ((dataset, "MapDataset"), (loader, type(loader).__name__)):
-        with pytest.raises(ConfigError, match=f"A {name} yields its elements in the order of its plan.*get_loader"):
-            next(iter(DataLoader(given)))  # type: ignore[arg-type]
+@pytest.mark.parametrize("make", [get_savable_loader, get_loader])
+def test_a_torch_loader_around_a_loader_says_what_to_do(make: Any) -> None:
+    loader = make(MapDataset(tree(place()), tuple))
+    with pytest.raises(ConfigError, match=f"A {type(loader).__name__} yields its elements in the order.*get_loader"):
+        next(iter(DataLoader(loader)))
+
+
+def test_a_dataset_is_iterated_by_a_torch_loader_as_by_itself() -> None:
+    assert list(DataLoader(tree(place()), batch_size=None, collate_fn=tuple)) == list(tree(place()))
 
 
 def test_next_takes_the_elements_of_a_loader_one_by_one() -> None:
