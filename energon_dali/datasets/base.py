@@ -17,6 +17,7 @@ from energon_dali.datasets.restore_key import Key, try_restore
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.torch_workers import (
     is_sent_to_torch_workers,
+    refuse_rank_decoders,
     refuse_restarts,
     state_for_worker,
     torch_worker,
@@ -258,6 +259,7 @@ class SavableDataset(IterableDataset[T], ABC, Generic[T]):
             position = self.__dict__.pop(_POSITION, None) if live is None else live.state_dict()
             live = self.__dict__["_live_iteration"] = RankIterator(self, worker=worker)
             if worker is not None:
+                refuse_rank_decoders(self)
                 limit = self.rank_limit()
                 if limit is not None and not limit.restart:
                     refuse_restarts(self)

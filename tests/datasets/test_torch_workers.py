@@ -10,8 +10,18 @@ from torch.utils.data import ChainDataset, IterableDataset
 from torch.utils.data._utils import worker as torch_worker_module
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from energon_dali import EpochizeDataset, LimitDataset, SavableDataset, WorkerConfig, get_loader
+from energon_dali import (
+    EpochizeDataset,
+    FilterDataset,
+    LimitDataset,
+    SampleDecoder,
+    SavableDataset,
+    WorkerConfig,
+    get_loader,
+)
 from energon_dali.datasets.base import _POSITION
+from energon_dali.datasets.worker_border import WorkerBorder
+from energon_dali.decode.interface import Placement
 from energon_dali.errors import ConfigError
 from tests.loader.numbers_dataset import LENGTHS, NumbersDataset
 
@@ -33,6 +43,14 @@ def as_worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def element(stream: int, epoch: int, place: int) -> tuple[int, int, int]:
     return stream, epoch, place
+
+
+class RankDecoder(SampleDecoder):
+    """A decoder of the process that trains, such as a DaliDecoder."""
+
+    @property
+    def placement(self) -> Placement:
+        return "rank"
 
 
 def numbers() -> SavableDataset[Any]:
@@ -97,6 +115,12 @@ def test_virtual_epochs_need_workers_that_outlive_them(as_worker: Any) -> None:
         [(0, 0, 0), (0, 0, 1)],
         [(0, 0, 2), (0, 0, 3)],
     ]
+
+
+def test_a_decoder_of_the_training_process_is_refused(as_worker: Any) -> None:
+    as_worker(0)
+    with pytest.raises(ConfigError, match=r"A RankDecoder decodes in the process that trains.*get_savable_loader"):
+        next(iter(FilterDataset(WorkerBorder(numbers(), RankDecoder(), block_size=2), filter_fn=bool)))
 
 
 def test_a_position_of_the_parent_is_taken_over(as_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
