@@ -197,6 +197,7 @@ energon_dali.compat.errors: ErrorContext SYSTEM_EXCEPTIONS handle_restore_errors
 energon_dali.compat.factories: BaseCoreDatasetFactory BaseWebdatasetFactory DEFAULT_DECODER
     DefaultDecoderWebdatasetFactory DefaultGenericWebdatasetFactory StandardWebdatasetFactory
 energon_dali.compat.joined_factory: JoinedWebdatasetFactory
+energon_dali.compat.loaders: BasicDataLoader SavableDataLoader get_loader get_savable_loader
 energon_dali.compat.loading: get_train_dataset get_val_dataset get_val_datasets
 energon_dali.compat.preparation: JsonlPreparator MediaFilterConfig MediaFilterStrategy WebdatasetPreparator
     prepare_filesystem_dataset

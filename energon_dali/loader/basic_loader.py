@@ -31,6 +31,7 @@ from energon_dali.loader.prefetcher import Prefetcher, open_prefetcher
 from energon_dali.loader.processes.signals import interrupts_deferred
 from energon_dali.loader.rank_pipeline import cut_tree, has_workers, import_before_fork, rank_has_work
 from energon_dali.loader.statistics import LoaderStatistics
+from energon_dali.loader.torch_attributes import TorchAttributes
 from energon_dali.loader.trace_file import flush_trace, open_metrics
 from energon_dali.loader.watchdog import Watchdog
 from energon_dali.shards.storage.store import read_scope
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BasicDataLoader(Generic[T]):
+class BasicDataLoader(TorchAttributes, Generic[T]):
     """Iterates a dataset, with worker processes if its WorkerConfig asks for some.
 
     `iter(loader)` continues the live iteration until an epoch ends; the next `iter` starts the next epoch, also if the

@@ -84,3 +84,66 @@ def test_a_program_runs_by_the_command_with_workers(program: str, data: Path, tm
     command = [warm_python, "-m", "energon_dali.compat", "--trust-dataset-code", str(PROGRAMS / f"{program}.py")]
     subprocess.run([*command, str(data), str(report), "--num-workers", "2"], env=environment, check=True, timeout=100)
     assert sorted(json.loads(report.read_text())["samples"]) == EXPECTED[program]["samples"]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
+def test_a_program_trains_and_resumes_in_the_workers_of_torchs_loader(data: Path, tmp_path: Path) -> None:
+    whole = run("text_rows", data, tmp_path / "whole.json")
+    keys = [key for batch, _ in whole["batches"] for key in batch]
+    assert sorted(keys) == sorted(row[0] for row in EXPECTED["length_pool"]["samples"]), "each sample once"
+    assert whole["length"] == len(keys)
+    assert {worker for _, workers in whole["batches"] for worker in workers} == {0, 1}
+    state = str(tmp_path / "state.pt")
+    head = run("text_rows", data, tmp_path / "head.json", "--stop-after", "3", "--state", state)
+    tail = run("text_rows", data, tmp_path / "tail.json", "--state", state)
+    assert head["batches"] + tail["batches"] == whole["batches"]
+
+
+def test_loaders_answer_as_torchs_loaders_do(data: Path) -> None:
+    """A DataLoader without batching, with the same workers, has these values."""
+    from megatron.energon import TextSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+    from torch.utils.data import DataLoader, IterableDataset
+
+    dataset = get_train_dataset(
+        f"{data}/texts",
+        sample_type=TextSample,
+        batch_size=2,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    theirs = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    names = set(theirs.__dict__) - {"_DataLoader__initialized", "_DataLoader__multiprocessing_context"}
+    for make in (get_loader, get_savable_loader):
+        with make(dataset) as loader:
+            assert isinstance(loader, DataLoader)
+            assert isinstance(loader.dataset, IterableDataset)
+            values = {name: getattr(loader, name) for name in names if not name.startswith("_")}
+            expected = {name: getattr(theirs, name) for name in values}
+            for name in ("sampler", "collate_fn"):  # torch's have no meaning without batching, and are private classes
+                del values[name], expected[name]
+            assert values == expected
+            assert loader.sampler is None
+            assert loader.collate_fn(values) is values
+            assert next(iter(loader)).text
+
+
+def test_accelerate_leaves_a_loader_alone(data: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from megatron.energon import TextSample, WorkerConfig, get_savable_loader, get_train_dataset
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset(
+        f"{data}/texts",
+        sample_type=TextSample,
+        batch_size=2,
+        worker_config=config,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+    loader = get_savable_loader(dataset)
+    try:
+        assert Accelerator(cpu=True).prepare(loader) is loader
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
