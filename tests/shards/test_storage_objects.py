@@ -601,3 +601,43 @@ def test_forked_children_read(s3: S3Server) -> None:
         assert results.get() == [CONTENT[start : start + 10] for start in range(20)]
     assert results.get() == 0
     assert reader.read_at(7, 10) == CONTENT[7:17]
+
+
+class _ImportedMeanwhile(str):
+    """A name in sys.modules; comparing it imports another module, as a thread may do at any moment."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        sys.modules.setdefault(f"{self}.{len(sys.modules)}", sys)
+        return str.__eq__(self, other)
+
+
+def _load_twice_with_one_descriptor(reader: Any, results: Any, generations: int = 2) -> None:
+    create = os.memfd_create
+
+    def create_at_200(name: str, flags: int) -> int:
+        found = create(name, flags)
+        os.dup2(found, 200)
+        os.close(found)
+        return 200
+
+    os.memfd_create = create_at_200
+    sys.modules[_ImportedMeanwhile("imported")] = sys
+    _read_in_child(reader, results, generations)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_loads_obstore_while_modules_are_imported_and_so_does_its_own_child(s3: S3Server) -> None:
+    reader = StoragePath.of("s3://data/shard.tar").open()
+    assert reader.read_at(0, 10) == CONTENT[:10]
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=_load_twice_with_one_descriptor, args=(reader, results))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    for _ in range(2):
+        assert results.get() == (False, CONTENT[5:15], len(CONTENT))
+        assert results.get() == [CONTENT[start : start + 10] for start in range(20)]
+    assert results.get() == 0

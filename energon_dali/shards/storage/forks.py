@@ -98,8 +98,9 @@ def _load_again() -> ModuleType:
     """Loads a copy of the library: the dynamic linker returns the loaded one for the same file."""
     origin = sys.modules[_LIBRARY].__file__
     assert origin is not None
-    for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
-        del sys.modules[name]
+    for name in list(sys.modules):  # a copy: other threads of this process import modules meanwhile
+        if name == _PACKAGE or name.startswith(f"{_PACKAGE}."):
+            del sys.modules[name]
     try:
         copy = os.memfd_create(_PACKAGE, os.MFD_CLOEXEC)
         try:
@@ -107,7 +108,9 @@ def _load_again() -> ModuleType:
                 left = os.fstat(library.fileno()).st_size
                 while left:
                     left -= os.sendfile(copy, library.fileno(), None, left)
-            path = f"/proc/self/fd/{copy}"
+            # By its number: the linker takes a path that it has seen for the library that it has loaded, and a copy
+            # that a process before this fork made may have had the same descriptor.
+            path = f"/proc/{os.getpid()}/fd/{copy}"
             loader = importlib.machinery.ExtensionFileLoader(_LIBRARY, path)
             spec = importlib.util.spec_from_file_location(_LIBRARY, path, loader=loader)
             assert spec is not None
