@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.object_versions import ObjectVersion
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.forks import drop_in_child
 from energon_dali.shards.storage.path import RangeReader, VersionChangedError, VersionedReader
 from energon_dali.shards.storage.store import current_scope
 
@@ -44,13 +45,18 @@ class CachedReader:
     def __init__(self, cache: NodeCache, path: StoragePath, size: int | None) -> None:
         self._cache = cache
         self._path = path
-        self._lock = threading.Lock()
+        self.after_fork()
+        drop_in_child(self)
         self._reader: RangeReader | None = None
         self._tag = ""
         if size is None:
             version = cache.version(path)
             size = self._remote(None, "").size if version is None else version.size
         self.size = size
+
+    def after_fork(self) -> None:
+        """Replaces the lock in a forked child: a thread that the child does not have may hold it."""
+        self._lock = threading.Lock()
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Returns `size` bytes from `offset` on; fewer only at the end of the file.

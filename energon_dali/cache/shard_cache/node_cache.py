@@ -21,6 +21,7 @@ from energon_dali.cache.shard_cache.planner import Planner
 from energon_dali.cache.shard_cache.private_folder import PrivateFolder
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
+from energon_dali.shards.storage.forks import drop_in_child
 
 BLOCK_BYTES = 4 << 20
 """Size of a block where the cache holds many of them."""
@@ -57,16 +58,28 @@ class NodeCache:
         self._parent = parent
         self._max_bytes = max_bytes
         self._wanted_block_bytes = block_bytes
-        self._lock = threading.Lock()
         self._warned = False
         self._off_until = 0.0
         self._full_until = 0.0
-        self._blocks: BlockStore | None = None
-        self._versions: ObjectVersions | None = None
-        self._end: weakref.finalize[..., NodeCache] | None = None
+        self._begin()
         self.block_bytes = block_bytes or BLOCK_BYTES
         self._compared_since = compared_since
         self.planner = Planner(self, fill_requests)
+        drop_in_child(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: BlockStore | None = None
+        self._versions: ObjectVersions | None = None
+        self._end: weakref.finalize[..., NodeCache] | None = None
+
+    def after_fork(self) -> None:
+        """Closes the parent's files in a forked child, which opens its own when it needs them."""
+        end = self._end
+        self._begin()
+        self.planner.after_fork()
+        if end is not None:
+            end()
 
     # --- the folder ------------------------------------------------------------------------------------------------
 
@@ -238,12 +251,6 @@ class NodeCache:
     def total_bytes(self) -> int:
         """Returns how many bytes the cache has on disk, as its ledger says."""
         return self._try(lambda blocks: blocks.total_bytes(), 0)
-
-    def close_inherited(self) -> None:
-        """Closes the files of a parent process in its forked child."""
-        if self._end is not None:
-            self._end()
-        self.planner.close_inherited()
 
 
 def _future_of(cache: NodeCache, of_node: bool) -> Callable[[], Future]:

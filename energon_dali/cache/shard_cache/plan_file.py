@@ -76,10 +76,12 @@ class PlanFile:
                 self._folder.unlink(temporary)
             self._add_bytes(-bytes_on_disk)
             raise
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._add_bytes(-self._bytes)
+        # Forgotten before it is closed: a fork in between would close a number that may be another file's by then.
+        before, bytes_before = self._descriptor, self._bytes
         self._descriptor, self._streams, self._bytes = descriptor, len(future.streams), bytes_on_disk
+        if before >= 0:
+            os.close(before)
+            self._add_bytes(-bytes_before)
 
     def update(self, live: list[tuple[int, float]]) -> None:
         """Writes the positions of the streams.
@@ -95,9 +97,9 @@ class PlanFile:
 
     def forget(self) -> None:
         """Closes the file in a forked child, so that it does not hold the lock of its parent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Removes the file."""

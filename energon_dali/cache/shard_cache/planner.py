@@ -50,6 +50,10 @@ class Planner:
     def __init__(self, cache: NodeCache, fill_requests: int) -> None:
         self._cache = cache
         self._fill_requests = fill_requests
+        self._file: PlanFile | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._followers: list[weakref.ref[PlanFollower]] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -60,7 +64,6 @@ class Planner:
         self._cursors: weakref.WeakKeyDictionary[PlanFollower, int] = weakref.WeakKeyDictionary()
         self._paused_until = 0.0
         self._readers: dict[str, CachedReader] = {}
-        self._file: PlanFile | None = None
         self._published_at = 0.0
         self._published: list[PlanFollower] = []
         self._changed = False
@@ -106,10 +109,12 @@ class Planner:
         followed = keys[0] if len(keys) == 1 else np.concatenate(keys) if keys else np.zeros(0, np.uint64)
         return Future(streams, np.unique(followed))
 
-    def close_inherited(self) -> None:
-        """Closes the plan of a parent process in its forked child, where its thread does not run."""
-        if self._file is not None:
-            self._file.forget()
+    def after_fork(self) -> None:
+        """Closes the parent's plan in a forked child, and follows nothing: the thread is the parent's."""
+        file, self._file = self._file, None
+        self._begin()
+        if file is not None:
+            file.forget()
 
     @property
     def file_name(self) -> str:

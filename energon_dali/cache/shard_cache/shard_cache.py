@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 VARIABLE = "ENERGON_DALI_SHARD_CACHE"
 """Environment variable: PATH:MAX_BYTES."""
 
-_caches: WeakValueDictionary[tuple[int, str, int], NodeCache] = WeakValueDictionary()
-"""Those in use, by process, folder and size."""
+_caches: WeakValueDictionary[tuple[str, int], NodeCache] = WeakValueDictionary()
+"""Those in use, by folder and size."""
 
 _lock = threading.Lock()
 
@@ -87,8 +87,8 @@ class ShardCache:
         self.fill_requests = fill_requests
         self.cache_local = bool(cache_local)
         self._created = time.time()
-        self._last: tuple[int, NodeCache] | None = None
-        """(process, its view of the folder)."""
+        self._node_cache: NodeCache | None = None
+        """This process's view of the folder."""
 
     @classmethod
     def from_environment(cls) -> ShardCache | None:
@@ -168,20 +168,20 @@ class ShardCache:
 
     def _node(self) -> NodeCache:
         """Returns this process's view of the folder, the same for all loaders."""
-        key = os.getpid(), str(self.path), self.max_bytes
-        if self._last is not None and self._last[0] == key[0]:
-            return self._last[1]
+        if self._node_cache is not None:
+            return self._node_cache
+        key = str(self.path), self.max_bytes
         with _lock:
             node = _caches.get(key)
             if node is None:
                 node = NodeCache(self.path, self.max_bytes, self.block_bytes, self.fill_requests, self._created)
                 _caches[key] = node
         node.compare_since(self._created)
-        self._last = key[0], node
+        self._node_cache = node
         return node
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+        return {**self.__dict__, "_node_cache": None}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShardCache) and self.__getstate__() == other.__getstate__()
@@ -215,12 +215,9 @@ def check_shard_cache(cache: object) -> ShardCache | None:
     return cache
 
 
-def _close_inherited() -> None:
+def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    for cache in list(_caches.values()):
-        cache.close_inherited()
-    _caches.clear()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_after_fork)

@@ -6,24 +6,31 @@ import errno
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_dali import ShardCache
+from energon_dali.cache.shard_cache import plan_file
 from energon_dali.cache.shard_cache.block_file import file_bytes
 from energon_dali.cache.shard_cache.block_store import Claim
 from energon_dali.cache.shard_cache.cached_reader import CachedReader
+from energon_dali.cache.shard_cache.future import Future
 from energon_dali.cache.shard_cache.node_cache import NodeCache
+from energon_dali.cache.shard_cache.plan_file import PlanFile
 from energon_dali.cache.shard_cache.shard_cache import check_shard_cache
 from energon_dali.errors import ConfigError
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.local import LocalReader
 from tests.cache.shard_cache.shards import BLOCK, block_files, cache_of, counted, files_in, shard
+from tests.forking import fork
 from tests.full_disk import largest_file
 
 
@@ -286,6 +293,65 @@ def test_claims_of_dead_processes_are_free(tmp_path: Path) -> None:
     assert counts == {"misses": 3, "bytes_remote": len(content)}
     assert len(block_files(tmp_path / "cache")) == 3
     assert not [name for name in files_in(tmp_path / "cache") if "/claims/" in name]
+
+
+def test_a_forked_child_closes_no_file_that_its_parent_closed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that follows the streams closes its plan, and the process forks before it could note that."""
+    node = cache_of(tmp_path / "cache")._node()
+    assert node.folder is not None
+    file = node.planner._file = PlanFile(node.folder, node.add_bytes)
+    file.publish(Future([], np.zeros(0, np.uint64)))
+    closed, forked = threading.Event(), threading.Event()
+    close = os.close
+
+    def close_and_wait(descriptor: int) -> None:
+        close(descriptor)
+        if threading.current_thread() is closer:
+            closed.set()
+            forked.wait(60)
+
+    monkeypatch.setattr(plan_file, "os", SimpleNamespace(**{**vars(os), "close": close_and_wait}))
+    descriptor = file._descriptor
+    closer = threading.Thread(target=file.close)
+    closer.start()
+    assert closed.wait(60)
+    other = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(other, descriptor)  # as the next file that is opened
+    pid = fork()
+    if pid == 0:
+        os._exit(0 if os.path.samestat(os.fstat(descriptor), os.stat("/dev/null")) else 1)
+    _, status = os.waitpid(pid, 0)
+    forked.set()
+    closer.join()
+    for number in {other, descriptor}:
+        os.close(number)
+    assert status == 0, "the child closed a file that is not the cache's"
+
+
+def test_a_reader_goes_on_in_a_forked_child_whatever_the_parents_threads_do(tmp_path: Path) -> None:
+    path = shard(tmp_path / "far", "a.tar", 4 * BLOCK)
+    content = path.local.read_bytes()
+    cache = cache_of(tmp_path / "cache")
+    reader = cache.open(path, len(content))
+    assert isinstance(reader, CachedReader)
+    assert reader.read_at(0, 2 * BLOCK) == content[: 2 * BLOCK]
+    node = cache._node()
+    with reader._lock, node._lock, node.planner._lock, node._blocks._lock._threads:  # type: ignore[union-attr]
+        pid = fork()
+        if pid == 0:
+            signal.alarm(60)
+            files = [os.open("/dev/null", os.O_RDWR) for _ in range(20)]  # with the numbers of the parent's files
+            with counted() as counts:
+                right = reader.read_at(0, len(content)) == content
+            right = right and (counts["hits"], counts["misses"]) == (2, 2)
+            node.planner.remove(None)  # type: ignore[arg-type]
+            os._exit(0 if right and len(files) == 20 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    with counted() as counts:
+        assert reader.read_at(0, len(content)) == content
+    assert counts == {"hits": 4, "bytes_local": 4 * BLOCK}
 
 
 def test_full_disk_costs_no_sample(
