@@ -145,6 +145,39 @@ def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: Fa
     assert max(clock.pauses) == retry.LONGEST_PAUSE_SECONDS
 
 
+def test_after_an_outage_a_file_has_a_whole_budget(dataset: Path, clock: FakeClock) -> None:
+    """The store answers again, as another file shows, while this one needs a few more attempts."""
+    end, bad = clock.time, 3
+
+    def fails(path: str, fd: int) -> OSError | None:
+        nonlocal bad
+        if clock.time < end:
+            return OSError(errno.EIO, "down")
+        if path.endswith("shard_1.tar") and bad:
+            bad -= 1
+            return OSError(errno.EIO, "bad")
+        return None
+
+    with failing_preads(fails), read_scope(ReadScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        bad = 0
+        assert good(reader.read([1, 0], [0, 0])) == ["s1_0", "s0_0"]
+        end, bad = clock.time + 60, 3
+        assert good(reader.read([1], [1])) == ["s1_1"]
+        assert bad == 0
+        reader.close()
+    assert clock.time > end
+
+
+def test_a_shard_that_could_not_be_opened_is_opened_by_the_next_read(dataset: Path) -> None:
+    reader = ShardReader(WebdatasetFolder(str(dataset)))
+    away = (dataset / "shard_1.tar").rename(dataset / "away")
+    assert [type(sample) for sample in reader.read([1, 0, 1], [0, 0, 1])] == [ShardError, RawSample, ShardError]
+    away.rename(dataset / "shard_1.tar")
+    assert good(reader.read([1, 1], [0, 1])) == ["s1_0", "s1_1"]
+    reader.close()
+
+
 def test_a_store_that_stays_down_ends_the_run(
     dataset: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,12 +26,13 @@ from energon_dali.cache.shard_cache.future import Future
 from energon_dali.cache.shard_cache.node_cache import NodeCache
 from energon_dali.cache.shard_cache.plan_file import PlanFile
 from energon_dali.cache.shard_cache.shard_cache import check_shard_cache
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage import StoragePath
 from energon_dali.shards.storage.local import LocalReader
 from tests.cache.shard_cache.shards import BLOCK, block_files, cache_of, counted, files_in, shard
 from tests.forking import fork
 from tests.full_disk import largest_file
+from tests.shards.web_server import serving
 
 
 def test_second_read_is_local(tmp_path: Path) -> None:
@@ -121,6 +122,48 @@ def test_changed_object_is_read_again_by_the_next_job(tmp_path: Path) -> None:
     path.local.unlink()
     with pytest.raises(FileNotFoundError):
         cache_of(tmp_path / "cache").open(path, len(new)).read_at(0, 1)
+
+
+def test_blocks_of_a_new_object_are_not_served_for_an_old_index(tmp_path: Path) -> None:
+    path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
+    new = path.local.read_bytes()
+    with serving(tmp_path / "far") as web:
+        url = StoragePath.of(f"{web.url}/a.tar")
+        cache = cache_of(tmp_path / "cache")
+        assert cache.open(url).read_at(0, len(new)) == new
+        for size in (len(new) - BLOCK // 2, len(new) + BLOCK // 2):
+            reader = cache.open(url, size)
+            for number in range(3):
+                assert not isinstance(reader, CachedReader) or reader.fill(number)
+            with pytest.raises(StorageError, match=f"changed since it was indexed: it has {len(new)} .* had {size}"):
+                reader.read_at(0, 10)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_claims_that_end_without_a_block_give_their_bytes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_failed: bool
+) -> None:
+    def fails(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = shard(tmp_path / "far", "a.tar", 3 * BLOCK)
+    node = cache_of(tmp_path / "cache", "1GB")._node()
+    claim = claimed(node, path, 0)
+    before = node.total_bytes()
+    for _ in range(3):
+        assert node.admit(claim)
+        assert node.total_bytes() >= before + file_bytes(BLOCK)
+        if has_failed:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pwritev", fails)
+                node.commit(claim, memoryview(bytes(BLOCK)))
+            node._off_until = 0.0
+        else:
+            node.release(claim)
+        assert node.total_bytes() == before
+        claim = claimed(node, path, 0)
+    node.release(claim)
+    assert node.total_bytes() == before
 
 
 def test_one_of_many_threads_fetches_a_block(tmp_path: Path) -> None:
