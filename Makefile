@@ -59,7 +59,7 @@ help:
 	@echo "make demo-train         trains two models for minutes: one predicts pixels, one captions the demo's images"
 	@echo "make test               runs the tests"
 	@echo "make test-browser       tests the page of \`energon-dali view\` in headless Chromium, and the metrics with a real Prometheus"
-	@echo "make test-faults        the full sweeps: Ray, kills, thousands of damaged files, failing disks and servers"
+	@echo "make test-faults [PART=1/4]  the full sweeps, or a fixed part of them: Ray, kills, thousands of damaged files, failing disks and servers"
 	@echo "make test-front-ends    compares all model front ends with transformers' processors on thousands of images"
 	@echo "make check              checks style, layout and types"
 	@echo "make docs               builds the documentation in site/; warnings are errors"
@@ -126,10 +126,12 @@ test-browser: $(STAMP)
 	$(BIN)/python -m pytest -n 0 -m prometheus tests/integrations
 
 # Thousands of mutated files, failing disks and servers, kills and full disks: about a quarter of an hour on two cores.
+# PART=2/4 runs the second of four parts, which are always the same.
+PART ?= 1/1
 test-faults: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep
-	$(BIN)/python -m tests.faults --jobs $(JOBS)
-	$(BIN)/python -m tests.integrations
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m sweep --part $(PART)
+	$(BIN)/python -m tests.faults --jobs $(JOBS) --part $(PART)
+	$(BIN)/python -m tests.integrations --part $(PART)
 
 # transformers' video processors need torchvision. It gets a folder of its own, because with a torch built for the CPU its
 # wheel, and with it transformers, can only be imported after its operators were declared.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from energon_dali.task_encoder.context import context_depth, leave_contexts
+from tests.part import WHOLE, Part
 from tests.shared_result import folder_of_run
 from tests.warm_python import started_python
 
@@ -32,6 +33,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or extension modules would report at the end of the process that their objects leak
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", type=Part.parse, default=WHOLE, help="such as 1/4: every fourth test from the first one on"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after tests were selected by marks and names
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = config.getoption("--part").of(items)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Runs all fault campaigns and prints what survived, what was lost and what was left behind.
 
-    python -m tests.faults [--only NAME ...] [--share 0.1] [--jobs 2]
+    python -m tests.faults [--only NAME ...] [--share 0.1 | --part 1/4] [--jobs 2]
 
 Exits with 1 if anything was lost or left behind.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.faults.campaign import SHOWN, Tally, run
 from tests.faults.campaigns import CAMPAIGNS
+from tests.part import WHOLE, Part
 
 _ROOM_BYTES = 512 << 20
 
@@ -55,7 +56,11 @@ def main() -> int:
     """Runs the campaigns that the command line selects; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], help="words of the names of campaigns")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the cases to run")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--share", type=float, default=1.0, help="share of the cases to run")
+    some.add_argument(
+        "--part", type=Part.parse, default=WHOLE, help="such as 1/4: every fourth case from the first one on"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="child processes at a time")
     options = parser.parse_args()
     began = time.monotonic()
@@ -65,9 +70,12 @@ def main() -> int:
             continue
         if options.share < 1 and not campaign.is_sampled:
             continue
+        cases = options.part.of(range(max(1, int(campaign.cases * options.share))))
+        if not cases:
+            continue
         print(f"{campaign.name} ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="energon-dali-faults-", dir=in_memory()) as folder:
-            tally = run(campaign, Path(folder) / "work", max(1, int(campaign.cases * options.share)), options.jobs)
+            tally = run(campaign, Path(folder) / "work", cases, options.jobs)
         tallies.append(tally)
         for what, found in (("lost", tally.lost), ("left behind", tally.left_behind)):
             for text in found[:SHOWN]:

@@ -14,9 +14,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from select import select
 from typing import Any
 
 from energon_dali.errors import EnergonDaliError
+from tests.faults.leftovers import PATIENCE_SECONDS, awaited, held, left_since
 
 SHOWN = 8
 """Number of losses that are printed per campaign."""
@@ -58,7 +59,7 @@ class Tally:
     lost: list[str] = field(default_factory=list)
     """A line or a traceback for each loss."""
     left_behind: list[str] = field(default_factory=list)
-    """Processes, descriptors, threads and temporary files without an owner."""
+    """Processes, threads, descriptors, shared memory and temporary files without an owner."""
 
     @property
     def is_clean(self) -> bool:
@@ -84,8 +85,8 @@ class Campaign:
     cases_per_child: int = 200
     warm_cases: int = 1
     """Number of first cases of a child, which open what it keeps open, such as the threads of an engine."""
-    patience_seconds: float = 3.0
-    """How long to wait for processes, descriptors and threads that are about to end, before they count as left."""
+    patience_seconds: float = PATIENCE_SECONDS
+    """How long to wait for what is about to end, before it counts as left behind."""
     is_sampled: bool = True
     """False runs it only in a full run, because one case takes longer than all other samples together."""
 
@@ -108,22 +109,22 @@ def refused_by_us(call: Callable[[], Any], what: str) -> EnergonDaliError | None
     return None
 
 
-def run(campaign: Campaign, folder: Path, cases: int | None = None, jobs: int = 2) -> Tally:
+def run(campaign: Campaign, folder: Path, cases: range | None = None, jobs: int = 2) -> Tally:
     """Runs a campaign.
 
     Args:
         campaign: What to run.
         folder: A folder for its files.
-        cases: How many cases; None runs all.
+        cases: Numbers of the cases; None runs all.
         jobs: Child processes at a time.
     """
-    total = campaign.cases if cases is None else cases
+    numbers = range(campaign.cases) if cases is None else cases
     tally = Tally(campaign.name)
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     case = campaign.prepare(folder)
     step = campaign.cases_per_child
-    pieces = [range(start, min(start + step, total)) for start in range(0, total, step)]
+    pieces = [numbers[start : start + step] for start in range(0, len(numbers), step)]
     running: list[_Child] = []
     gc.collect()
     while pieces or running:
@@ -208,7 +209,7 @@ class _Child:
         self._errors.seek(0)
         text = self._errors.read().decode("utf-8", "replace")
         self._errors.close()
-        strays = _session_of(self.pid, self.campaign.patience_seconds)
+        strays = awaited(lambda: _session_of(self.pid), self.campaign.patience_seconds)
         if strays:
             tally.left_behind.append(f"{self.campaign.name}: processes {strays} outlived cases {self.numbers}")
             for pid in strays:
@@ -216,17 +217,17 @@ class _Child:
                     os.kill(pid, signal.SIGKILL)
         if self.is_complete and self._code == 0:
             return range(0)
-        at = self.numbers.start + self.done
+        at = self.numbers[self.done]
         how = "hung" if "Timeout (" in text else f"ended the process with {self._code}"
         tally.tried += 1
         tally.lost.append(f"case {at} {how}\n{text[-1500:]}")
-        return range(at + 1, self.numbers.stop)
+        return self.numbers[self.done + 1 :]
 
 
 def _run_cases(campaign: Campaign, case: Case, numbers: range, folder: Path, pipe: int, errors: int) -> None:
     """Body of a child process."""
-    before: tuple[int, int] | None = None
-    for number in numbers:
+    before: Counter[str] | None = None
+    for count, number in enumerate(numbers, 1):
         scratch = Path(tempfile.mkdtemp(prefix=f"case-{number}-", dir=folder))
         lost = ""
         outcome = Outcome(survived=0)
@@ -241,41 +242,18 @@ def _run_cases(campaign: Campaign, case: Case, numbers: range, folder: Path, pip
         shutil.rmtree(scratch, ignore_errors=True)
         report = {"tried": outcome.tried, "survived": outcome.survived, "refused": outcome.refused, "lost": lost}
         os.write(pipe, json.dumps(report).encode() + b"\n")
-        if number - numbers.start + 1 == campaign.warm_cases:
-            before = _held()
+        if count == campaign.warm_cases:
+            before = held()
     left = []
     if before is not None:
-        after = _settled(before, campaign.patience_seconds)
-        for what, first, last in zip(("descriptors", "threads"), before, after, strict=True):
-            if last > first:
-                left.append(f"{campaign.name}: {last - first} {what} after cases {numbers.start} to {numbers.stop}")
+        found = left_since(before, campaign.patience_seconds)
+        left = [f"{campaign.name}: {many} x {what}, after cases {numbers}" for what, many in found.items()]
     os.write(pipe, json.dumps({"left": left}).encode() + b"\n")
 
 
-def _held() -> tuple[int, int]:
-    """Returns (open descriptors, threads) of this process."""
-    gc.collect()
-    return len(os.listdir("/proc/self/fd")), threading.active_count()
-
-
-def _settled(before: tuple[int, int], patience_seconds: float) -> tuple[int, int]:
-    """Returns (open descriptors, threads), after waiting for threads that are about to end."""
-    end = time.monotonic() + patience_seconds
-    while True:
-        after = _held()
-        if all(last <= first for first, last in zip(before, after, strict=True)) or time.monotonic() > end:
-            return after
-        time.sleep(0.05)
-
-
-def _session_of(leader: int, patience_seconds: float) -> list[int]:
-    """Returns the processes of a session whose leader has ended, after waiting for those that are about to end."""
-    end = time.monotonic() + patience_seconds
-    while True:
-        found = [pid for pid, session in _sessions() if session == leader]
-        if not found or time.monotonic() > end:
-            return found
-        time.sleep(0.05)
+def _session_of(leader: int) -> list[int]:
+    """Returns the processes of a session whose leader has ended."""
+    return [pid for pid, session in _sessions() if session == leader]
 
 
 def _sessions() -> Iterator[tuple[int, int]]:

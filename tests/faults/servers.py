@@ -223,5 +223,5 @@ def _case(upstream: str, expected: dict[str, dict[str, bytes]], scheme: str) -> 
     return case
 
 
-HTTP = Campaign("failing web servers", 60, prepare_http, cases_per_child=30, warm_cases=15)
+HTTP = Campaign("failing web servers", 60, prepare_http, cases_per_child=30, warm_cases=2)
 S3 = Campaign("failing object stores", 40, prepare_s3, cases_per_child=20, warm_cases=2)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.faults import leftovers
 from tests.faults.campaigns import CAMPAIGNS
+from tests.part import Part
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +37,7 @@ def test_a_sample_of_each_campaign_loses_nothing(warm_python: str) -> None:
 
 def test_a_campaign_counts_what_is_lost_hangs_and_dies(tmp_path: Path, warm_python: str) -> None:
     program = f"""
-import os, sys, time
+import mmap, os, sys, threading, time
 from pathlib import Path
 from tests.faults.campaign import Campaign, Lost, Outcome, run
 
@@ -46,24 +50,64 @@ def prepare(folder):
         if number == 5: os.fork() or (time.sleep(600), os._exit(0))
         if number == 6: os.open("/dev/null", 0)
         if number == 7: (folder / "a.tmp").touch()
+        if number == 8: threading.Thread(target=time.sleep, args=(600,), name="forgotten", daemon=True).start()
+        if number == 9:
+            file = os.memfd_create("forgotten")
+            os.ftruncate(file, 4096)
+            kept.append(mmap.mmap(file, 4096))
+            os.close(file)
         return Outcome()
+    kept = []
     return case
 
-campaign = Campaign("all kinds", 8, prepare, timeout_seconds=1, patience_seconds=0.2)
+campaign = Campaign("all kinds", 10, prepare, timeout_seconds=1, patience_seconds=0.2)
 tally = run(campaign, Path({str(tmp_path)!r}) / "work", jobs=1)
 print(tally.tried, tally.survived, len(tally.lost), len(tally.left_behind), tally.is_clean)
 print(*tally.lost, *tally.left_behind, sep="\\n")
 """
     done = subprocess.run([warm_python, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     first, _, rest = done.stdout.partition("\n")
-    assert first == "8 4 4 3 False", done.stdout + done.stderr
+    assert first == "10 6 4 6 False", done.stdout + done.stderr
     for text in (
         "case 1: a sample",
         "case 2 ended the process with -11",
         "case 3 hung",
         "KeyError: 'raw'",
         "processes",
-        "1 descriptors",
+        "1 x descriptor of a file",
+        "1 x thread forgotten",
+        "1 x shared memory /memfd:forgotten",
         "a.tmp was left behind",
     ):
         assert text in rest
+
+
+def test_what_ends_late_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = threading.Event()
+    thread = threading.Thread(target=ending.wait, name="late")
+    before = leftovers.held()
+    thread.start()
+    look, looks = leftovers.held, 0
+
+    def look_again() -> Counter[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            ending.set()
+            thread.join()
+        return look()
+
+    monkeypatch.setattr(leftovers, "held", look_again)
+    assert leftovers.left_since(before, patience_seconds=0.0) == {"thread late": 1}
+    assert leftovers.left_since(before) == {}
+    assert looks == 4
+
+
+def test_parts_are_the_whole() -> None:
+    cases = range(3, 30)
+    parts = [Part.parse(f"{number}/4").of(cases) for number in range(1, 5)]
+    assert sorted(case for part in parts for case in part) == list(cases)
+    assert parts[1] == range(4, 30, 4)
+    for wrong in ("0/4", "5/4", "1", "a/b", "-1/4"):
+        with pytest.raises(ValueError, match=r"is not a part\. Give one such as 2/4"):
+            Part.parse(wrong)

@@ -1,0 +1,38 @@
+"""A fixed part of many cases, such as 2/4: every fourth one, from the second one on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+S = TypeVar("S", bound=Sequence[object])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which of how many parts; all parts together are the whole."""
+
+    number: int
+    """1 is the first."""
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Returns the part of a text such as "2/4".
+
+        Raises:
+            ValueError: It is not one.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"{text!r} is not a part. Give one such as 2/4, the second of four.")
+        return cls(int(found[1]), int(found[2]))
+
+    def of(self, cases: S) -> S:
+        """Returns the cases of this part, as the same kind of sequence."""
+        return cases[self.number - 1 :: self.parts]  # type: ignore[return-value]
+
+
+WHOLE = Part(1, 1)
