@@ -15,7 +15,7 @@ from energon_dali.av import AVDecoder
 from energon_dali.av.audio.scan import _UNKNOWN, _count_flac
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.errors import DecodeError
-from tests.av.corpus import AudioRecipe, audio_file, encode_audio
+from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video
 
 
 def decode_packed(data: bytes) -> tuple[np.ndarray, float]:
@@ -60,6 +60,35 @@ def test_concatenated_files_equal_a_full_decode(name: str) -> None:
             assert decoder.audio.num_samples == whole.shape[1]
             np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 500])
             assert abs(start - decoder.audio.start_seconds - first / decoder.audio.sample_rate) < 0.05
+
+
+def test_audio_of_a_format_that_cannot_seek() -> None:
+    """In an SWF, as in some AVI files without an index, FFmpeg does not find the last packets."""
+    data = encode_audio(AudioRecipe("libmp3lame", "swf", "s16p"))
+    whole, _ = decode_packed(data)
+    for first in (0, 50_000, whole.shape[1] - 300):
+        with AVDecoder(data) as decoder:
+            (clip,), _ = decoder.get_audio_clips([(first, first + 300)], "samples")
+            assert decoder.audio.num_samples == whole.shape[1]
+        np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 300])
+
+
+def without_index(data: bytes) -> bytes:
+    """Returns an AVI file without the chunk that lists its packets, as after an interrupted recording."""
+    content = bytearray(data[: data.rindex(b"idx1")])
+    flags = content.index(b"avih") + 20
+    content[flags] &= ~0x10  # AVIF_HASINDEX
+    return bytes(content)
+
+
+@pytest.mark.parametrize("video_codec", ["mpeg4", "mjpeg"])
+@pytest.mark.parametrize("audio_codec", ["pcm_s16le", "libmp3lame", "ac3"])
+def test_clips_of_an_avi_without_an_index(video_codec: str, audio_codec: str) -> None:
+    data = encode_video(VideoRecipe(codec=video_codec, container="avi", audio=audio_codec, frames=60))
+    spec = VideoClips(2, 4, audio=ClipAudio(16000, 1, 0.5))
+    wanted, found = (SampleDecoder(av_decode=spec).decode("avi", file) for file in (data, without_index(data)))
+    np.testing.assert_array_equal(found.audio, wanted.audio)
+    np.testing.assert_array_equal(found.frames, wanted.frames)
 
 
 def test_blocks_of_samples_that_go_over_the_ends_of_packets() -> None:

@@ -164,24 +164,29 @@ def _go_to_start(file: MediaFile, facts: StreamFacts) -> Any:
 
 def _decode_tail(file: MediaFile, facts: StreamFacts, seen: _Packets) -> list[int] | None:
     """Returns the number of samples of each of the last packets, None if they cannot be reached."""
+    from av.error import FFmpegError
+
     first = len(seen.pts) - _TAIL_PACKETS
     if NO_TIME in seen.pts[first:]:
         return None
     container = file.container
     context = select(file, container, facts.position)
-    container.seek(seen.pts[first], stream=container.streams[facts.position])
     numbers = {(seen.pts[number], seen.sizes[number]): number for number in range(first, len(seen.pts))}
     tail, reached = _Packets(), []
-    for packet in demux(file, facts.position):
-        number = numbers.get((packet.pts or 0, packet.size))
-        if number is None:
-            continue
-        reached.append(number)
-        packet.opaque = number
-        for frame in decode_frames(context, packet):
+    try:
+        container.seek(seen.pts[first], stream=container.streams[facts.position])
+        for packet in demux(file, facts.position):
+            number = numbers.get((packet.pts or 0, packet.size))
+            if number is None:
+                continue
+            reached.append(number)
+            packet.opaque = number
+            for frame in decode_frames(context, packet):
+                tail.note(frame)
+        for frame in decode_frames(context, None):
             tail.note(frame)
-    for frame in decode_frames(context, None):
-        tail.note(frame)
+    except (FFmpegError, EOFError):  # not every format can seek, and some need an index, which a file may lack
+        return None
     if reached != list(range(first, len(seen.pts))):
         return None
     middle = first + _TAIL_PACKETS // 2
