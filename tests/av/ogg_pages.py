@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 HEADERS = 3
-"""Packets of Theora before the first frame."""
+"""Packets of Theora and Vorbis before the first frame."""
 
 
 def read_packets(data: bytes) -> list[bytes]:
@@ -36,6 +36,18 @@ def write_theora(packets: list[bytes]) -> bytes:
         position = (key + 1 << shift) + number - key
         pages.append(_page(frame, position, HEADERS + number, 4 * (number == len(frames) - 1)))
     return b"".join(pages)
+
+
+def write_vorbis(packets: list[bytes], ends: list[int]) -> bytes:
+    """Returns an Ogg file of the headers and packets of a Vorbis stream.
+
+    Args:
+        packets: Headers and packets.
+        ends: How many samples the stream has after each packet, without the headers.
+    """
+    positions = [0] * HEADERS + ends
+    flags = [2] + [0] * (len(packets) - 2) + [4]
+    return b"".join(_page(*page) for page in zip(packets, positions, range(len(packets)), flags, strict=True))
 
 
 def _page(packet: bytes, position: int, number: int, flags: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Collection
 from random import Random
 
 import av
@@ -16,6 +17,7 @@ from energon_dali.av.audio.scan import _UNKNOWN, _count_flac
 from energon_dali.decode.clips import ClipAudio, VideoClips
 from energon_dali.errors import DecodeError
 from tests.av.corpus import AudioRecipe, VideoRecipe, audio_file, encode_audio, encode_video
+from tests.av.ogg_pages import HEADERS, read_packets, write_vorbis
 
 
 def decode_packed(data: bytes) -> tuple[np.ndarray, float]:
@@ -89,6 +91,55 @@ def test_clips_of_an_avi_without_an_index(video_codec: str, audio_codec: str) ->
     wanted, found = (SampleDecoder(av_decode=spec).decode("avi", file) for file in (data, without_index(data)))
     np.testing.assert_array_equal(found.audio, wanted.audio)
     np.testing.assert_array_equal(found.frames, wanted.frames)
+
+
+def assert_ranges_are_slices(data: bytes) -> None:
+    whole, _ = decode_packed(data)
+    for first in range(0, whole.shape[1] - 700, whole.shape[1] // 8):
+        with AVDecoder(data) as decoder:
+            (clip,), _ = decoder.get_audio_clips([(first, first + 700)], "samples")
+            assert decoder.audio.num_samples == whole.shape[1]
+        np.testing.assert_array_equal(clip.numpy(), whole[:, first : first + 700], err_msg=str(first))
+
+
+def without_packets(data: bytes, container: str, lost: Collection[int]) -> bytes:
+    """Returns an audio file without some of its packets; the others keep their times."""
+    stream = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(stream, "w", format=container) as target:
+        sound = target.add_stream_from_template(source.streams.audio[0])
+        for number, packet in enumerate(packet for packet in source.demux(audio=0) if packet.size):
+            if number not in lost:
+                packet.stream = sound
+                target.mux(packet)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("lost", [(40,), (9, 10, 50, 51, 52, 60)], ids=["one", "more"])
+@pytest.mark.parametrize(
+    ("codec", "container", "rate"), [("vorbis", "mp4", 44100), ("alac", "mov", 8000), ("mp2", "mov", 44100)]
+)
+def test_gaps_in_mp4_which_makes_the_packets_before_longer(
+    codec: str, container: str, rate: int, lost: tuple[int, ...]
+) -> None:
+    sample_format = {"vorbis": "fltp", "alac": "s16p", "mp2": "s16"}[codec]
+    samples = 4096 * 70 if codec == "alac" else 100_003
+    data = encode_audio(AudioRecipe(codec, container, sample_format, "stereo", rate, samples))
+    assert_ranges_are_slices(without_packets(data, container, lost))
+
+
+@pytest.mark.parametrize("lost", [(40,), (9, 10, 50, 51, 52, 60)], ids=["one", "more"])
+def test_gaps_in_ogg_whose_next_packet_counts_on_the_missing_one(lost: tuple[int, ...]) -> None:
+    """A Vorbis packet says how long the one before it was: the missing one. FFmpeg's duration follows that."""
+    packets = read_packets(audio_file("vorbis-ogg"))
+    packets[0] = packets[0][:28] + b"\xb8" + packets[0][29:]  # short blocks of 256 samples, long ones of 2,048
+    for number in lost:
+        after = packets[HEADERS + number + 1]
+        packets[HEADERS + number + 1] = bytes([after[0] & ~4]) + after[1:]  # the block before was short
+    kept = [number for number in range(len(packets) - HEADERS) if number not in lost]
+    data = write_vorbis(
+        packets[:HEADERS] + [packets[HEADERS + number] for number in kept], [1024 * number for number in kept]
+    )
+    assert_ranges_are_slices(data)
 
 
 def test_blocks_of_samples_that_go_over_the_ends_of_packets() -> None:

@@ -117,6 +117,8 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
     decoded = _HEAD_PACKETS - 1  # the last may still be in the decoder
     if any(seen.given.get(number) != seen.expected[number] for number in range(decoded - 2, decoded)):
         return None
+    if _counts_by_duration(facts, context) and not _are_counts(seen, pts, facts, context, decoded):
+        return None
     given = np.array(seen.expected, np.int64)
     given[:decoded] = [seen.given.get(number, 0) for number in range(decoded)]
     tail = _decode_tail(file, facts, seen)
@@ -124,6 +126,38 @@ def _index_of_packets(file: MediaFile, facts: StreamFacts) -> AudioIndex | None:
         return None
     given[-len(tail) :] = tail
     return _build(seen, given, facts, proven=False)
+
+
+def _are_counts(seen: _Packets, pts: Int64s, facts: StreamFacts, context: Any, decoded: int) -> bool:
+    """Returns whether the durations of packets can be trusted as numbers of samples.
+
+    Where packets are missing, MP4 makes the packet before longer, and in Ogg the duration of a Vorbis packet is that
+    after the missing one. So each packet has to end where the next one begins, and to have a length that was decoded
+    or, for Vorbis, one of the three that its header allows.
+
+    Args:
+        seen: All packets.
+        pts: Their time stamps, int64 [packets].
+        facts: The stream.
+        context: Its codec context.
+        decoded: Number of packets at the start whose samples were counted.
+    """
+    expected = np.array(seen.expected[decoded : -_TAIL_PACKETS // 2], np.int64)
+    possible = {*seen.given.values(), *(_vorbis_lengths(context.extradata or b"") if facts.codec == "vorbis" else ())}
+    if not set(expected.tolist()) <= possible:
+        return False
+    unit = facts.time_base * facts.sample_rate
+    apart = np.diff(pts)[decoded : decoded + len(expected)]
+    return bool((apart * unit.numerator == expected * unit.denominator).all())
+
+
+def _vorbis_lengths(extradata: bytes) -> tuple[int, ...]:
+    """Returns how many samples a Vorbis packet can have, by the identification header (Vorbis I, 4.2.2 and 4.3.8)."""
+    at = extradata.find(b"\x01vorbis") + 28
+    if not 28 <= at < len(extradata):
+        return ()
+    short, long = 1 << (extradata[at] & 15), 1 << (extradata[at] >> 4)
+    return short // 2, (short + long) // 4, long // 2
 
 
 def _list_by_table(file: MediaFile, facts: StreamFacts, context: Any, seen: _Packets) -> bool:
@@ -258,6 +292,12 @@ def _expected_samples(packet: Packet[Any], facts: StreamFacts, context: Any, see
     duration = (packet.duration or 0) * facts.time_base * facts.sample_rate
     exact = duration > 0 and duration.denominator == 1 and facts.time_base <= Fraction(1, facts.sample_rate or 1)
     return int(duration) if exact else _UNKNOWN
+
+
+def _counts_by_duration(facts: StreamFacts, context: Any) -> bool:
+    """Returns whether nothing but the duration of a packet says how many samples it has."""
+    known = facts.codec.startswith("pcm_") or facts.codec in ("opus", "flac")
+    return not known and not (facts.codec in _FIXED_FRAMES and context.frame_size)
 
 
 def _count_flac(start: bytes) -> int:
