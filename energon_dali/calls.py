@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from energon_dali.errors import ArgumentError
+from energon_dali.errors import ArgumentError, ConfigError
 from energon_dali.nearest import nearest_names
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
@@ -100,6 +100,28 @@ def _explanation(
     if missing:
         return f"{name}() needs {' and '.join(missing)}. {form}"
     return f"{name}(): {reason}. {form}"
+
+
+NOT_AWAITED = (
+    "Hooks and other functions of a dataset are called one after the other, and nothing awaits them: write a function "
+    "without `async`. If it has to wait for several things at once, call asyncio.run(...) in it."
+)
+
+
+def refuse_async(function: Any, name: str = "") -> None:
+    """Raises an error if a function of the user is declared with `async`.
+
+    Args:
+        function: The function, or anything else.
+        name: How to name it in the message; its own name by default.
+
+    Raises:
+        ConfigError: Calling it returns something to await.
+    """
+    for candidate in (function, inspect.getattr_static(type(function), "__call__", None)):
+        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
+            shown = name or getattr(function, "__qualname__", type(function).__qualname__)
+            raise ConfigError(f"{shown} is an async function. {NOT_AWAITED}")
 
 
 def explain_unknown(wrong: Iterable[str], allowed: Iterable[str]) -> str:

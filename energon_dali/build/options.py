@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from energon_dali.calls import refuse_async
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.native_source import DEFAULT_LANES
 from energon_dali.decode import Decoder, SampleDecoder
@@ -18,6 +19,8 @@ from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
 from energon_dali.shards import PartList
 from energon_dali.task_encoder import DefaultTaskEncoder, TaskEncoder
+from energon_dali.task_encoder.encoder import HOOKS
+from energon_dali.task_encoder.misspelt_hooks import find_misspelt_hooks
 from energon_dali.worker_config import WorkerConfig
 
 AnyEncoder = TaskEncoder[Any, Any, Any, Any]
@@ -153,6 +156,12 @@ class DatasetOptions:
         """
         kwargs = dict(kwargs)
         encoder = check_encoder(task_encoder)
+        for name, hook in find_misspelt_hooks(encoder).items():
+            warnings.warn(
+                f"{type(encoder).__name__}.{name} is not a hook, and nothing in the class calls it. Did you mean "
+                f"{hook}? Rename it; a helper may begin with an underscore.",
+                stacklevel=4,
+            )
         old = {name: kwargs.pop(name) for name in _DECODER_OPTIONS if name in kwargs}
         if kwargs.pop("handler", None) is not None:
             warnings.warn(
@@ -262,7 +271,7 @@ def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
         task_encoder: The user's; None is DefaultTaskEncoder().
 
     Raises:
-        ConfigError: It is not a task encoder, has hooks that are never called, or its decoder is not a decoder.
+        ConfigError: It is not a task encoder, has hooks that are async or never called, or its decoder is not one.
     """
     encoder: Any = DefaultTaskEncoder() if task_encoder is None else task_encoder
     if not isinstance(encoder, TaskEncoder):
@@ -275,6 +284,8 @@ def check_encoder(task_encoder: AnyEncoder | None) -> AnyEncoder:
             "effect would be lost. Open the datasets one by one and put them together with BlendDataset, MapDataset, "
             "EpochizeDataset and the other wrappers, or describe the mixture in a metadataset."
         )
+    for hook in HOOKS:
+        refuse_async(getattr(encoder, hook))
     decoder = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "placement")):
         raise ConfigError(

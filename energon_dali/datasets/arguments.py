@@ -6,6 +6,7 @@ import inspect
 import operator
 from typing import Any
 
+from energon_dali.calls import refuse_async
 from energon_dali.errors import ConfigError
 
 
@@ -58,10 +59,11 @@ def check_function(name: str, value: Any, what: str, *, may_yield: bool = True) 
         may_yield: Whether it may be a generator function.
 
     Raises:
-        ConfigError: It is not callable, or it is a generator function and must not be one.
+        ConfigError: It is not callable, it is async, or it is a generator function and must not be one.
     """
     if not callable(value):
         raise ConfigError(f"{name}={value!r} is not callable: give a function, {what}.")
+    refuse_async(value)
     if not may_yield and inspect.isgeneratorfunction(value):
         raise ConfigError(
             f"{name}={value!r} is a generator function, but must return exactly one result: give a function, "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
-from energon_dali.calls import explain_call
+from energon_dali.calls import explain_call, refuse_async
 from energon_dali.errors import ConfigError
 from energon_dali.samples.base import BASE_FIELDS, SourceInfo
 
@@ -23,6 +23,9 @@ class Cooker(Generic[T_sample]):
     """Called as cook(sample, **auxiliary stores); mark it @stateless to make samples restorable."""
     has_subflavors: Mapping[str, Any] | None = None
     """Subflavors that a dataset must have for this cooker; None matches every dataset."""
+
+    def __post_init__(self) -> None:
+        refuse_async(self.cook)
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
         """Returns whether this cooker applies to datasets with these subflavors."""

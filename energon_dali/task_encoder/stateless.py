@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
+from energon_dali.calls import refuse_async
 from energon_dali.errors import ConfigError
 from energon_dali.plan import mix
 from energon_dali.task_encoder.context import current_sample
@@ -44,7 +45,7 @@ def stateless(
             limit.
 
     Raises:
-        ConfigError: The tolerance is negative.
+        ConfigError: The tolerance is negative, or the hook is async.
     """
     if failure_tolerance is not None and failure_tolerance < 0:
         raise ConfigError(
@@ -52,6 +53,7 @@ def stateless(
         )
 
     def mark(hook: F) -> F:
+        refuse_async(hook)
         marked: Any = _seeded(hook) if restore_seeds else hook
         marked.__stateless__ = True
         if failure_tolerance is not None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from energon_dali.calls import refuse_async
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
 from energon_dali.shards.documents.content import excerpt, read_content
 from energon_dali.shards.meta.document import META
@@ -26,6 +27,7 @@ class DatasetFunction:
 
     Raises:
         DatasetFormatError: The file cannot be run, or has no such function.
+        ConfigError: The function is async.
     """
 
     def __init__(self, source: str, name: str, path: str) -> None:
@@ -44,6 +46,7 @@ class DatasetFunction:
             raise DatasetFormatError(
                 f"{path} has no function {name!r}. Write it there, or correct the name in dataset.yaml."
             )
+        refuse_async(function, f"{name} of {path}")
         self.function: Callable[..., Any] = function
 
     def __call__(self, *args: Any) -> Any:
