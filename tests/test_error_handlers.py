@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from energon_dali.error_handlers import describe, log_exception, reraise_exception
+from energon_dali.errors import DecodeError, ShardError
 from energon_dali.samples import CaptioningSample, SourceInfo
 
 
@@ -33,6 +34,24 @@ def test_a_failure_is_logged_with_trace_source_and_shapes(caplog: pytest.LogCapt
     assert "(1000 characters)" in record.message
     assert "length=31" in record.message
     assert len(record.message) < 2000
+
+
+@pytest.mark.parametrize("error", [DecodeError("the file\nends early", "jpeg", "pil"), ShardError("it shrank")])
+def test_a_damaged_file_is_one_line_and_its_traceback_is_for_debugging(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = SourceInfo(dataset_path="/data", index=7, shard_name="shard_3.tar", file_names=("a/7.jpg", "a/7.txt"))
+    with caplog.at_level(logging.INFO, "energon_dali"):
+        log_exception(error, CaptioningSample(__key__="a/7", __restore_key__=(), image=b"", caption=""), [source])
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    text = " ".join(str(error).split())
+    assert record.message == f"A sample was dropped: {text} (a/7.jpg, a/7.txt in shard_3.tar of /data)"
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "energon_dali"):
+        log_exception(error, None, [])
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.DEBUG]
+    assert type(error).__name__ in caplog.records[1].message
 
 
 def test_many_sources_and_no_sample(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from dataclasses import is_dataclass
-from types import GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.calls import NOT_AWAITED
 from energon_dali.datasets.metrics import FailureRecord
 from energon_dali.datasets.restore_key import Key, set_restore_key
 from energon_dali.error_handlers import LOGGER, log_exception
@@ -35,7 +36,6 @@ NEVER_HEALS = (
     SystemError,
     SyntaxError,
     ImportError,
-    StopIteration,
     StopAsyncIteration,
     MemoryError,
     RecursionError,
@@ -49,6 +49,9 @@ NEVER_HEALS = (
 _FIRST_CALLS = 5
 """Calls after which a hook that has never worked is mentioned."""
 
+_DAMAGED_FILES_LOGGED = 100
+"""Damaged files of one kind that each process logs one by one."""
+
 _LOGGED_AGAIN = frozenset(10**power for power in range(3, 12))
 """Numbers of failures of one kind at which the log mentions them again."""
 
@@ -61,7 +64,7 @@ def is_device_error(error: BaseException) -> bool:
     if names & {"OutOfMemoryError", "AcceleratorError", "CudaError", "DeviceFailedError"}:
         return True
     # Libraries raise device errors as RuntimeError; only their text tells them from a bad sample.
-    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _DEVICE_ERRORS)
+    return isinstance(error, RuntimeError) and any(mark in message_of(error) for mark in _DEVICE_ERRORS)
 
 
 class FailurePolicy:
@@ -99,7 +102,7 @@ class FailurePolicy:
         """Counts a failure and returns if the caller may go on with the next sample.
 
         With the default error handler, each process logs the first failure of a kind (stage, type of the error, line
-        that raised it) in full and counts the others.
+        that raised it) and counts the others; of damaged files it logs the first hundred.
 
         Args:
             error: What was raised.
@@ -117,6 +120,8 @@ class FailurePolicy:
             return
         if is_device_error(error) or isinstance(error, (FatalSampleError, StoreUnavailableError)):
             raise error
+        if isinstance(error, StopIteration):  # as Python does in generators: it means nothing to the caller of a hook
+            error = _caused(RuntimeError(f"{self.stage} raised StopIteration"), error)
         if isinstance(error, NEVER_HEALS):
             raise FatalSampleError(
                 f"{self.stage} raised {text_of(error)}. This kind of error does not go away with the next sample, so "
@@ -130,7 +135,7 @@ class FailurePolicy:
         nth = self._context.metrics.fail(
             FailureRecord(
                 stage=self.stage,
-                reason=f"{error}" if isinstance(error, DecodeError) else text_of(error),
+                reason=message_of(error) if isinstance(error, DecodeError) else text_of(error),
                 dataset=str(first.dataset_path) if first else "",
                 shard=first.shard_name if first else "",
                 key=key,
@@ -140,7 +145,9 @@ class FailurePolicy:
             )
         )
         try:
-            if self._handler is not log_exception or nth == 1:
+            # A damaged file is logged in one line, so that many of them can be named.
+            most = _DAMAGED_FILES_LOGGED if isinstance(error, DecodeError) else 1
+            if self._handler is not log_exception or nth <= most:
                 self._handler(error, sample, list(sources) if sources else None)
             elif nth in _LOGGED_AGAIN:
                 LOGGER.error("%s: %d samples were dropped for this so far; the last was %r.", kind, nth, key)
@@ -176,12 +183,26 @@ class FailurePolicy:
         )
 
 
+_UNFINISHED = (GeneratorType, CoroutineType, AsyncGeneratorType)
+"""What a call returns that has not run yet."""
+
+
 def check_result(stage: str, result: Any) -> Any:
     """Returns the result of a hook.
 
     Raises:
-        FatalSampleError: It is None, which would reach the trainer in place of a sample or batch.
+        FatalSampleError: It is None, a generator or a coroutine, which would reach the trainer in place of a sample or
+            batch.
     """
+    if isinstance(result, GeneratorType):
+        raise FatalSampleError(
+            f"{stage} returned a generator but is not a generator function itself, so its results would not be taken "
+            "one by one. Write `yield from` in it instead of `return`."
+        )
+    if isinstance(result, _UNFINISHED):
+        if isinstance(result, CoroutineType):
+            result.close()  # otherwise Python warns that nobody awaited it
+        raise FatalSampleError(f"{stage} returned {type(result).__name__.replace('_', ' ')}. {NOT_AWAITED}")
     if result is None:
         raise FatalSampleError(
             f"{stage} returned None. It must return the sample or batch that it made: check that each path through it "
@@ -198,12 +219,23 @@ def _origin_of(error: BaseException) -> str:
     return "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error.with_traceback(cause.__traceback__)
+
+
 def text_of(error: BaseException) -> str:
     """Returns the type and the text of an exception, even if its `__str__` fails."""
+    message = message_of(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the text of an exception, even if its `__str__` fails."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception as failure:
-        return f"{type(error).__name__}: (its text cannot be shown: {type(failure).__name__})"
+        return f"(its text cannot be shown: {type(failure).__name__})"
 
 
 def key_of(sample: Any) -> str:
@@ -300,7 +332,7 @@ class HookRunner:
                     result = self._function(self._argument) if self._outputs is None else next(self._outputs)
         except StopIteration as end:
             if self._outputs is None:  # raised by a plain function, it would silently end the epoch
-                self._fail(RuntimeError(f"{self._stage} raised StopIteration"), end)
+                self._fail(end)
             else:
                 self._policy.on_success()
                 if self.offset == 0:  # a generator that yields nothing drops its input
@@ -313,12 +345,7 @@ class HookRunner:
         finally:
             self._clock.add(time.perf_counter() - start)
         if self._outputs is None:
-            if isinstance(result, GeneratorType):
-                raise FatalSampleError(
-                    f"{self._stage} returned a generator but is not a generator function itself, so its results would "
-                    "not be taken one by one. Write `yield from` in it instead of `return`."
-                )
-            if result is None:
+            if result is None or isinstance(result, _UNFINISHED):
                 check_result(self._stage, result)
             if self.skip_outputs:  # another hook, a generator function, delivered outputs for this input
                 self._finish()
@@ -336,8 +363,7 @@ class HookRunner:
         self.key = (self._name, index, self.offset - 1, *self._keys)
         return set_restore_key(own_copy(result), self.key)
 
-    def _fail(self, error: Exception, cause: Exception | None = None) -> None:
-        error.__cause__ = cause or error.__cause__
+    def _fail(self, error: Exception) -> None:
         argument = self._argument
         self._finish()
         self._policy.on_failure(error, argument)

@@ -302,6 +302,7 @@ class _NativeIterator(StreamIterator[Any]):
             unread = ReadFailure(self._dataset.reader, planned.shard, planned.sample, self._dataset.source.name)
             self._read_policy.on_failure(raw, unread, epoch=planned.epoch)
             return None
+        self._read_policy.on_success()
         failure = next((part for part in raw.parts.values() if isinstance(part, DecodeFailure)), None)
         try:
             if failure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from energon_dali.datasets.hooks import FailurePolicy, is_device_error
+from energon_dali.error_handlers import log_exception
 from energon_dali.errors import DecodeError, DeviceFailedError, FatalSampleError
 
 
@@ -74,6 +76,19 @@ def test_errors_of_samples_are_counted_until_there_are_too_many(error: Exception
     with pytest.raises(FatalSampleError, match="failed 3 times in a row"):
         policy.on_failure(error, {"__key__": "e"})
     assert [failure.key for failure in failures] == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize(("error", "lines"), [(DecodeError("truncated"), 100), (ValueError("bad"), 1)])
+def test_each_damaged_file_is_logged_until_there_are_too_many(
+    error: Exception, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = itertools.count(1)
+    policy = policy_of([], tolerance=0, handler=log_exception)
+    policy.on_success()
+    policy._context.metrics.fail = lambda _: next(numbers)  # type: ignore[method-assign, assignment]
+    for _ in range(150):
+        policy.on_failure(error, {"__key__": "a"})
+    assert len(caplog.records) == lines
 
 
 def test_a_handler_that_raises_stop_iteration_does_not_silently_end_the_epoch() -> None:

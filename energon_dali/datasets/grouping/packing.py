@@ -247,6 +247,7 @@ class _PackingIterator(GroupingIterator):
             if isinstance(sample, DecodeError):
                 self._decode_policy.on_failure(sample, original)
                 continue
+            self._decode_policy.on_success()
             if self._dataset.sample_encoder is not None:
                 try:
                     with sample_context(index, self._seed):

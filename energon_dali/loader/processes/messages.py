@@ -6,17 +6,24 @@ each batch is a block of stream 0.
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.datasets.hooks import text_of
 from energon_dali.errors import WorkerError
 from energon_dali.loader.processes.serialization import dumps
 
 if TYPE_CHECKING:
     from energon_dali.loader.decode_process.device_memory import DevicePiece
     from energon_dali.loader.processes.tensor_table import Extent, TensorLayout
+
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+_MOST_FRAMES = 200
+"""The frames of this package above a hook are fewer."""
 
 WHOLE_PROCESS = -1
 """Stream number in the `StreamFailed` of a process that could not rebuild its task."""
@@ -172,21 +179,39 @@ class WorkerTraceback(Exception):  # noqa: N818 - not an error: it shows where o
 def failed_stream(stream: int, generation: int, error: BaseException, stats: dict[str, Any] | None) -> StreamFailed:
     """Returns the message about an exception; one that does not survive pickling travels as text.
 
+    SystemExit, KeyboardInterrupt, GeneratorExit and the like, which a hook raised, travel as a WorkerError: in the
+    trainer they would mean something else.
+
     Args:
         stream: The stream that it ended, or WHOLE_PROCESS.
         generation: How often that stream was started before.
         error: The exception.
         stats: What the process counted since its last message.
     """
+    sent: BaseException = error
+    if not isinstance(error, Exception):
+        sent = WorkerError(
+            f"{_find_hook(error)} raised {text_of(error)} outside the trainer's process. It does not derive "
+            "from Exception, so it is not counted as the failure of a sample: it ends the run. To drop a sample, raise "
+            "SkipSample; to end the run, raise FatalSampleError."
+        )
     pickled: bytes | None
     try:
-        pickled = dumps(error)
+        pickled = dumps(sent)
         pickle.loads(pickled)
     except Exception:
         pickled = None
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return StreamFailed(stream, generation, pickled, summary, text, stats)
+
+
+def _find_hook(error: BaseException) -> str:
+    """Returns the name and the line of the user's function that an exception left; "A hook" if it is not known."""
+    for frame in traceback.extract_tb(error.__traceback__, limit=_MOST_FRAMES):
+        if not frame.filename.startswith(_PACKAGE):
+            return f"{frame.name} ({frame.filename}:{frame.lineno})"
+    return "A hook"
 
 
 def rebuild_error(message: StreamFailed, where: str) -> Exception:

@@ -80,7 +80,7 @@ def _receive_task(channel: Channel) -> ProcessTask | None:
     assert first is not None
     try:
         task: ProcessTask = pickle.loads(first[0])
-    except Exception as error:
+    except BaseException as error:  # also a module that calls sys.exit when it is imported
         channel.send(encode(failed_stream(WHOLE_PROCESS, 0, error, None)))
         return None
     return task

@@ -144,7 +144,7 @@ class WorkerServer(BlockServer):
             context = StreamContext(stream, self.metrics, in_worker=True, fresh_process=fresh)
             iterator = self._task.borders[number].open_blocks(context)
             iterator.load_state_dict(message.state)
-        except Exception as error:
+        except BaseException as error:
             self._send_failure(message.stream, message.generation, error)
             return
         self._streams[message.stream] = _Stream(iterator, message.generation, message.credits)
@@ -164,7 +164,7 @@ class WorkerServer(BlockServer):
             stream.ended = block.end_state is not None
             # Inside the try: an element that cannot be pickled ends its stream with the reason.
             serialized = serialize((block.elements, stream.states.send((block.states, block.end_state)), block.keys))
-        except Exception as error:
+        except BaseException as error:  # also a hook that calls sys.exit
             self._streams.pop(number)
             self._send_failure(number, stream.generation, error)
             return
