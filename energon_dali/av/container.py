@@ -102,6 +102,8 @@ class MediaFile:
         """The object that the open container reads from."""
         self._is_at_start = False
         """Whether no stream was selected since the container was opened."""
+        self._encrypted: frozenset[int] = frozenset()
+        """Numbers of the tracks that the header of an MP4 calls encrypted."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self.source = check_source(source)
@@ -147,7 +149,9 @@ class MediaFile:
         facts: tuple[StreamFacts, ...] | None = self.cache.get("streams")
         if facts is None:
             with self.opened() as container:
-                facts = self.cache["streams"] = tuple(find_facts(stream) for stream in container.streams)
+                facts = self.cache["streams"] = tuple(
+                    find_facts(stream, is_encrypted=stream.id in self._encrypted) for stream in container.streams
+                )
         return facts
 
     def find_stream(self, kind: str) -> StreamFacts | None:
@@ -223,7 +227,7 @@ class MediaFile:
     def _open(self) -> InputContainer:
         with view_bytes(self.source) as data:
             if data is not None:
-                screen_mp4(data)
+                self._encrypted = screen_mp4(data)
         timeout = self.limits.max_seconds
         self._is_at_start = True
         self._reader = open_source(self.source)

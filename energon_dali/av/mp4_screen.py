@@ -1,35 +1,43 @@
-"""Refuses MP4 headers that claim more samples than the file has bytes, before FFmpeg allocates memory for each of them.
+"""Reads the boxes of an MP4 file before FFmpeg does: refuses false sample counts, and finds encrypted tracks.
 
 A sample table with a common sample size, or a fragment without per-sample fields, takes twenty bytes to state a count
-of 32 bits, and FFmpeg creates an index entry of 24 bytes for each sample. Box layouts: ISO/IEC 14496-12.
+of 32 bits, and FFmpeg creates an index entry of 24 bytes for each sample. FFmpeg hands encrypted samples to the decoder
+as they are, and what it makes of them may be noise. Box layouts: ISO/IEC 14496-12; encryption: ISO/IEC 23001-7.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from itertools import islice
 
 from energon_dali.errors import DecodeError
 
 _CONTAINERS = frozenset((b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"))
+_ENCRYPTED = frozenset((b"encv", b"enca", b"drmi", b"drms"))
+"""Sample entries of encrypted video and audio: by Common Encryption, and as iTunes sold them."""
+_MAX_ENTRIES = 1000
+"""Most entries of a sample description to examine; a track has one, seldom a few."""
 _MAX_BOXES = 100_000
 """Most boxes to examine; a file with more is left to FFmpeg's own limits."""
 
 
-def screen_mp4(data: memoryview) -> None:
-    """Checks the sample counts of an MP4; accepts every file of another format.
+def screen_mp4(data: memoryview) -> frozenset[int]:
+    """Checks the sample counts of an MP4, and returns the numbers of its encrypted tracks.
 
     Args:
-        data: The whole file, one-dimensional bytes.
+        data: The whole file, one-dimensional bytes. A file of another format has no encrypted tracks.
 
     Raises:
         DecodeError: A sample table claims more samples than the file has bytes.
     """
     if bytes(data[4:8]) not in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof"):
-        return
+        return frozenset()
     spans = [(0, len(data))]
+    tracks: list[tuple[int, bool]] = [(0, False)]  # (number, whether it is encrypted) of each track so far
     for _ in range(_MAX_BOXES):
         if not spans:
-            return
+            break
         start, end = spans.pop()
         if end - start < 8:
             continue
@@ -43,12 +51,31 @@ def screen_mp4(data: memoryview) -> None:
         spans.append((stop, end))
         if kind in _CONTAINERS:
             spans.append((start + header, stop))
+            if kind == b"trak":
+                tracks.append((0, False))
+        elif kind == b"tkhd" and stop - start >= header + 24:
+            at = start + header + (20 if data[start + header] else 12)  # version 1 has times of 64 bits
+            tracks[-1] = (struct.unpack_from(">I", data, at)[0], tracks[-1][1])
+        elif kind == b"stsd":
+            entries = islice(_sample_entries(data, start + header + 8, stop), _MAX_ENTRIES)
+            tracks[-1] = (tracks[-1][0], not _ENCRYPTED.isdisjoint(entries))
         elif kind == b"stsz" and stop - start >= header + 12:
             sample_size, count = struct.unpack_from(">II", data, start + header + 4)
             _check(count * max(1, sample_size), count, len(data))
         elif kind == b"trun" and stop - start >= header + 8:
             count = struct.unpack_from(">I", data, start + header + 4)[0]
             _check(count, count, len(data))
+    return frozenset(number for number, encrypted in tracks if encrypted)
+
+
+def _sample_entries(data: memoryview, position: int, end: int) -> Iterator[bytes]:
+    """Yields the types of the entries of a sample description."""
+    while position + 8 <= end:
+        size, kind = struct.unpack_from(">I4s", data, position)
+        yield kind
+        if size < 8:
+            return
+        position += size
 
 
 def _check(least_bytes: int, count: int, size: int) -> None:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from energon_dali.errors import DecodeError
+
 if TYPE_CHECKING:
     from av.stream import Stream
 
 _LAYER = re.compile(rb"\x00\x00\x01[\x20-\x2f]")
 _EXTENDED_RATIO = 15
+_MATROSKA_KEY = "enc_key_id"
 _RECTANGULAR = 0
 
 
@@ -37,6 +40,8 @@ class StreamFacts:
     """Number of frames according to the header; 0 if unknown."""
     is_cover: bool = False
     """Whether it is an image attached to the file, not a video."""
+    is_encrypted: bool = False
+    """Whether the header of an MP4, Matroska or WebM file says that its packets are encrypted."""
     width: int = 0
     """Width in pixels as stored."""
     height: int = 0
@@ -64,8 +69,28 @@ class StreamFacts:
         return None if self.duration is None else float(self.duration * self.time_base)
 
 
-def find_facts(stream: Stream) -> StreamFacts:
-    """Returns what is known about a stream of an open container."""
+def check_readable(facts: StreamFacts) -> None:
+    """Checks that the packets of a stream are not encrypted.
+
+    Raises:
+        DecodeError: They are.
+    """
+    if facts.is_encrypted:
+        raise DecodeError(
+            f"Its {facts.kind} stream is encrypted, and there is no key to decode it. Store the file without "
+            "encryption, or leave it out",
+            facts.codec,
+            "pyav",
+        )
+
+
+def find_facts(stream: Stream, *, is_encrypted: bool = False) -> StreamFacts:
+    """Returns what is known about a stream of an open container.
+
+    Args:
+        stream: The stream.
+        is_encrypted: Whether the header of an MP4 says so; of Matroska and WebM, FFmpeg reports the key's name.
+    """
     context: Any = stream.codec_context
     facts: dict[str, Any] = {}
     if stream.type == "video" and context is not None:
@@ -97,6 +122,7 @@ def find_facts(stream: Stream) -> StreamFacts:
         duration=stream.duration,
         frames=stream.frames,
         is_cover=bool(stream.disposition & 0x400),
+        is_encrypted=is_encrypted or _MATROSKA_KEY in stream.metadata,
         **facts,
     )
 
