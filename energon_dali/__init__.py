@@ -103,6 +103,7 @@ if TYPE_CHECKING:
         DecodeError as DecodeError,
         DeviceError as DeviceError,
         DeviceFailedError as DeviceFailedError,
+        EmptyDatasetError as EmptyDatasetError,
         EnergonDaliError as EnergonDaliError,
         FatalSampleError as FatalSampleError,
         FileMissingError as FileMissingError,

@@ -7,6 +7,7 @@
     │   │   ├── LayoutError                    ranks x workers does not divide the number of streams
     │   │   └── DeviceError                    the requested device does not exist
     │   ├── DatasetError                       something is wrong with the files of a dataset
+    │   │   ├── EmptyDatasetError              a split part has no sample
     │   │   ├── DatasetFormatError             a file of `.nv-meta` or an index is damaged
     │   │   ├── ShardError                     a shard changed, shrank or vanished since it was indexed
     │   │   ├── FileMissingError (also KeyError)  a store has no file of that name
@@ -53,6 +54,10 @@ class DeviceError(ConfigError):
 
 class DatasetError(EnergonDaliError):
     """Something is wrong with the files of a dataset."""
+
+
+class EmptyDatasetError(DatasetError):
+    """A part of a split has no sample."""
 
 
 class DatasetFormatError(DatasetError):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 VideoUnit = Literal["seconds", "frames"]
-Missing = Literal["error", "empty"]
+Missing = Literal["error", "empty", "drop"]
 ClipRange = tuple[float, float]
 WHOLE: list[ClipRange] = [(0, math.inf)]
 """From the first frame or sample to the last."""
@@ -51,6 +51,9 @@ def read_video_clips(
     if missing == "error" and None in spans:
         what = f"{len(index)} frames, from {index.start_seconds:g} s to {index.end_seconds:g} s"
         raise _nothing_there(pairs[spans.index(None)], unit, "video", what, reader.facts.codec)
+    if missing == "drop":
+        found = [(span, pair) for span, pair in zip(spans, pairs, strict=True) if span is not None]
+        spans, pairs = [span for span, _ in found], [pair for _, pair in found]
     wanted = [np.arange(first, last + 1) for first, last in (span or (0, -1) for span in spans)]
     frames = reader.read(np.concatenate([*wanted, np.zeros(0, np.int64)]), size, upright=upright)
     edges = np.cumsum([0, *map(len, wanted)])
@@ -89,6 +92,8 @@ def read_audio_clips(reader: AudioReader, ranges: Sequence[ClipRange], unit: Aud
         if missing == "error":
             what = f"{reader.num_samples} samples, from {index.start_seconds:g} s to {index.end_seconds:g} s"
             raise _nothing_there(asked, unit, "audio", what, reader.facts.codec)
+        if missing == "drop":
+            continue
         clips.append(torch.from_numpy(np.empty((reader.channels, 0), index.dtype)))
         ends = (index.start_seconds, index.end_seconds)
         timestamps.append(asked if unit == "seconds" else _times_outside(asked, reader.num_samples, ends))

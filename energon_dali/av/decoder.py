@@ -67,7 +67,8 @@ class AVDecoder:
     16,000 samples. In "samples" they count from 0, in "seconds" they are presentation times.
 
     A range entirely before or after the stream raises DecodeError. With `missing="empty"` it returns a clip without
-    frames or samples, so that there are always as many clips as ranges.
+    frames or samples, so that there are always as many clips as ranges; with `missing="drop"` it returns no clip, as in
+    Energon.
 
     It is picklable, with its stream and options but without the open file. Several threads may use a decoder, one at a
     time.
@@ -75,7 +76,7 @@ class AVDecoder:
     Args:
         stream: The file: bytes, bytearray or memoryview (never copied), a seekable binary stream, or a path.
         suppress_warnings: Accepted for compatibility with Energon; no method warns.
-        missing: What happens for a range without frames or samples: "error" or "empty".
+        missing: What happens for a range without frames or samples: "error", "empty" or "drop".
         damaged: What happens if parts of the file cannot be decoded: "error" raises if such frames or samples are
             requested; "partial" treats the rest as the whole file, which costs one full decode.
         apply_rotation: Rotates frames upright as the file says (multiples of 90 degrees). Energon does not.
@@ -105,8 +106,8 @@ class AVDecoder:
         limits: AVLimits | None = None,
         threads: int | None = None,
     ) -> None:
-        if missing not in ("error", "empty"):
-            raise ConfigError(f'missing={missing!r} is unknown. Choose "error" or "empty".')
+        if missing not in ("error", "empty", "drop"):
+            raise ConfigError(f'missing={missing!r} is unknown. Choose "error", "empty" or "drop".')
         self.suppress_warnings = suppress_warnings
         self.missing: Missing = missing
         self.apply_rotation = apply_rotation

@@ -13,7 +13,7 @@ from energon_dali.calls import explain_call
 from energon_dali.datasets.base import SavableDataset
 from energon_dali.datasets.mixing.measured_blend import BlendBy
 from energon_dali.datasets.source import SourceDataset
-from energon_dali.errors import DatasetError
+from energon_dali.errors import EmptyDatasetError
 from energon_dali.worker_config import WorkerConfig
 
 AnyPath = str | os.PathLike[str] | Mapping[str, Any]
@@ -66,7 +66,7 @@ def get_train_dataset(
 
     Raises:
         ConfigError: An argument is invalid.
-        DatasetError: The dataset cannot be read.
+        DatasetError: The dataset cannot be read, or has no samples to repeat (EmptyDatasetError).
     """
     options = DatasetOptions.of_call(
         task_encoder,
@@ -86,6 +86,8 @@ def get_train_dataset(
         blend_by=blend_by,
     )
     blend, opened = open_sources(path, options)
+    if repeat:
+        _refuse_empty([source for _, source in opened], split_part, hint=".")
     return build_stages(blend_sources(blend, [dataset for dataset, _ in opened], repeat=repeat), options)
 
 
@@ -120,7 +122,7 @@ def get_val_dataset(
 
     Raises:
         ConfigError: An argument is invalid.
-        DatasetError: The dataset cannot be read, or has no samples.
+        DatasetError: The dataset cannot be read, or has no samples (EmptyDatasetError).
     """
     options = DatasetOptions.of_call(
         task_encoder,
@@ -157,7 +159,7 @@ def get_val_datasets(
 
     Raises:
         ConfigError: An argument is invalid.
-        DatasetError: A dataset cannot be read, or has no samples.
+        DatasetError: A dataset cannot be read, or has no samples (EmptyDatasetError).
     """
     options = DatasetOptions.of_call(
         task_encoder,
@@ -177,11 +179,15 @@ def get_val_datasets(
     return [(build_stages(dataset, options), source) for dataset, source in opened]
 
 
-def _refuse_empty(sources: Sequence[SourceDataset], split_part: str) -> None:
-    """Refuses datasets that have no samples in total: validation on nothing would look like success."""
+def _refuse_empty(
+    sources: Sequence[SourceDataset],
+    split_part: str,
+    hint: str = ", or pass allow_empty=True to validate on nothing.",
+) -> None:
+    """Refuses datasets that have no samples in total: training or validation on nothing would look like success."""
     if not any(source.order.base.num_samples for source in sources):
-        raise DatasetError(
+        raise EmptyDatasetError(
             f"{', '.join(source.name for source in sources)} has no sample in the split part {split_part!r}. Prepare "
-            "the dataset with a split that gives this part some (a split takes whole shards), choose another "
-            "split_part, or pass allow_empty=True to validate on nothing."
+            f"the dataset with a split that gives this part some (a split takes whole shards), or choose another "
+            f"split_part{hint}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, overload
 
@@ -19,6 +21,9 @@ from energon_dali.shards.storage.path import dss_location
 
 DEFAULT_PROFILE_NAME = "__filesystem__"
 """Profile of local paths, as multi-storage-client names it."""
+
+_LOCAL_PROFILES = (DEFAULT_PROFILE_NAME, "default")
+"""Profiles of multi-storage-client for local files; the second is that of its older versions."""
 
 _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9]*)://(?P<profile>[^/]*)(?:/(?P<path>.*))?", re.DOTALL)
 Mode = Literal["r", "rb", "w", "wb"]
@@ -34,6 +39,8 @@ class FileInfo:
     """Size in bytes; 0 for a folder."""
     type: Literal["file", "directory"]
     """What it is."""
+    last_modified: datetime
+    """When a local file was changed, in UTC; the beginning of 1970 where the store does not report it."""
 
 
 class EPath:
@@ -69,9 +76,10 @@ class EPath:
             initial_path = initial_path.url
         text = os.fspath(initial_path)
         match = _URL.fullmatch(text) if not isinstance(initial_path, Path) else None
-        if match is None or match["protocol"] == "file":
+        is_local = match is not None and match["protocol"] in ("msc", "rclone") and match["profile"] in _LOCAL_PROFILES
+        if match is None or match["protocol"] == "file" or is_local:
             if match is not None:
-                text = f"{match['profile']}/{match['path'] or ''}"
+                text = f"/{match['path'] or ''}" if is_local else f"{match['profile']}/{match['path'] or ''}"
             self._set("", DEFAULT_PROFILE_NAME, _normal(PurePosixPath(os.path.join(os.getcwd(), text)), text))
             return
         protocol, profile, path = match["protocol"], match["profile"], match["path"] or ""
@@ -190,15 +198,17 @@ class EPath:
         return self.storage_path.size()
 
     def stat(self) -> FileInfo:
-        """Returns size and kind.
+        """Returns size, kind and time.
 
         Raises:
             FileNotFoundError: There is no such file or folder.
         """
-        if self.is_file():
-            return FileInfo(str(self.internal_path), self.size(), "file")
-        if self.is_dir():
-            return FileInfo(str(self.internal_path), 0, "directory")
+        path = self.storage_path
+        kind: Literal["file", "directory", None] = "file" if self.is_file() else "directory" if self.is_dir() else None
+        if kind is not None:
+            seconds = path.local.stat().st_mtime if path.is_local else 0.0
+            changed = datetime.fromtimestamp(seconds, timezone.utc)
+            return FileInfo(str(self.internal_path), self.size() if kind == "file" else 0, kind, changed)
         raise FileNotFoundError(f"{self} does not exist.")
 
     @overload
@@ -271,18 +281,22 @@ class EPath:
         """Yields the files below this folder whose relative paths match, in sorted order.
 
         Args:
-            pattern: `*` and `?` match inside one component, `**` any number of folders.
+            pattern: `*` and `?` match inside one component, `**` any number of folders, linked ones too. Local names
+                that begin with a dot are matched only by patterns with such names.
         """
-        if self.is_local():
+        if self.is_local() and "**" not in pattern:
             folder = self.local_path()
-            for path in sorted(folder.glob(pattern)):
-                if path.is_file():
-                    yield self / path.relative_to(folder).as_posix()
+            for name in sorted(glob.glob(pattern, root_dir=folder)):
+                if (folder / name).is_file():
+                    yield self / name
             return
         wanted = _pattern(pattern)
+        shows_hidden = not self.is_local() or "/." in f"/{pattern}"
         for name in self.storage_path.list_files():
-            if wanted.fullmatch(name):
-                yield self / name
+            if wanted.fullmatch(name) and (shows_hidden or "/." not in f"/{name}"):
+                file = self / name
+                if not self.is_local() or file.is_file():  # a link may lead nowhere
+                    yield file
 
     def copy(self, target: EPath) -> None:
         """Copies a file, or all files of a folder, also between stores.

@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_dali.build import datasets
 from energon_dali.cache import FileStore, WebdatasetFileStore
+from energon_dali.compat.av_decoder import with_energons_clips
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory
 from energon_dali.compat.install import chosen_decoder, trusts_datasets
@@ -86,12 +87,15 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     if trusts_datasets():
         options.setdefault("trust_dataset_code", True)
     encoder = options.get("task_encoder")
-    if chosen_decoder() == "dali" and (encoder is None or isinstance(encoder, TaskEncoder)):
+    if encoder is None or isinstance(encoder, TaskEncoder):
         encoder = DefaultTaskEncoder() if encoder is None else encoder
-        swapped = swap_decoder(encoder.decoder)
+        swapped = swap_decoder(encoder.decoder) if chosen_decoder() == "dali" else encoder.decoder
         if swapped is not encoder.decoder:
             encoder = copy.copy(encoder)
             encoder.decoder = swapped
+        with_clips = with_energons_clips(swapped)
+        if with_clips is not swapped:
+            encoder.decoder = with_clips  # not on a copy: the program may read what its hooks note on the encoder
         options["task_encoder"] = encoder
     return options
 

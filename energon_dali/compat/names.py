@@ -182,7 +182,8 @@ _HOMES = """
 energon_dali.av: get_clips_uniform get_single_frames_uniform
 energon_dali.cache.jsonl_file_store: JsonlFileStore
 energon_dali.cache.webdataset_file_store: WebdatasetFileStore
-energon_dali.cli.main: main
+energon_dali.compat.cli: main
+energon_dali.compat.av_decoder: AVDecoder
 energon_dali.compat.constants: AVDecoderType AVIndexMode AV_DECODE_AVAILABLE DEBUG_SHARD_PRINT FeatureBatcher
     GC_DEFAULT_EVERY_N_ITER GcFreezeError IJSONL_SUFFIX INDEX_BATCH_SIZE INDEX_SQLITE_FILENAME INDEX_UUID_FILENAME
     INFO_JSON_FILENAME INFO_YAML_FILENAME ITAR_SUFFIX ImageDecoderType JOIN_INDEX_FILENAME LOCAL_COPY_TMP_DIR
@@ -207,7 +208,7 @@ energon_dali.compat.samples: ExtendableDataclassMixin PinMemoryMixin add_sample_
     legacy_handler set_sample_restore_key
 energon_dali.compat.states: FlexState Savable SavableCheckpoint SavableDataLoaderState SavableDatasetCheckpoint
     SavableDatasetState SliceState State
-energon_dali.compat.structs: DatasetSubset EmptyDatasetError EnergonDatasetType FilteredSample ShardInfo
+energon_dali.compat.structs: DatasetSubset EnergonDatasetType FilteredSample ShardInfo
     WebdatasetInfo WebdatasetMeta WebdatasetSplits check_dataset_info_present get_dataset_info get_dataset_type
     get_info_shard_files
 energon_dali.compat.transforms: CenterCropMapper CustomTransform MergeTransform RandomCropMapper

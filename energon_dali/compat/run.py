@@ -14,6 +14,7 @@ import os
 import sys
 from typing import Any
 
+from energon_dali.compat.finder import ROOT
 from energon_dali.compat.install import install
 
 _PROGRAM = "ENERGON_DALI_COMPAT_PROGRAM"
@@ -56,6 +57,8 @@ def _locate(kind: str, name: str) -> tuple[str, str]:
         if not os.path.isfile(path):
             sys.exit(f"python -m energon_dali.compat: can't open file {name!r}: No such file")
         return path, ""
+    if name == f"{ROOT}.cli.main":
+        name = "energon_dali.compat.cli"  # Energon's modules have no source here
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
@@ -131,4 +134,7 @@ if __name__ == "__main__":
     execute(globals(), *start_again())
 elif __name__ == "__mp_main__":
     _kind, _, _name = os.environ[_PROGRAM].partition(" ")
-    execute(globals(), *_locate(_kind, _name))
+    _path, _package = _locate(_kind, _name)
+    # As in Python itself: the __main__.py of a package or folder runs unconditionally, so children do without it.
+    if os.path.basename(_path) != "__main__.py":
+        execute(globals(), _path, _package)

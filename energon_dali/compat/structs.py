@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, TypedDict
 
 from energon_dali.compat.epath import EPath
-from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError
+from energon_dali.errors import ConfigError, DatasetFormatError, EmptyDatasetError
 from energon_dali.metadataset.subset import Subset
 from energon_dali.samples import SourceInfo, edataclass
 from energon_dali.shards import WebdatasetFolder
@@ -17,10 +17,6 @@ from energon_dali.shards.documents.yaml_text import parse_yaml
 from energon_dali.shards.index.extent_index import SQLITE_NAME
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import INFO_NAMES, info_present, read_shard_counts
-
-
-class EmptyDatasetError(DatasetError):
-    """A split part has no shards."""
 
 
 @edataclass

@@ -11,6 +11,7 @@ from energon_dali.cache import FileStore, JsonlFileStore
 from energon_dali.compat.deprecation import warn_deprecated
 from energon_dali.compat.epath import EPath
 from energon_dali.compat.factories import BaseCoreDatasetFactory, DefaultDecoderWebdatasetFactory
+from energon_dali.compat.preparation import JsonlPreparator
 from energon_dali.compat.structs import DatasetSubset
 from energon_dali.errors import ConfigError
 from energon_dali.metadataset.reference import SourceReference
@@ -148,7 +149,7 @@ class VQAOCRWebdataset(_TypedWebdataset):
     __sample_type__ = VQAOCRSample
 
 
-class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
+class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample], JsonlPreparator):
     """A JSONL file: each line is a crude sample with the part `json`.
 
     Args:

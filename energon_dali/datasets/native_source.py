@@ -20,7 +20,7 @@ from energon_dali.datasets.source import NAME, RawFailure, ReadFailure, SourceDa
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.worker_border import decode_elements, handles_of
 from energon_dali.decode import DaliDecoder, Decoded, DecodeFailure
-from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError
+from energon_dali.errors import ConfigError, DatasetError, DatasetFormatError, DecodeError, EmptyDatasetError
 from energon_dali.plan import OrderSpec
 from energon_dali.shards import RawSample, ShardReader
 from energon_dali.shards.documents.state_entries import count_of
@@ -238,7 +238,7 @@ class _NativeIterator(StreamIterator[Any]):
                 break
             empty_epochs = 0 if len(order) else empty_epochs + 1
             if empty_epochs > source.worker_config.layout.num_streams:
-                raise DatasetError(
+                raise EmptyDatasetError(
                     f"{source.name} has no sample to repeat: its split is empty. Choose another split_part."
                 )
             epoch, position = epoch + 1, 0

@@ -20,7 +20,7 @@ from energon_dali.datasets.restore_key import Key, expect_name, try_restore
 from energon_dali.datasets.row_plan import PlannedRows, Reader, RowPlan
 from energon_dali.datasets.stream import State, StreamContext, StreamIterator
 from energon_dali.datasets.trace import TracedMetrics
-from energon_dali.errors import DatasetError, DatasetFormatError, StateError
+from energon_dali.errors import DatasetError, DatasetFormatError, EmptyDatasetError, StateError
 from energon_dali.plan import OrderSpec, RepeatedOrder, mix
 from energon_dali.shards import RawSample
 from energon_dali.shards.documents.state_entries import count_of
@@ -225,7 +225,7 @@ class _SourceIterator(StreamIterator[Any]):
             if not self._dataset.repeat:
                 raise StopIteration
             if empty_epochs > self._dataset.worker_config.layout.num_streams + 1:
-                raise DatasetError(
+                raise EmptyDatasetError(
                     f"{self._dataset.name} has no sample to repeat: its split is empty. Choose another split_part, or "
                     "look at split.yaml in its .nv-meta folder."
                 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,42 @@ def test_files(tmp_path: Path) -> None:
         (folder / "nothing").unlink()
     with pytest.raises(ConfigError, match="mode='a'"):
         (folder / "b.bin").open("a")  # type: ignore[call-overload]
+
+
+def test_globs_follow_links_to_folders_as_those_of_energon(tmp_path: Path) -> None:
+    (tmp_path / "other" / "deep").mkdir(parents=True)
+    for name in ("other/a.txt", "other/deep/b.txt", ".hidden.txt", "c.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "top").mkdir()
+    for name, target in {"link": "other", "la.txt": "c.txt", "broken.txt": "nowhere", "around": "."}.items():
+        (tmp_path / "top" / name).symlink_to(tmp_path / target)
+    top = EPath(tmp_path) / "top"
+    found = {
+        pattern: [path.relative_to(top) for path in top.glob(pattern)] for pattern in ("**", "**/*.txt", "*", "link/*")
+    }
+    through = [f"around/{name}" for name in ("c.txt", "other/a.txt", "other/deep/b.txt")]
+    below = ["la.txt", "link/a.txt", "link/deep/b.txt"]
+    assert found == {
+        "**": [*through, *below],  # "around" leads to itself: what is below it is found once
+        "**/*.txt": [*through, *below],
+        "*": ["la.txt"],
+        "link/*": ["link/a.txt"],
+    }
+    assert [path.name for path in EPath(tmp_path).glob(".h*")] == [".hidden.txt"]
+    assert ".hidden.txt" in [path.name for path in EPath(tmp_path).glob("**/.h*")]
+
+
+def test_the_profiles_of_local_files_are_local_paths(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    for profile in ("default", "__filesystem__"):
+        path = EPath(f"msc://{profile}{tmp_path}/a.txt")
+        assert (str(path), path.read_text(), path == EPath(tmp_path) / "a.txt") == (str(tmp_path / "a.txt"), "x", True)
+
+
+def test_the_time_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    os.utime(tmp_path / "a.txt", (0, 1e9))
+    assert EPath(tmp_path / "a.txt").stat().last_modified == datetime(2001, 9, 9, 1, 46, 40, tzinfo=timezone.utc)
 
 
 def test_paths_of_a_dataset_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
