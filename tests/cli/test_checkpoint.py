@@ -171,6 +171,16 @@ def test_a_state_is_split_among_ranks_that_divide_its_streams() -> None:
         split_state(rank_states(2)[0], 2)
 
 
+def test_a_split_to_as_many_ranks_keeps_what_each_delivered() -> None:
+    first, second = rank_states(2)
+    given = [state["given"] for state in (first, second)]
+    second = rank_states(2, batches=15)[1]
+    assert [state["given"] for state in (first, second)] == [given[0], {"1": given[1]["1"] + 1}]
+    whole = merge_states([first, second])
+    assert [state["given"] for state in split_state(whole, 2)] == [first["given"], second["given"]]
+    assert [state["given"] for state in split_state(whole, 3)] == [{"0": 9}, {"1": 9}, {"2": 9}]
+
+
 @pytest.mark.parametrize("suffix", [".json", ".pt"])
 def test_a_full_disk_leaves_all_files_as_they_were(tmp_path: Path, suffix: str) -> None:
     paths = write(tmp_path, rank_states(2), suffix)

@@ -14,8 +14,8 @@ from energon_dali.datasets.grouping.batch import BatchDataset
 from energon_dali.datasets.grouping.group_batch import GroupBatchDataset
 from energon_dali.datasets.grouping.packing import PackingDataset
 from energon_dali.datasets.load_sample import SampleLoader
-from energon_dali.datasets.mixing.blend import BlendSourceDataset
-from energon_dali.datasets.mixing.concat import ConcatSourceDataset
+from energon_dali.datasets.mixing.blend import BlendDataset, BlendSourceDataset
+from energon_dali.datasets.mixing.concat import ConcatDataset, ConcatSourceDataset
 from energon_dali.datasets.mixing.epochized_blend import EpochizedBlendDataset
 from energon_dali.datasets.mixing.measured_blend import MeasuredBlendDataset, count_tokens
 from energon_dali.datasets.mixing.source_mixture import READ_AHEAD, REMOTE_READ_AHEAD, short_names
@@ -297,6 +297,37 @@ def _indices(part: SavableDataset[Any], stream: int, epoch: int) -> list[int]:
     assert isinstance(part, SourceDataset)
     order = part.order.stream(stream).epoch(epoch)
     return order.samples(0, len(order))[1].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("count", [9, 10])
+def test_remainders_of_many_tiny_sources_go_to_the_streams_in_turn(count: int) -> None:
+    dataset = EpochizedBlendDataset(make_sources([1] * count, 3), [1] * count, repeat=False)
+    for epoch in range(3):
+        lengths = [sum(dataset.lengths(stream, epoch)) for stream in range(3)]
+        assert sum(lengths) == count
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_seed_of_each_position_mixes_nested_blends_of_sources() -> None:
+    def inner() -> SavableDataset[Any]:
+        return BlendSourceDataset(make_sources([40, 40], 1), [1, 1])
+
+    blend = BlendDataset((inner(), 1), (inner(), 1))
+    samples = of_stream(blend, 0, 400)
+    drawn = [[source_and_number(s)[0] for s in samples if s.__restore_key__[1] == member][:150] for member in range(2)]
+    assert drawn[0] != drawn[1]
+    seeds = {member.seed for member in blend.datasets if isinstance(member, BlendSourceDataset)}
+    assert len(seeds) == 2
+
+
+def test_a_seed_of_each_position_mixes_nested_epochized_blends() -> None:
+    def inner() -> SavableDataset[Any]:
+        return EpochizedBlendDataset(make_sources([40, 40], 1), [1, 1], repeat=False)
+
+    samples = of_stream(ConcatDataset(inner(), inner()), 0)
+    assert len(samples) == 2 * 74  # six samples of the second source cannot be read
+    drawn = [[source_and_number(sample)[0] for sample in half] for half in (samples[:74], samples[74:])]
+    assert drawn[0] != drawn[1]
 
 
 def test_an_epoch_is_mixed_in_proportion_to_its_end() -> None:

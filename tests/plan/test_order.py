@@ -153,6 +153,31 @@ def test_a_remainder_goes_round_the_streams() -> None:
     assert all(sum(of_stream) == 10 for of_stream in sizes)
 
 
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(0, 9), st.integers(0, 4))
+def test_an_offset_turns_the_remainder_of_training_to_other_streams(
+    count: int, streams: int, offset: int, epoch: int
+) -> None:
+    base = Slices.whole_shards([count])
+    plain, turned = (
+        OrderSpec(base=base, num_streams=streams, seed=3, range_offset=off) for off in (0, offset % streams)
+    )
+    for stream in range(streams):
+        other = (stream + offset) % streams
+        assert turned.stream(stream).range_of(epoch) == plain.stream(other).range_of(epoch)
+    assert Counter(everything(turned, epoch)) == all_samples([count], range(epoch, epoch + 1))
+
+
+def test_draws_with_replacement_differ_from_epoch_to_epoch_and_never_change() -> None:
+    base = Slices.whole_shards([1] * 12)
+    spec = OrderSpec(base=base, num_streams=1, seed=3, shuffle_over_epochs=-1)
+    drawn = [[shard for shard, *_ in everything(spec, epoch)] for epoch in range(3)]
+    assert drawn == [
+        [8, 4, 0, 11, 2, 11, 10, 9, 6, 10, 8, 0],
+        [7, 11, 3, 1, 9, 6, 3, 4, 11, 11, 11, 7],
+        [5, 10, 1, 2, 7, 9, 2, 6, 0, 10, 1, 8],
+    ]
+
+
 def test_epochs_seeds_and_sources_have_different_orders() -> None:
     def order(seed: int, source: int, epoch: int) -> tuple[Any, ...]:
         base = Slices.whole_shards([9] * 20)
