@@ -330,6 +330,27 @@ def test_a_seed_of_each_position_mixes_nested_epochized_blends() -> None:
     assert drawn[0] != drawn[1]
 
 
+def test_each_stream_and_each_epoch_is_interleaved_in_its_own_way() -> None:
+    dataset = EpochizedBlendDataset(make_sources([80, 0, 80], 2), [1, 1, 1], repeat=True)
+    orders = set()
+    for stream in range(2):
+        numbers = [source_and_number(sample)[0] for sample in of_stream(dataset, stream, 160)]
+        orders |= {tuple(numbers[:80]), tuple(numbers[80:])}
+        assert sorted(numbers) == [0] * 80 + [2] * 80
+    assert len(orders) == 4
+
+
+@pytest.mark.parametrize("sizes", [[5, 3, 7, 2, 6], [7] * 9, [1, 9, 12, 30, 3, 3]])
+@pytest.mark.parametrize("streams", [3, 8])
+def test_remainders_of_validation_continue_where_those_of_the_source_before_ended(
+    sizes: list[int], streams: int
+) -> None:
+    dataset = ConcatSourceDataset(make_sources(sizes, streams, repeat=False, shuffle=False))
+    lengths = [dataset.len_stream(stream) for stream in range(streams)]
+    assert sum(lengths) == sum(sizes)
+    assert max(lengths) - min(lengths) <= 1
+
+
 def test_an_epoch_is_mixed_in_proportion_to_its_end() -> None:
     dataset = EpochizedBlendDataset(make_sources([3000, 1000], 2), [1, 1], repeat=False)
     numbers = [source_and_number(sample)[0] for sample in of_stream(dataset, 1)]
