@@ -1,0 +1,23 @@
+"""A few random programs that run in this process; `make test-faults` runs hundreds, with kills and an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.programs.folders import write_folders
+from tests.programs.run import check, valid_program
+from tests.shared_result import shared_result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, _ = shared_result(tmp_path_factory, "programs", lambda base: str(write_folders(base, in_process=True)))
+    return place
+
+
+@pytest.mark.parametrize("seed", [0, 3, 8, 11, 12, 15])
+def test_an_interrupted_program_continues_exactly(seed: int, folder: Path) -> None:
+    program, expected = valid_program(seed, folder, in_process=True)
+    check(program, expected, str(folder))
