@@ -9,6 +9,7 @@ from tests.faults.indices import INDICES
 from tests.faults.kills import PREPARE_KILLS, TRAINING_KILLS
 from tests.faults.media import MEDIA
 from tests.faults.packing import PACK_KILLS, PACK_ON_RAY
+from tests.faults.programs import PROGRAMS
 from tests.faults.reads import READS
 from tests.faults.servers import HTTP, S3
 from tests.faults.shard_caches import SHARD_CACHE_KILLS
@@ -19,6 +20,7 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     TARS,
     INDICES,
     STATES,
+    PROGRAMS,
     IMAGES,
     MEDIA,
     READS,

@@ -36,4 +36,5 @@ def prepare(folder: Path) -> Case:
     return case
 
 
-PROGRAMS = Campaign("random programs", 300, prepare, timeout_seconds=240, cases_per_child=1)
+PROGRAMS = Campaign("random programs", 300, prepare, timeout_seconds=240, cases_per_child=1, is_sampled=False)
+"""tests/programs has the sample."""
