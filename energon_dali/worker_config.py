@@ -97,7 +97,15 @@ class WorkerConfig:
         given: object = self.num_workers
         if given == "auto":
             self.is_auto, self.num_workers = True, 0
-        for name in ("rank", "world_size", "num_workers", "seed_offset", "num_streams"):
+        for name in (
+            "rank",
+            "world_size",
+            "num_workers",
+            "seed_offset",
+            "num_streams",
+            "worker_log_level",
+            "trace_max_bytes",
+        ):
             value = getattr(self, name)
             if value is None and name == "num_streams":
                 continue
@@ -116,6 +124,16 @@ class WorkerConfig:
             raise ConfigError(
                 f"num_workers={self.num_workers} is negative: give 0 (in this process) or a positive number."
             )
+        for name in ("global_error_handler", "restore_error_handler"):
+            if not callable(getattr(self, name)):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is not a function: give one that takes an exception, a sample and "
+                    "a list of sources, such as energon_dali.log_exception."
+                )
+        if self.worker_debug_path is not None:
+            self.worker_debug_path = _checked_path(
+                "worker_debug_path", self.worker_debug_path, worker_id=self.rank, pid=os.getpid()
+            )
         if self.trace_path is not None:
             self._check_trace_path()
         if self.is_auto:
@@ -130,14 +148,8 @@ class WorkerConfig:
         self.num_workers = max(count for count in divisors(streams) if count <= min(4, cores_per_rank()))
 
     def _check_trace_path(self) -> None:
-        path = os.fspath(self.trace_path or "")
-        try:
-            own, other = (path.format(rank=self.rank + n, pid=os.getpid() + n) for n in range(2))
-        except (KeyError, IndexError, ValueError) as error:
-            raise ConfigError(
-                f"trace_path={path!r} has braces with another content than {{rank}} and {{pid}}. Give a path such as "
-                "'trace-{rank}.json'; a brace of the name itself is written twice."
-            ) from error
+        path = self.trace_path = _checked_path("trace_path", self.trace_path, rank=self.rank, pid=os.getpid())
+        own, other = (path.format(rank=self.rank + n, pid=os.getpid() + n) for n in range(2))
         if own == other and self.world_size > 1:
             raise ConfigError(
                 f"trace_path={path!r} is the same file for all {self.world_size} ranks. Put {{rank}} into it, as in "
@@ -360,6 +372,31 @@ class WorkerConfig:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def _checked_path(option: str, given: object, **names: int) -> str:
+    """Returns the path of a log, in which names in braces may occur.
+
+    Args:
+        option: Name of the option.
+        given: Its value.
+        **names: What may be in braces.
+
+    Raises:
+        ConfigError: It is not a path, or has other braces.
+    """
+    path = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"{option}={given!r} is not a path. Give the path of a file, or None.")
+    try:
+        path.format(**names)
+    except (LookupError, AttributeError, ValueError) as error:
+        allowed = " and ".join(f"{{{name}}}" for name in names)
+        raise ConfigError(
+            f"{option}={path!r} has braces with another content than {allowed}. Give a path such as "
+            f"'log-{{{next(iter(names))}}}.json'; a brace of the name itself is written twice."
+        ) from error
+    return path
 
 
 def cores_per_rank() -> int:

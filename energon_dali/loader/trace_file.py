@@ -242,7 +242,7 @@ def open_metrics(config: WorkerConfig) -> tuple[Metrics, TrainerClock]:
             file = TraceFile(path, config.trace_max_bytes)
         except OSError as error:
             raise ConfigError(
-                f"trace_path={os.fspath(config.trace_path)!r} cannot be written: {error}. Give a path in a folder that "
+                f"trace_path={config.trace_path!r} cannot be written: {error}. Give a path in a folder that "
                 "this process may write to, or leave trace_path out."
             ) from error
         _FILES[path] = file

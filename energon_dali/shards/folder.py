@@ -146,7 +146,7 @@ class WebdatasetFolder:
             StorageError: A file cannot be read.
         """
         split = self.split
-        if split_part not in split.split_parts:
+        if not isinstance(split_part, str) or split_part not in split.split_parts:
             raise ConfigError(
                 f"{self.path} has no split part {split_part!r}; it has {', '.join(map(repr, split.split_parts))}. "
                 "Give one of them as split_part, or add it to the split file."

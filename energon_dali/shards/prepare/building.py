@@ -30,7 +30,7 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
 @contextmanager
-def building_folder(root: StoragePath, tmp_path: Path | None) -> Iterator[Path]:
+def building_folder(root: StoragePath, tmp_path: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Yields a new local folder for unfinished files, and removes it afterwards.
 
     It is next to `.nv-meta` if possible, because the temporary folder of the system is often too small. Folders that
@@ -45,7 +45,7 @@ def building_folder(root: StoragePath, tmp_path: Path | None) -> Iterator[Path]:
     """
     if root.is_local:
         _tidy(root)
-    with owned_folder(tmp_path if tmp_path is not None else _parent(root)) as folder:
+    with owned_folder(_parent(root) if tmp_path is None else StoragePath.of(tmp_path).local) as folder:
         yield folder
 
 

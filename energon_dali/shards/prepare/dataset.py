@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from energon_dali import __version__
@@ -47,7 +47,7 @@ def prepare_dataset(
     exclude_unreadable: bool = False,
     media_filter: DescribeMedia | None = None,
     tar_index_only: bool = False,
-    tmp_path: Path | None = None,
+    tmp_path: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     identity: str | None = None,
 ) -> PrepareResult:

@@ -6,10 +6,10 @@ They are stored in the table `media_metadata`, so that sizes and durations are k
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from energon_dali.errors import DatasetFormatError, EnergonDaliError, ShardError
 from energon_dali.shards.index.extent_index import SQLITE_NAME
@@ -32,7 +32,7 @@ def add_media_metadata(
     num_workers: int = 1,
     shards_in_flight: int = 32,
     ray_address: str | None = None,
-    tmp_path: Path | None = None,
+    tmp_path: str | os.PathLike[str] | None = None,
     progress: Callable[[Iterable[ShardScan], int], Iterable[ShardScan]] | None = None,
 ) -> int:
     """Describes the media of a dataset in the table `media_metadata`, and returns how many there are.
@@ -70,7 +70,7 @@ def add_media_metadata(
 
 @contextmanager
 def _media_table(
-    root: StoragePath, media_filter: DescribeMedia, tmp_path: Path | None, *, needs_index: bool
+    root: StoragePath, media_filter: DescribeMedia, tmp_path: str | os.PathLike[str] | None, *, needs_index: bool
 ) -> Iterator[SqliteWriter]:
     """Yields a writer to a copy of the index of a folder, and installs the copy at the end."""
     index = root / META / SQLITE_NAME

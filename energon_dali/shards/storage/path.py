@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
-from energon_dali.errors import StorageError
+from energon_dali.errors import ConfigError, StorageError
 from energon_dali.shards.storage.atomic_file import writing
 from energon_dali.shards.storage.local import LocalBackend
 
@@ -94,6 +94,10 @@ class StoragePath:
     url: str
     """Absolute local path, or URL without a trailing slash."""
 
+    def __post_init__(self) -> None:
+        if "\0" in self.url:
+            raise StorageError(f"{self.url[:500]!r} is not a path: it has a zero byte. Correct it where it is written.")
+
     @classmethod
     def of(cls, path: str | os.PathLike[str] | StoragePath) -> StoragePath:
         """Parses a path or URL; `~` and relative paths are resolved here.
@@ -104,10 +108,13 @@ class StoragePath:
 
         Raises:
             StorageError: The path is empty, the scheme of the URL is unknown, or a dss:// path cannot be resolved.
+            ConfigError: It is neither text nor a path.
         """
         if isinstance(path, StoragePath):
             return path
-        text = os.fspath(path)
+        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if not isinstance(text, str):
+            raise ConfigError(f"{path!r} is not a path. Give a str or a pathlib.Path.")
         if not text:
             raise StorageError("The path is empty. Give the path of a file or folder, such as . for this folder.")
         scheme, separator, _ = text.partition("://")
@@ -122,6 +129,10 @@ class StoragePath:
                 f"{text} has the scheme {scheme!r}, which is not known. Use a local path or one of "
                 f"{', '.join(f'{known}://' for known in SCHEMES)}."
             )
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            raise StorageError(f"{text} is not a URL: {error}. Correct its host.") from error
         return cls(text.rstrip("/"))
 
     @property
