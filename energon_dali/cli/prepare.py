@@ -13,7 +13,7 @@ from energon_dali.cli.failure import told_to_user
 from energon_dali.cli.media_options import check_image, media_options, progress_bar, scan_options, usable_workers
 from energon_dali.cli.single_file import index_joins, index_jsonl, is_jsonl, is_metadataset
 from energon_dali.shards import PrepareResult, StoragePath, UnreadablePart, prepare_dataset
-from energon_dali.shards.meta.dataset_config import CRUDE, write_dataset_config
+from energon_dali.shards.meta.dataset_config import CRUDE, check_config_name, write_dataset_config
 from energon_dali.shards.meta.document import META
 from energon_dali.shards.meta.info import info_present
 from energon_dali.shards.prepare.dataset import SHUFFLE_SEED, UNREADABLE_NAME
@@ -124,6 +124,7 @@ def prepare(path: str, **given: object) -> None:
 
 def _check_type(options: PrepareOptions) -> None:
     """Rejects options that cannot become a dataset.yaml, before hours are spent on indexing."""
+    check_config_name(options.dataset_yaml_name)
     if options.sample_type is not None and not options.skip_dataset_yaml:
         chosen = choose_sample_type(options.sample_type)
         if options.field_map is not None and chosen != CRUDE:

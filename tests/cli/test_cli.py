@@ -152,6 +152,17 @@ def test_split_parts_exclude_and_index_only(tmp_path: Path) -> None:
     assert (tmp_path / "shard_0.tar.idx").exists()
 
 
+@pytest.mark.parametrize("name", ["../../x.yaml", "/x.yaml", "split.yaml", "dataset.json", ".info.yaml", "sub/x.yaml"])
+def test_prepare_writes_the_configuration_into_the_dataset(tmp_path: Path, name: str) -> None:
+    captions(tmp_path / "a" / "data")
+    before = sorted(tmp_path.rglob("*"))
+    crude = ("--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset")
+    result = run("prepare", tmp_path / "a" / "data", *QUIET, *crude, "--dataset-yaml-name", name)
+    assert result.exit_code == 1
+    assert "in .nv-meta" in result.output or "into .nv-meta" in result.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_duplicates_are_fixed_where_that_is_wanted(tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):
         write_tar(tmp_path / name, {"k.jpg": jpeg(8, 8)})

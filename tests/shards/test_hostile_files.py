@@ -344,6 +344,15 @@ def test_brace_bombs_are_refused(where: str, pattern: str, root: Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_a_shard_that_a_part_names_very_often_is_refused(root: Path) -> None:
+    split = root / ".nv-meta" / DEFAULT_NAME
+    split.write_text(json.dumps({"split_parts": {"train": ["shard_0.tar"] * 1_000}}))
+    assert len(WebdatasetFolder(str(root)).split_ranges("train")) == 1_000
+    split.write_text(json.dumps({"split_parts": {"train": ["shard_0{,}.tar"] * 20_000}}))
+    with pytest.raises(DatasetFormatError, match=r"names the shard 'shard_0.tar' 40,000 times in 'train'.*repetitions"):
+        WebdatasetFolder(str(root)).split_ranges("train")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize(
     "name", [".nv-meta/split.yaml", ".nv-meta/.info.json", ".nv-meta/index.uuid", "shard_0.tar", "shard_0.tar.idx"]

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import struct
@@ -17,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from energon_dali.decode.media_filter import MediaFilter
 from energon_dali.errors import ConfigError, DatasetFormatError, DecodeError, ShardError
 from energon_dali.shards import PartFacts, RawSample, ShardReader, UnreadablePart, WebdatasetFolder, prepare_dataset
+from energon_dali.shards.documents.braces import expand_braces
 from energon_dali.shards.prepare import parallel
 from energon_dali.shards.prepare.duplicate_keys import DuplicateKeysError, prefix_keys
 from energon_dali.shards.prepare.media_tables import add_media_metadata
+from energon_dali.shards.prepare.split_plan import split_by_patterns
 from tests.shards.tars import captions, jpeg, write_tar
 
 FIXTURE = Path(__file__).parent.parent / "data" / "energon_7_4_1"
@@ -269,12 +274,65 @@ def test_a_key_that_comes_back_in_its_shard_is_a_duplicate(tmp_path: Path) -> No
         ({"split_ratio": {"train": 0.0}}, "positive sum"),
         ({"split_patterns": [("train", "shard_*.tar")]}, "matches none of the 3 shards"),
         ({"split_patterns": [("train", "*.tar")]}, "cannot be understood"),
+        (
+            {"split_config": "../../split.yaml"},
+            "cannot be written into .nv-meta: give the name of a file without a fol",
+        ),
+        ({"split_config": "/split.yaml"}, "'/split.yaml' cannot be written"),
+        ({"split_config": ".info.json"}, "does not begin with a full stop"),
+        ({"split_config": "split.txt"}, "ends in .yaml or .json"),
+        ({"split_config": "dataset.yaml"}, "name of another file"),
+        ({"shards": ["../other.tar"]}, "'../other.tar' leads out of the dataset"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    captions(tmp_path)
+    captions(tmp_path / "data")
+    (tmp_path / "other.tar").write_bytes((tmp_path / "data" / "shard_0.tar").read_bytes())
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match=message):
-        prepare_dataset(tmp_path, **options)
+        prepare_dataset(tmp_path / "data", **options)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+PIECES = ["a", "b", "1", ".", ".*", "?", "*", "+", "[ab]", "(a|b)", "|", r"\.", r"\d", "^", "$", "/", "{a,b}", r"\{2\}"]
+
+
+@given(
+    st.lists(st.text("ab1/.\n", min_size=1, max_size=4), min_size=1, max_size=6, unique=True),
+    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), min_size=1, max_size=2),
+)
+def test_patterns_take_the_shards_that_they_match(shards: list[str], pieces: list[list[str]]) -> None:
+    patterns = ["".join(chosen) for chosen in pieces]
+    expected: list[str] = []
+    try:
+        for pattern in patterns:
+            expressions = [re.compile(expanded) for expanded in expand_braces([pattern])]
+            matched = [shard for shard in shards if any(expression.match(shard) for expression in expressions)]
+            assume(matched)
+            expected += [shard for shard in matched if shard not in expected]
+    except (re.error, ValueError):
+        with pytest.raises(ConfigError, match="cannot be understood"):
+            split_by_patterns(shards, [("train", pattern) for pattern in patterns])
+        return
+    assert split_by_patterns(shards, [("train", pattern) for pattern in patterns]) == {"train": expected}
+
+
+class Name(str):
+    """Counts how often it is compared with the start of a pattern."""
+
+    comparisons = 0
+
+    def startswith(self, *arguments: Any) -> bool:
+        Name.comparisons += 1
+        return super().startswith(*arguments)
+
+
+def test_a_pattern_for_each_shard_is_compared_with_few() -> None:
+    shards: list[str] = [Name(f"shard_{number:05d}.tar") for number in range(5_000)]
+    patterns = [("train", "shard_{00000..04999}.tar"), *[("val", "shard_00007.tar")] * 100_000]
+    Name.comparisons = 0
+    assert split_by_patterns(shards, patterns) == {"train": shards, "val": ["shard_00007.tar"]}
+    assert Name.comparisons < 3 * len(shards)
 
 
 # --- media -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 from energon_dali.errors import DatasetFormatError, UntrustedCodeError
 from energon_dali.shards.documents.content import check_inner_path, excerpt, excerpt_names
 from energon_dali.shards.documents.yaml_text import write_yaml
-from energon_dali.shards.meta.document import META, check_keys, read_meta_document
+from energon_dali.shards.meta.document import META, check_keys, check_new_name, read_meta_document
+from energon_dali.shards.meta.splits import SPLIT_NAMES
 from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "dataset.yaml"
@@ -194,9 +195,16 @@ def write_dataset_config(root: StoragePath, config: Mapping[str, Any], name: str
         name: File in `.nv-meta`.
 
     Raises:
+        ConfigError: It cannot have this name.
         StorageError: It cannot be written.
     """
+    check_config_name(name)
     (root / META / name).write_bytes(write_yaml(dict(config)))
+
+
+def check_config_name(name: str) -> None:
+    """Raises ConfigError unless a new `dataset.yaml` may have this name."""
+    check_new_name(name, (".yaml",), SPLIT_NAMES)
 
 
 def crude_config(subflavors: Mapping[str, Any] | None = None) -> dict[str, Any]:

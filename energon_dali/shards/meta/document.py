@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
-from energon_dali.errors import DatasetFormatError
-from energon_dali.shards.documents.content import excerpt_names, read_content
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.shards.documents.content import excerpt, excerpt_names, read_content
 from energon_dali.shards.documents.json_text import parse_json
 from energon_dali.shards.documents.yaml_text import parse_yaml
 from energon_dali.shards.storage import StoragePath
@@ -43,6 +43,26 @@ def read_meta_document(path: StoragePath, root: StoragePath) -> dict[str, Any] |
             f"{path} holds {type(value).__name__}, and should hold a mapping (key: value). {remedy}"
         )
     return value
+
+
+def check_new_name(name: str, suffixes: tuple[str, ...], taken: Collection[str]) -> None:
+    """Refuses names for a new document in `.nv-meta` that would end up elsewhere, or replace another file.
+
+    Args:
+        name: Such as "split2.yaml".
+        suffixes: The endings that it may have.
+        taken: Names of other documents.
+
+    Raises:
+        ConfigError: It is not a plain name with one of the endings, or is one of `taken`.
+    """
+    if "/" in name or "\0" in name or name.startswith(".") or not name.endswith(suffixes):
+        raise ConfigError(
+            f"{excerpt(name)} cannot be written into {META}: give the name of a file without a folder, which ends in "
+            f"{' or '.join(suffixes)} and does not begin with a full stop."
+        )
+    if name in taken:
+        raise ConfigError(f"{name!r} is the name of another file in {META}: give a different one.")
 
 
 def check_keys(document: Mapping[str, Any], allowed: Set[str], path: StoragePath) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from energon_dali.errors import DatasetFormatError
 from energon_dali.shards.documents.braces import expand_braces
 from energon_dali.shards.documents.yaml_text import write_yaml
-from energon_dali.shards.meta.document import META, check_keys, read_meta_document
+from energon_dali.shards.meta.document import META, check_keys, check_new_name, read_meta_document
 from energon_dali.shards.storage import StoragePath
 
 DEFAULT_NAME = "split.yaml"
-_DEFAULT_NAMES = (DEFAULT_NAME, "split.json")
+MAX_REPETITIONS = 1000
+"""How often a part may name a shard, whose samples are then repeated."""
+SPLIT_NAMES = (DEFAULT_NAME, "split.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +63,28 @@ def read_split(root: StoragePath, name: str | None = None) -> SplitConfig:
             f"shard/key]`; the lists hold text. Correct it, or write it again with `energon-dali prepare "
             f"{shlex.quote(str(root))}`."
         )
-    return SplitConfig(
-        {part: _expand(shards or (), path) for part, shards in parts.items()}, _expand(exclude, path), str(path)
-    )
+    expanded = {part: _expand(shards or (), path) for part, shards in parts.items()}
+    for part, shards in expanded.items():
+        _check_repetitions(shards, part, path)
+    return SplitConfig(expanded, _expand(exclude, path), str(path))
 
 
 def split_names(name: str | None) -> tuple[str, ...]:
     """Returns the names under which a split file is looked for; None is split.yaml or else split.json."""
-    return _DEFAULT_NAMES if name is None or name == DEFAULT_NAME else (name,)
+    return SPLIT_NAMES if name is None or name == DEFAULT_NAME else (name,)
 
 
 def pack_split(name: str, split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:
     """Returns the content of the split file; patterns with braces are kept.
 
     Raises:
-        DatasetFormatError: The name ends neither in .yaml nor in .json.
+        ConfigError: The file cannot have this name.
     """
+    check_new_name(name, (".yaml", ".json"), ("dataset.yaml",))
     document = {"split_parts": {part: list(shards) for part, shards in split_parts.items()}, "exclude": list(exclude)}
     if name.endswith(".json"):
         return json.dumps(document, indent=2).encode()
-    if name.endswith(".yaml"):
-        return write_yaml(document)
-    raise DatasetFormatError(f"The split cannot be written to {name!r}: give a name that ends in .yaml or .json.")
+    return write_yaml(document)
 
 
 def write_split(
@@ -90,7 +93,7 @@ def write_split(
     """Writes the split file; see `pack_split`.
 
     Raises:
-        DatasetFormatError: The name ends neither in .yaml nor in .json.
+        ConfigError: The file cannot have this name.
         StorageError: It cannot be written.
     """
     (root / META / name).write_bytes(pack_split(name, split_parts, exclude))
@@ -98,6 +101,18 @@ def write_split(
 
 def _is_names(value: object) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
+
+
+def _check_repetitions(shards: Sequence[str], part: str, path: StoragePath) -> None:
+    """Refuses a part that names one shard very often: opening it, and joining it, would take hours."""
+    if len(shards) <= MAX_REPETITIONS:
+        return
+    name, times = Counter(shards).most_common(1)[0]
+    if times > MAX_REPETITIONS:
+        raise DatasetFormatError(
+            f"{path} names the shard {name!r} {times:,} times in {part!r}, and at most {MAX_REPETITIONS:,} times are "
+            "allowed. Name it once, and repeat the dataset with the repetitions of blend_epochized in a metadataset."
+        )
 
 
 def _expand(patterns: Sequence[str], path: StoragePath) -> tuple[str, ...]:

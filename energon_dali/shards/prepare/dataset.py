@@ -13,6 +13,7 @@ from typing import Any
 from energon_dali import __version__
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards.documents.braces import collapse_names
+from energon_dali.shards.documents.content import check_inner_paths
 from energon_dali.shards.index.extent_index import EXTENTS_NAME, SQLITE_NAME, UUID_NAME
 from energon_dali.shards.meta.info import INFO_NAMES, pack_shard_counts, read_shard_counts
 from energon_dali.shards.meta.splits import DEFAULT_NAME, pack_split, read_split
@@ -100,6 +101,10 @@ def prepare_dataset(
         names, parts = list(read_shard_counts(root)), None
     else:
         names = list(shards) if shards is not None else find_shards(root)
+        try:
+            check_inner_paths(names)
+        except ValueError as error:
+            raise ConfigError(f"shards: {error}. Give the paths of tar files within {root}.") from error
         parts = plan_split(names, split_ratio, split_patterns, shuffle_seed)
         pack_split(split_config, parts)  # rejects a wrong name before hours are spent on indexing
     job = ShardJob(root, check_part, media_filter)

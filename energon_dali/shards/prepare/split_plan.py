@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 
 from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.shards.documents.braces import expand_braces
@@ -157,22 +158,70 @@ def split_by_patterns(shards: Sequence[str], patterns: Sequence[tuple[str, str]]
         ConfigError: A pattern cannot be understood or matches no shard (a shell pattern such as `train_*.tar` is not
             a regular expression).
     """
-    parts: dict[str, list[str]] = {}
-    for name, pattern in patterns:
+    parts: dict[str, dict[str, None]] = {}
+    ordered = sorted(set(shards))
+    position = {shard: number for number, shard in enumerate(shards)}
+    for name, pattern in dict.fromkeys(patterns):
         try:
-            compiled = [re.compile(expanded) for expanded in expand_braces([pattern])]
+            expressions = dict.fromkeys(expand_braces([pattern]))
+            matched = {shard for expression in expressions for shard in _matching(expression, ordered)}
         except (re.error, ValueError) as error:
             raise ConfigError(
                 f"The pattern {pattern!r} of split part {name!r} cannot be understood ({error}). Braces {{0..9}} are "
                 "expanded, the rest is a regular expression: write .* where a shell pattern has *."
             ) from error
-        matched = [shard for shard in shards if any(expression.match(shard) for expression in compiled)]
         if not matched:
             raise ConfigError(
                 f"The pattern {pattern!r} of split part {name!r} matches none of the {len(shards)} shards, such as "
                 f"{shards[0]!r}. It is a regular expression matched from the start of the path inside the dataset: "
                 "write .* where a shell pattern has *."
             )
-        known = parts.setdefault(name, [])
-        known += [shard for shard in matched if shard not in known]
-    return parts
+        parts.setdefault(name, {}).update(dict.fromkeys(sorted(matched, key=position.__getitem__)))
+    return {name: list(known) for name, known in parts.items()}
+
+
+_LITERAL = re.compile(r"[\w/ ,:;=@~-]*")
+"""The start of an expression that stands for itself."""
+_NAME = re.compile(r"[\w/ ,:;=@~.-]*")
+"""An expression in which nothing but full stops has a meaning of its own."""
+
+
+def _matching(expression: str, shards: Sequence[str]) -> Iterator[str]:
+    """Yields the shards that a regular expression matches from their start.
+
+    A pattern with braces gives an expression for each shard, and there may be a hundred thousand: each is compared only
+    with the shards that begin like it.
+
+    Args:
+        expression: The regular expression.
+        shards: Sorted names.
+
+    Raises:
+        re.error: It is not a regular expression.
+    """
+    start = _LITERAL.match(expression)
+    assert start is not None
+    prefix = start[0]
+    if "|" in expression:
+        prefix = ""
+    elif expression[len(prefix) :].startswith(("?", "*", "{")):
+        prefix = prefix[:-1]  # its last letter may be missing
+    if _NAME.fullmatch(expression):
+
+        def matches(shard: str) -> bool:
+            return len(shard) >= len(expression) and all(
+                wanted == letter or (wanted == "." and letter != "\n")
+                for wanted, letter in zip(expression, shard, strict=False)
+            )
+
+    else:
+        compiled = re.compile(expression)
+
+        def matches(shard: str) -> bool:
+            return compiled.match(shard) is not None
+
+    for number in range(bisect_left(shards, prefix), len(shards)):
+        if not shards[number].startswith(prefix):
+            return
+        if matches(shards[number]):
+            yield shards[number]
