@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from energon_dali.shards.storage.forks import drop_in_child
+
 KEPT_FAILURES = 1000
 """Failures that are kept with the names of their samples; all are counted."""
 
@@ -74,7 +76,8 @@ class Metrics:
     """Counters of one process, for use from several threads. `drain` returns what was added since the last drain."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.after_fork()
+        drop_in_child(self)
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._failures: deque[FailureRecord] = deque(maxlen=KEPT_FAILURES)
@@ -85,6 +88,10 @@ class Metrics:
         self.on_dropped: Callable[[], None] | None = None
         """Called after each dropped sample, by the thread that dropped it; its exceptions end the run. A process that
         works without yielding a batch is noticed and can be stopped here."""
+
+    def after_fork(self) -> None:
+        """Replaces the lock in a forked child: a thread that the child does not have may hold it."""
+        self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds to a counter, such as "samples.skipped" or "route.dali-cpu"."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from energon_dali.calls import explain_call
 from energon_dali.errors import ConfigError
 from energon_dali.integrations.named_loaders import LoaderReferences, Loaders
+from energon_dali.loader.processes.fork_safety import without_forks
 from energon_dali.loader.statistics import LoaderStatistics
 
 _WINDOW_SECONDS = 10.0
@@ -70,26 +72,26 @@ class LoaderPanel:
 
     def start(self) -> None:
         """Begins to draw; does nothing if it has begun."""
-        if self._live is not None or self._thread is not None:
+        if self._thread is not None:
             return
+        draw, seconds = self._print_lines, self._line_seconds
         if self._console.is_terminal or self._console.is_jupyter:
-            rate = 1 / self._refresh_seconds
-            self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=rate)
-            self._live.start()
-        else:
-            self._end.clear()
-            self._thread = threading.Thread(target=self._print_lines, name="energon-dali-panel", daemon=True)
-            self._thread.start()
+            self._live = Live(console=self._console, get_renderable=self.render, auto_refresh=False)
+            self._live.start(refresh=True)
+            draw, seconds = self._live.refresh, self._refresh_seconds
+        self._end.clear()
+        self._thread = threading.Thread(target=self._run, args=(draw, seconds), name="energon-dali-panel", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Draws the last state, and ends; may be called again."""
         live, self._live = self._live, None
         thread, self._thread = self._thread, None
-        if live is not None:
-            live.stop()
         if thread is not None:
             self._end.set()
             thread.join()
+        if live is not None:
+            live.stop()
 
     def __enter__(self) -> LoaderPanel:
         self.start()
@@ -118,13 +120,17 @@ class LoaderPanel:
         """Returns one line per loader: what is printed where there is no terminal."""
         return [_line(name, rank, total, recent) for name, rank, total, recent in self._read()]
 
-    def _print_lines(self) -> None:
+    def _run(self, draw: Callable[[], None], seconds: float) -> None:
         """Thread body."""
         ended = False
         while not ended:
-            ended = self._end.wait(self._line_seconds)
-            for line in self.lines():
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            ended = self._end.wait(seconds)
+            with without_forks():  # drawing takes the locks of the console and of its file
+                draw()
+
+    def _print_lines(self) -> None:
+        for line in self.lines():
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _History:

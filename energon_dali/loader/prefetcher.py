@@ -182,6 +182,9 @@ class ThreadPrefetcher:
         depth: Elements that wait for the trainer at most, at least 1.
     """
 
+    thread_name = "energon-dali-rank"
+    """Named in `processes/fork_safety`, as this thread runs hooks."""
+
     def __init__(
         self,
         rank: RankIterator[Any] | DecodeProcess,
@@ -201,7 +204,7 @@ class ThreadPrefetcher:
         self._ended = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
-            target=_run_ahead, args=(rank, change, self._queue, self._handoff), name="energon-dali-rank", daemon=True
+            target=_run_ahead, args=(rank, change, self._queue, self._handoff), name=self.thread_name, daemon=True
         )
         self._thread.start()
 
@@ -268,6 +271,8 @@ class ProcessPrefetcher(ThreadPrefetcher):
         watchdog: Judges how long a wait may take.
         change: Applied to every batch, in the thread.
     """
+
+    thread_name = "energon-dali-receive"
 
     def __init__(
         self,

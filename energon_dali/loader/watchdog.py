@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from energon_dali.datasets.metrics import Metrics, describe_dropped
 from energon_dali.errors import WatchdogTimeoutError
+from energon_dali.loader.processes.fork_safety import without_forks
 
 logger = logging.getLogger("energon_dali.loader")
 
@@ -159,7 +160,8 @@ class WaitMonitor:
             if waited < limit or self._since is not since:
                 continue
             judged = since
-            error = self._watchdog.judge(waited)
+            with without_forks():
+                error = self._watchdog.judge(waited)
             while error is not None:
                 with self._lock:
                     if self._since is not since:

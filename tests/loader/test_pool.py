@@ -3,16 +3,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import importlib
 import mmap
 import multiprocessing.forkserver
 import os
 import resource
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +27,12 @@ from energon_dali.datasets.metrics import Metrics
 from energon_dali.datasets.worker_border import WorkerBorder
 from energon_dali.errors import ConfigError, WorkerDiedError, WorkerError
 from energon_dali.loader.loader_options import LoaderOptions
+from energon_dali.loader.processes import fork_safety
 from energon_dali.loader.processes.channel import INLINE_BYTES, Channel
 from energon_dali.loader.processes.launch import _Forked
 from energon_dali.loader.workers.pool import WorkerPool
 from energon_dali.worker_config import WorkerConfig
+from tests.forking import fork
 from tests.full_disk import largest_file
 from tests.loader.numbers_dataset import Mishap, NumbersDataset
 from tests.running_time import RunningTime, wait_until
@@ -335,15 +341,98 @@ def test_a_message_whose_descriptors_cannot_be_taken_is_an_error_that_names_the_
     theirs.close()
 
 
-def test_a_pool_that_cannot_be_made_leaves_no_open_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(flags: int) -> tuple[int, int]:
+@pytest.mark.parametrize(("module", "name"), [(os, "pipe2"), (socket, "socketpair"), (os, "fork")])
+def test_a_worker_that_cannot_be_started_leaves_no_open_file(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     before = open_files()
-    monkeypatch.setattr(os, "pipe2", refuse)
+    pool = make_pool([4])
+    monkeypatch.setattr(module, name, refuse)
     with pytest.raises(OSError, match="Too many open files"):
-        make_pool([4])
+        pool.launch()
+    pool.close()
     assert open_files() == before
+
+
+def connections(pid: int | str = "self") -> set[str]:
+    """Returns the sockets and pipes of a process."""
+    return {name.split()[1] for name in open_files(pid) if name.split()[1].startswith(("socket:", "pipe:"))}
+
+
+def test_a_forked_worker_has_no_connection_of_another_one() -> None:
+    before = connections()
+    pools = [make_pool([100, 100], workers=2) for _ in range(2)]
+    for pool in pools:
+        for stream in range(2):
+            pool.next_block(stream)
+    ends = connections() - before
+    assert len(ends) == 8, "a socket and a pipe for each worker"
+    shared = [connections(pid) & ends for pool in pools for pid in pool.pids]
+    assert [len(pipes) for pipes in shared] == [1, 1, 1, 1]
+    assert {name[:5] for pipes in shared for name in pipes} == {"pipe:"}
+    assert len(set.union(*shared)) == 4, "workers share a pipe, and one of them alone gets its signal"
+    copy = fork()
+    if copy == 0:
+        own = connections()
+        pools[0].close()
+        os._exit(1 if own & ends else 0)
+    assert os.waitpid(copy, 0)[1] == 0, "a copy of the trainer has ends of its connections"
+    for pool in pools:
+        assert pool.next_block(0).elements[0] == (0, 0, 4)
+        pool.close()
+
+
+def test_a_connection_whose_descriptor_something_else_closed_is_an_error_that_says_so() -> None:
+    ours, theirs = Channel.pair()
+    os.close(ours.fileno())
+    with pytest.raises(WorkerError, match=r"Bad file descriptor. Something in this process closed a file descriptor"):
+        ours.receive()
+    ours._socket.detach()
+    theirs.close()
+    with pytest.raises(EOFError):
+        theirs.receive()
+
+
+def test_a_worker_whose_exit_code_something_else_took_does_not_count_as_exited_with_zero() -> None:
+    pool = make_pool([100], mishap=Mishap(0, 0, "hang"))
+    pool.launch()
+    os.kill(pool.pids[0], signal.SIGKILL)
+    os.waitpid(pool.pids[0], 0)
+    with pytest.raises(WorkerDiedError, match=r"something else in this program, such as a handler of SIGCHLD, took"):
+        pool.next_block(0)
+    pool.close()
+
+
+def import_slowly(stream: int, epoch: int, place: int) -> tuple[int, int]:
+    import imported_slowly  # type: ignore[import-not-found]
+
+    return place, imported_slowly.value
+
+
+def test_a_fork_waits_for_the_imports_of_other_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_slowly.py").write_text("import threading\nthreading.go_on.wait(60)\nvalue = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(threading, "go_on", threading.Event(), raising=False)
+    monkeypatch.setattr(fork_safety, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: go_on()))
+    thread = threading.Thread(target=importlib.import_module, args=("imported_slowly",))
+
+    def go_on() -> None:
+        threading.go_on.set()  # type: ignore[attr-defined]
+        thread.join(60)
+
+    thread.start()
+    while "imported_slowly" not in sys.modules:
+        time.sleep(0.001)
+    pool = make_pool([100], make=import_slowly)
+    try:
+        assert pool.next_block(0).elements[0] == (0, 7)
+    finally:
+        go_on()
+        pool.close()
+        del sys.modules["imported_slowly"]
 
 
 @pytest.fixture

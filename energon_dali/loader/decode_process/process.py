@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 import time
@@ -173,9 +174,7 @@ _views_to_outlive: set[DeviceViews] = set()
 """Views of processes that end when nobody sees their GPU memory any more. Nothing else may hold these by then."""
 
 
-def _end_when_unseen(
-    device_views: DeviceViews, members: list[ServedProcess], descriptors: list[int], owner: int
-) -> None:
+def _end_when_unseen(device_views: DeviceViews, members: list[ServedProcess], wake: io.FileIO, owner: int) -> None:
     """Ends a decode process; if its GPU memory is still seen, when that is over."""
     todo = [True]
     exiting = sys.is_finalizing
@@ -190,7 +189,7 @@ def _end_when_unseen(
         _views_to_outlive.discard(device_views)
         if os.getpid() == owner:  # else this is a forked copy of the trainer, which leaves the process alone
             device_views.close()  # before the process that owns the memory frees it
-        end_members(members, descriptors, owner)
+        end_members(members, wake, owner)
 
     if os.getpid() == owner and device_views.seen:
         _views_to_outlive.add(device_views)

@@ -76,8 +76,9 @@ class Channel:
         """Returns the next message and its descriptors, which the caller closes; None if there is none and not `wait`.
 
         Raises:
-            EOFError: The other end is gone, and everything it sent was received.
-            WorkerError: This process is at its limit of open files, so descriptors of the message are lost.
+            EOFError: The other end is gone, and everything it sent was received; or this end was closed.
+            WorkerError: This process is at its limit of open files, so descriptors of the message are lost; or
+                something else in it closed the connection's descriptor.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
@@ -85,7 +86,12 @@ class Channel:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise EOFError from error
+            if isinstance(error, ConnectionError) or self.fileno() < 0:
+                raise EOFError from error
+            raise WorkerError(
+                f"The connection to another process of the loader cannot be used any more: {error}. Something in this "
+                "process closed a file descriptor that it had not opened, such as by os.close or os.closerange."
+            ) from error
         if not data:
             raise EOFError
         fds = array.array("i")

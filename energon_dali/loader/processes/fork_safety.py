@@ -1,4 +1,19 @@
-"""Whether this process can be forked safely now, which decides what start_method="auto" does."""
+"""Whether this process can be forked safely now, which decides what start_method="auto" does.
+
+A forked child has one thread, and a copy of all memory: a lock that another thread of the parent held at that moment
+stays locked in the child. These are the threads of this package, by name, and why they do or do not matter:
+
+- `energon-dali-rank` runs hooks and decoders, which may hold any lock. It alone decides against a fork.
+- `energon-dali-gpu`, `energon-dali-cpu` and `energon-dali-pil` belong to engines of DALI, which decide against a fork.
+- `energon-dali-receive` takes batches of a decode process. It holds nothing that a child uses.
+- `energon-dali-open`, `-fetch`, `-index`, `-read`, `-blend`, `-shard-cache` and `-shard-fill` read from storage.
+  What they lock is replaced in a child (`shards/storage/forks.drop_in_child`), or only used by one loader.
+- `energon-dali-cache` fetches files for hooks. Its files and locks belong to one process, which they compare.
+- `energon-dali-panel` and `energon-dali-watchdog` write to the standard error. Forks wait for that (`without_forks`).
+- `energon-dali-trace` and `energon-dali-close` hold nothing that a child uses.
+
+Modules that another thread is importing would never be complete in a child: see `wait_for_imports`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +21,22 @@ import ctypes
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 _DRIVER_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 
-_OWN_THREADS = "energon-dali-"
-_HARMLESS = ("energon-dali-watchdog", "energon-dali-open", "energon-dali-fetch", "energon-dali-trace")
-"""Threads that hold nothing that a child uses: the watchdog, those that opened a remote dataset and are ending, and the
-one that writes the trace."""
+_RUNS_HOOKS = "energon-dali-rank"
+"""The thread that runs hooks and decoders."""
+
+_IMPORT_CODE = "<frozen importlib._bootstrap>"
+"""File name of the code that runs while a module is imported."""
+_IMPORT_SECONDS = 5.0
+_POLL_SECONDS = 0.001
+_HELD_OFF_SECONDS = 1.0
 
 _THREADED = {
     "grpc._cython.cygrpc": "gRPC is loaded, whose threads and locks do not survive a fork",
@@ -41,8 +64,8 @@ def fork_hazard(*, uses_device: bool) -> str | None:
     if registry is not None and registry.has_engines():
         return "DALI is in use, whose threads a forked process does not have"
     for thread in threading.enumerate():
-        if thread.name.startswith(_OWN_THREADS) and not thread.name.startswith(_HARMLESS):
-            return f"the thread {thread.name} is running, which may hold locks"
+        if thread.name == _RUNS_HOOKS:
+            return f"the thread {thread.name} is running hooks, which may hold locks"
     ray: Any = sys.modules.get("ray")
     if ray is not None and getattr(ray, "is_initialized", bool)():
         return "the process belongs to Ray, whose threads and locks do not survive a fork"
@@ -76,3 +99,64 @@ def _has_primary_context(driver: Any) -> bool:
         if state == 0 and active.value:
             return True
     return False
+
+
+def wait_for_imports() -> bool:
+    """Waits until no other thread is importing a module; returns whether that is so.
+
+    In a forked child, such a module would stay incomplete for ever, and its lock would stay held. Threads that import
+    for longer than a few seconds are not waited for: a whole program may run inside an import.
+    """
+    own, end = threading.get_ident(), time.monotonic() + _IMPORT_SECONDS
+    while any(_imports(frame) for thread, frame in sys._current_frames().items() if thread != own):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Returns whether a thread that executes a frame is importing a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT_CODE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Gate:
+    """What forks of this process wait for."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.forking = threading.local()
+
+
+_gate = _Gate()
+
+
+@contextmanager
+def without_forks() -> Iterator[None]:
+    """Context manager for work of a thread that takes a lock which a child needs too, such as that of `sys.stderr`.
+
+    Forks wait until it is over, but not for longer than a second: it must be short.
+    """
+    with _gate.lock:
+        yield
+
+
+def _before_fork() -> None:
+    _gate.forking.holds = _gate.lock.acquire(timeout=_HELD_OFF_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if _gate.forking.holds:
+        _gate.lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _gate
+    _gate = _Gate()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

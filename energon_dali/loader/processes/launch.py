@@ -25,7 +25,7 @@ from typing import Literal, get_args
 
 from energon_dali.errors import ConfigError
 from energon_dali.loader.processes.channel import Channel
-from energon_dali.loader.processes.fork_safety import fork_hazard
+from energon_dali.loader.processes.fork_safety import fork_hazard, wait_for_imports
 from energon_dali.loader.processes.server import ProcessTask, run_task
 from energon_dali.loader.processes.signals import forget_handlers, interrupts_deferred, leave_sigterm_to_parent
 
@@ -49,6 +49,9 @@ _imports: list[str] = ["energon_dali.loader.processes.launch"]
 _POLL_SECONDS = 0.005
 _GRACE_SECONDS = 0.5
 """How long a process may take to end by itself after its parent hung up."""
+
+_UNKNOWN_CODE = 1 << 16
+"""Stands for the exit code of a process that something else waited for."""
 
 _HINTS = {
     "SIGKILL": " (often the kernel's out-of-memory killer: see dmesg, and lower num_workers, prefetch_factor or "
@@ -119,7 +122,7 @@ class _Forked(ChildProcess):
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                self._code = 0  # something else waited for it
+                self._code = _UNKNOWN_CODE
             else:
                 if pid:
                     self._code = os.waitstatus_to_exitcode(status)
@@ -179,17 +182,14 @@ def resolve_start_method(method: StartMethod, *, uses_device: bool) -> StartMeth
     return "fork" if hazard is None else "spawn"
 
 
-def launch(
-    method: StartMethod, channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[int]
-) -> ChildProcess:
+def launch(method: StartMethod, channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess:
     """Starts a child process.
 
     Args:
         method: How, not "auto". A forked process inherits the task; others expect it, pickled, as their first message.
         channel: The new process's end of its connection; the caller closes its copy afterwards.
-        parent_pipe: Read end of the parent pipe, see `signals.exit_with_parent`.
+        parent_pipe: Read end of its parent pipe, see `signals.exit_with_parent`; the caller closes it afterwards.
         task: What the process runs.
-        foreign: Descriptors of this process that a forked one must close: ends of other connections.
     """
     # Neither a Ctrl-C while the child's interpreter starts, nor the watchdog's SIGUSR1, nor a SIGTERM that the trainer
     # handles may kill the child. It starts with these blocked, and unblocks them when it is ready. A fork server would
@@ -200,7 +200,7 @@ def launch(
         if method == "spawn":
             return _spawn(channel, parent_pipe)
         if method == "fork":
-            return _fork(channel, parent_pipe, task, foreign)
+            return _fork(channel, parent_pipe, task)
         return _ask_fork_server(channel, parent_pipe)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -219,9 +219,10 @@ def _spawn(channel: Channel, parent_pipe: int) -> ChildProcess:
     return _Spawned(process)
 
 
-def _fork(channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[int]) -> ChildProcess:
+def _fork(channel: Channel, parent_pipe: int, task: ProcessTask) -> ChildProcess:
     parent_pid = os.getpid()
     _flush_output()  # otherwise the copy prints what is buffered here again
+    wait_for_imports()
     with warnings.catch_warnings():
         # Python 3.12 warns about threads; StartMethod documents that risk for "fork".
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -233,8 +234,6 @@ def _fork(channel: Channel, parent_pipe: int, task: ProcessTask, foreign: list[i
         gc.freeze()  # what the parent left for its collector is not finalised here a second time
         leave_sigterm_to_parent()
         forget_handlers()
-        for descriptor in foreign:
-            os.close(descriptor)
         _run(channel, parent_pipe, parent_pid, task)
         code = 0
     except BaseException:
@@ -319,6 +318,8 @@ def describe_exit(code: int | None) -> str:
     """Returns how a process ended, in words, by its exit code; None for one that runs."""
     if code is None:
         return "its connection broke while it was still running"
+    if code == _UNKNOWN_CODE:
+        return "something else in this program, such as a handler of SIGCHLD, took its exit code"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from energon_dali.errors import WorkerDiedError, WorkerError
@@ -25,6 +28,7 @@ from energon_dali.loader.processes.launch import (
 from energon_dali.loader.processes.messages import BlockSent, Credits, Message, StartStream, decode, encode
 from energon_dali.loader.processes.shared_memory import ArenaViews
 from energon_dali.loader.processes.signals import interrupts_deferred
+from energon_dali.shards.storage.forks import drop_in_child
 
 if TYPE_CHECKING:
     from energon_dali.datasets.metrics import Metrics
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 
 WAKE_MS = 1000
 """A waiting thread wakes up this often: for the watchdog, and for processes that died where the kernel has no pidfd."""
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+"""What adds one to an eventfd."""
 
 _EXIT_SECONDS = 2.0
 """How long the exit code of a process may take after its connection broke."""
@@ -42,16 +49,18 @@ class ServedProcess:
 
     Args:
         name: For messages, such as "Worker 0 of rank 1".
-        process: The process.
         channel: The connection to it.
+        parent_pipe_end: Write end of its parent pipe, see `signals.exit_with_parent`.
     """
 
-    def __init__(self, name: str, process: ChildProcess, channel: Channel) -> None:
+    process: ChildProcess
+    """The process, as soon as it was started."""
+
+    def __init__(self, name: str, channel: Channel, parent_pipe_end: io.FileIO) -> None:
         self.name = name
-        self.process = process
         self.channel = channel
-        self.sentinel = process.open_sentinel()
-        """Becomes readable when the process ends; None if the kernel cannot tell."""
+        self._parent_pipe_end = parent_pipe_end
+        self._sentinel: io.FileIO | None = None
         self.views = ArenaViews()
         self.starts: list[StartStream] = []
         """Streams that it still has to be told to start."""
@@ -61,11 +70,33 @@ class ServedProcess:
         """Why it serves nothing after what has already arrived."""
         self.at_end = False
         """Whether it ended and all its messages were received."""
+        drop_in_child(self)
+
+    def started(self, process: ChildProcess) -> None:
+        """Notes that it was started."""
+        self.process = process
+        sentinel = process.open_sentinel()
+        self._sentinel = None if sentinel is None else io.FileIO(sentinel)
+
+    @property
+    def has_sentinel(self) -> bool:
+        """Whether a descriptor becomes readable when the process ends; not every kernel has that."""
+        return self._sentinel is not None
 
     @property
     def descriptors(self) -> list[int]:
         """Descriptors to poll."""
-        return [fd for fd in (self.channel.fileno(), self.sentinel) if fd is not None]
+        return [self.channel.fileno(), *([] if self._sentinel is None else [self._sentinel.fileno()])]
+
+    def close(self) -> None:
+        """Closes this process's ends of the connections to it; may be called again."""
+        for end in (self.channel, self._sentinel, self._parent_pipe_end):
+            if end is not None:
+                end.close()
+
+    def after_fork(self) -> None:
+        """Closes the copies that a forked child has: they would keep the process from noticing the parent's end."""
+        self.close()
 
     def flush(self) -> None:
         """Sends what the process does not know yet, as far as there is room."""
@@ -100,24 +131,21 @@ class ServedProcess:
         return message, payload
 
 
-def end_members(members: list[ServedProcess], descriptors: list[int], owner: int) -> None:
+def end_members(members: list[ServedProcess], wake: io.FileIO, owner: int) -> None:
     """Ends all processes of a group and closes what is open.
 
     Args:
         members: The processes; the list is empty afterwards.
-        descriptors: Further descriptors to close.
+        wake: What wakes the thread that waits for them.
         owner: The process that started them. A forked copy of it leaves them alone.
     """
     with interrupts_deferred():
         if os.getpid() == owner:
             end_processes([(member.process, member.channel) for member in members])
         for member in members:
-            if member.sentinel is not None:
-                os.close(member.sentinel)
-            member.channel.close()
+            member.close()
             member.views.drop_all()
-        for descriptor in descriptors:
-            os.close(descriptor)
+        wake.close()
         members.clear()
 
 
@@ -141,7 +169,7 @@ class ProcessGroup(ABC):
         subject: str,
         *,
         uses_device: bool,
-        end: Callable[[list[ServedProcess], list[int], int], None] = end_members,
+        end: Callable[[list[ServedProcess], io.FileIO, int], None] = end_members,
     ) -> None:
         self._metrics = metrics
         self._method: StartMethod = resolve_start_method(start_method, uses_device=uses_device)
@@ -151,15 +179,9 @@ class ProcessGroup(ABC):
         self._interrupted = False
         self._owner = os.getpid()
         self._poll = select.poll()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = io.FileIO(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "r+")
         self._poll.register(self._wake, select.POLLIN)
-        try:
-            self._parent_pipe, self._parent_pipe_end = os.pipe2(os.O_CLOEXEC)
-        except OSError:  # at the limit of open files: do not keep another one open
-            os.close(self._wake)
-            raise
-        descriptors = [self._wake, self._parent_pipe, self._parent_pipe_end]
-        self._end = weakref.finalize(self, end, self._members, descriptors, self._owner)
+        self._end = weakref.finalize(self, end, self._members, self._wake, self._owner)
 
     @property
     def pids(self) -> list[int]:
@@ -187,14 +209,15 @@ class ProcessGroup(ABC):
     def _start(self, name: str, task: ProcessTask, pickled: bytes | None) -> ServedProcess:
         """Starts a process."""
         with interrupts_deferred():  # a process that is not among the members would never be waited for
-            ours, theirs = Channel.pair()
-            foreign = [self._parent_pipe_end, self._wake, ours.fileno()]
-            foreign += [fd for member in self._members for fd in member.descriptors]
-            try:
-                process = launch(self._method, theirs, self._parent_pipe, task, foreign)
-            finally:
-                theirs.close()
-            member = ServedProcess(name, process, ours)
+            pipe, pipe_end = os.pipe2(os.O_CLOEXEC)
+            with open(pipe, "rb", buffering=0), ExitStack() as on_failure:
+                parent_pipe_end = on_failure.enter_context(open(pipe_end, "wb", buffering=0))
+                ours, theirs = Channel.pair()
+                member = ServedProcess(name, ours, parent_pipe_end)
+                on_failure.callback(member.close)
+                with closing(theirs):
+                    member.started(launch(self._method, theirs, pipe, task))
+                on_failure.pop_all()
             self._members.append(member)
             for descriptor in member.descriptors:
                 self._poll.register(descriptor, select.POLLIN)
@@ -231,7 +254,7 @@ class ProcessGroup(ABC):
         events = self._poll.poll(WAKE_MS)
         self._check_open()
         active = {id(self._by_fd[fd]): self._by_fd[fd] for fd, _ in events if fd in self._by_fd}
-        for member in active.values() or [member for member in self._members if member.sentinel is None]:
+        for member in active.values() or [member for member in self._members if not member.has_sentinel]:
             if not self._receive(member) and member.process.poll() is not None:
                 while self._receive(member):  # its last messages arrived in between
                     pass
@@ -264,7 +287,8 @@ class ProcessGroup(ABC):
         self._interrupted = True
         # A forked copy shares the counter with the process that waits, and must not wake that one.
         if self._end.alive and os.getpid() == self._owner:
-            os.eventfd_write(self._wake, 1)
+            with contextlib.suppress(ValueError):  # another thread closes it
+                self._wake.write(_ONE)
 
     def close(self) -> None:
         """Ends all processes and closes all descriptors; may be called again. Elements that are held stay valid."""

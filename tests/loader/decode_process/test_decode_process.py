@@ -372,7 +372,7 @@ def test_page_locked_copies_are_made_in_a_thread_of_the_trainer(monkeypatch: pyt
     batches._options = replace(batches._options, pin_memory=True)
     with batches:
         for epoch in range(2):
-            assert list(batches) == [(*place, "energon-dali-rank") for place in expected(epoch)]
+            assert list(batches) == [(*place, "energon-dali-receive") for place in expected(epoch)]
         next(iter(batches))
         state = batches.save_state_rank()
     with loader(place(0)) as again:

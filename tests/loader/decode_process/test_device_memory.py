@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import os
 import pickle
 import weakref
@@ -153,12 +154,11 @@ def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
     driver = StandIn(monkeypatch)
     open_at_the_end: list[int] = []
 
-    def ended(descriptors: list[int]) -> None:
+    def ended(wake: io.FileIO) -> None:
         open_at_the_end.append(len(driver.opened))
-        for descriptor in descriptors:
-            os.close(descriptor)
+        wake.close()
 
-    monkeypatch.setattr(process, "end_members", lambda members, descriptors, owner: ended(descriptors))
+    monkeypatch.setattr(process, "end_members", lambda members, wake, owner: ended(wake))
     for turn in range(3):
         store, views, owner = DeviceArenaStore(1), DeviceViews(), _Holder()
         batches = [views.view(pickle.loads(pickle.dumps(store.store([segment(1, 700)])))) for _ in range(2)]
@@ -166,8 +166,8 @@ def test_the_trainer_closes_every_arena_before_the_process_that_owns_it_ends(
         if not seen:
             batches.clear()
             gc.collect()
-        theirs, parent_pipe = os.pipe()
-        end = weakref.finalize(owner, process._end_when_unseen, views, [], [parent_pipe], os.getpid())
+        theirs, ours = os.pipe()
+        end = weakref.finalize(owner, process._end_when_unseen, views, [], io.FileIO(ours, "w"), os.getpid())
         end()
         assert len(open_at_the_end) == (turn if seen else turn + 1)
         batches.clear()
@@ -200,26 +200,25 @@ def test_a_process_ends_once_when_the_last_view_of_its_memory_is_gone(
 ) -> None:
     ended: list[str] = []
 
-    def end_members(members: list[Any], descriptors: list[int], owner: int) -> None:
+    def end_members(members: list[Any], wake: io.FileIO, owner: int) -> None:
         ended.append(how)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        wake.close()
 
     monkeypatch.setattr(process, "end_members", end_members)
     views, owner = _LeavingViews() if how == "at the same time" else DeviceViews(), _Holder()
     roots = [views._watch(0), views._watch(1)]
     if isinstance(views, _LeavingViews):
         views.roots = roots
-    theirs, parent_pipe = os.pipe()
+    theirs, ours = os.pipe()
     os.set_blocking(theirs, False)
-    end = weakref.finalize(owner, process._end_when_unseen, views, [], [parent_pipe], os.getpid())
+    end = weakref.finalize(owner, process._end_when_unseen, views, [], io.FileIO(ours, "w"), os.getpid())
     if how == "forgotten":  # the user dropped the loader and kept its tensors
         del owner, views
     else:
         end()
     if how != "at the same time":
         assert ended == []
-        with pytest.raises(BlockingIOError):  # the parent pipe is open
+        with pytest.raises(BlockingIOError):  # the pipe is open
             os.read(theirs, 1)
         roots.pop()
         gc.collect()

@@ -128,7 +128,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # about os.fork with thread
 print("trainer begins")
 loader = build(lengths=(10**9, 10**9), method="fork", make=make, block_size=1)
 next(iter(loader))
-polled = loader._prefetcher.process._wake
+polled = loader._prefetcher.process._wake.fileno()
 for how in ("take", "close", "collect"):
     child = os.fork()
     if child == 0:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.remote.s3_server import S3Server
-from energon_dali import MapDataset, WorkerConfig, get_loader, get_train_dataset
+from energon_dali import LoaderPanel, MapDataset, WorkerConfig, get_loader, get_train_dataset
 from energon_dali.datasets.hooks import FailurePolicy
 from energon_dali.datasets.stream import StreamContext
 from energon_dali.errors import FatalSampleError
@@ -26,6 +29,7 @@ from energon_dali.loader.processes import fork_safety
 from energon_dali.loader.processes.fork_safety import _has_primary_context, fork_hazard
 from energon_dali.loader.processes.launch import resolve_start_method
 from energon_dali.shards.storage import storage_in_use
+from tests.forking import fork
 from tests.integrations.phases import number_shards
 from tests.loader.numbers_dataset import tree
 
@@ -60,17 +64,72 @@ def test_nothing_speaks_against_a_fork() -> None:
     assert resolve_start_method("auto", uses_device=False) == "fork"
 
 
-@pytest.mark.parametrize("name", ["user", "TMonitor", "energon-dali-watchdog", "energon-dali-open_0"])
+OWN_THREADS = ("watchdog", "open_0", "read_0", "cache", "panel", "close", "receive", "shard-cache", "trace")
+
+
+@pytest.mark.parametrize("name", ["user", "TMonitor", *(f"energon-dali-{name}" for name in OWN_THREADS)])
 def test_these_threads_do_not_rule_out_a_fork(name: str) -> None:
     with running(name):
         assert fork_hazard(uses_device=False) is None
 
 
-@pytest.mark.parametrize("name", ["energon-dali-rank", "energon-dali-read_0", "energon-dali-cache"])
-def test_threads_of_the_loader_rule_out_a_fork(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    with running(name), caplog.at_level(logging.INFO, "energon_dali.loader"):
+def test_the_thread_that_runs_hooks_rules_out_a_fork(caplog: pytest.LogCaptureFixture) -> None:
+    with running("energon-dali-rank"), caplog.at_level(logging.INFO, "energon_dali.loader"):
         assert resolve_start_method("auto", uses_device=False) == "spawn"
-    assert f"Processes are spawned, because the thread {name} is running" in caplog.text
+    assert "Processes are spawned, because the thread energon-dali-rank is running hooks" in caplog.text
+
+
+def test_all_threads_of_the_package_are_in_the_list_of_those_that_may_hold_locks() -> None:
+    package = Path(fork_safety.__file__).parents[2]
+    code = "\n".join(file.read_text() for file in package.rglob("*.py") if file != Path(fork_safety.__file__))
+    names = set(re.findall(r'(?:name=|thread_name(?:_prefix)? ?= ?|, )"energon-dali-([a-z-]+)"', code))
+    outside = {"stream", "prepare", "pack"}  # of commands that start no worker
+    assert {"rank", "panel", "read", "open", "close"} <= names
+    assert {name for name in names - outside if f"-{name}`" not in str(fork_safety.__doc__)} == set()
+
+
+_forks_begun = threading.Event()
+_noted_forks: list[None] = []
+
+
+def test_a_fork_waits_until_a_thread_has_drawn() -> None:
+    if not _noted_forks:  # what is registered stays, and is called before that of `fork_safety`
+        os.register_at_fork(before=_forks_begun.set)
+        _noted_forks.append(None)
+    _forks_begun.clear()
+    lock, draws = threading.Lock(), threading.Event()
+
+    def draw() -> None:
+        with fork_safety.without_forks(), lock:
+            draws.set()
+            assert _forks_begun.wait(60)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    assert draws.wait(60)
+    pid = fork()
+    if pid == 0:
+        os._exit(lock.locked())
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0, "the thread held its lock when the process forked"
+    with fork_safety.without_forks():  # a process that forks inside waits for nothing
+        pid = fork()
+        if pid == 0:
+            with fork_safety.without_forks():
+                os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_panel_leaves_workers_forked(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    with (
+        get_loader(tree(place())) as loader,
+        LoaderPanel(loader, console=console, line_seconds=0.01, refresh_seconds=0.01),
+    ):
+        first = next(iter(loader))
+        assert loader._prefetcher._processes._method == "fork"
+        assert first is not None
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
