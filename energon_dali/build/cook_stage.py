@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from energon_dali.build.options import DatasetOptions
@@ -35,7 +36,8 @@ def cook(
 
     Args:
         source: Yields crude samples.
-        options: The first cooker of the task encoder that matches the subflavors is chosen, once for the dataset.
+        options: The first cooker of the task encoder that matches the subflavors is chosen, once for the dataset. A
+            `cook_crude_sample` of the user that does not ask for a cooker needs none.
         subflavors: Subflavors of the dataset.
         aux: Undecoded stores that the cooker is called with, by name.
 
@@ -43,8 +45,13 @@ def cook(
         ConfigError: No cooker matches, or its arguments do not match the stores of the dataset.
     """
     encoder, dataset = options.encoder, source.name
-    cooker = choose_cooker(encoder.cookers, subflavors, dataset)
-    overrides = overridden(encoder, "cook_crude_sample")
+    override = OverriddenCook(encoder.cook_crude_sample) if overridden(encoder, "cook_crude_sample") else None
+    if override is not None and override.needs_no_cooker(encoder.cookers):
+        cooker: Cooker[Any] = Cooker(encoder.cook_crude_sample)
+    else:
+        cooker = choose_cooker(encoder.cookers, subflavors, dataset)
+        if override is not None:
+            override.cooker = cooker
     stores = dict(aux)
     if cooker.need_primary and PRIMARY not in stores:
         primary = primary_store(source)
@@ -52,17 +59,19 @@ def cook(
             stores[PRIMARY] = primary
     auxiliaries = Auxiliaries(
         cooker,
-        functools.partial(encoder.cook_crude_sample, cooker=cooker) if overrides else PlainCook(cooker.cook),
+        override or PlainCook(cooker.cook),
         stores,
         options.decoder,
     )
-    if not overrides:  # otherwise the user's own hook calls the function
+    if override is None:  # otherwise the user's own hook calls the function
         auxiliaries.check_arguments(dataset)
     return MapDataset(
         source,
         functools.partial(cook_each if auxiliaries.is_generator else cook_one, auxiliaries),
-        stateless_map_fn=is_stateless(cooker.cook) and (not overrides or is_stateless(encoder.cook_crude_sample)),
-        failure_tolerance=failure_tolerance(cooker.cook, encoder.__default_failure_tolerance__),
+        stateless_map_fn=is_stateless(cooker.cook) and is_stateless(encoder.cook_crude_sample),
+        failure_tolerance=failure_tolerance(
+            encoder.cook_crude_sample, failure_tolerance(cooker.cook, encoder.__default_failure_tolerance__)
+        ),
         map_fn_config=_config(encoder, cooker, stores),
         stage="cook_crude_sample",
         samples_per_batch=options.batch_size or 1,
@@ -81,6 +90,40 @@ class PlainCook:
 
     def __call__(self, sample: Any, aux: Mapping[str, Any]) -> Any:
         return self.function(sample, **aux)
+
+
+class OverriddenCook:
+    """Calls a task encoder's own `cook_crude_sample` with what it asks for: the sample alone, its cooker, the stores.
+
+    Energon's guide names the sample alone; its code passes all three. Picklable.
+
+    Args:
+        function: The hook.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.cooker: Cooker[Any] | None = None
+        """The cooker that was chosen; None if the hook is called without one."""
+        known = inspect.signature(function).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        self._takes_aux = takes_all or "aux" in known
+        self._takes_cooker = takes_all or "cooker" in known
+        self._asks_for_cooker = "cooker" in known and known["cooker"].default is inspect.Parameter.empty
+
+    def needs_no_cooker(self, cookers: Sequence[Cooker[Any]]) -> bool:
+        """Returns whether the hook can cook by itself.
+
+        Args:
+            cookers: Those of the task encoder.
+        """
+        return not self._takes_cooker or not (self._asks_for_cooker or cookers)
+
+    def __call__(self, sample: Any, aux: Mapping[str, Any]) -> Any:
+        arguments: dict[str, Any] = {"cooker": self.cooker} if self.cooker is not None else {}
+        if self._takes_aux:
+            arguments["aux"] = aux
+        return self.function(sample, **arguments)
 
 
 def primary_store(source: SourceDataset) -> FileStore[Any] | None:

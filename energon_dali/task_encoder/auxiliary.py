@@ -88,7 +88,8 @@ class Auxiliaries:
     @property
     def is_generator(self) -> bool:
         """Whether the cooker may make any number of samples of one crude sample."""
-        return inspect.isgeneratorfunction(self.cook) or inspect.isgeneratorfunction(self.cooker.cook)
+        cook = getattr(self.cook, "function", self.cook)
+        return inspect.isgeneratorfunction(cook) or inspect.isgeneratorfunction(self.cooker.cook)
 
     def of_sample(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keyword arguments of the cooker for one sample."""

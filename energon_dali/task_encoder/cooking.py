@@ -106,7 +106,8 @@ def choose_cooker(
     raise ConfigError(
         f"The dataset {dataset or '(unnamed)'} yields crude samples with the subflavors {dict(subflavors or {})}, "
         f"and no cooker matches them; the task encoder's cookers need: {wanted}. Add Cooker(function, "
-        "has_subflavors=...) to `cookers`, or one without has_subflavors, which matches every dataset."
+        "has_subflavors=...) to `cookers`, or one without has_subflavors, which matches every dataset; or override "
+        "cook_crude_sample(self, sample), which needs no cooker."
     )
 
 

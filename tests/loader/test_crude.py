@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from energon_dali.cache import FileStoreCachePool, Lazy
 from energon_dali.datasets.mixing.blend import BlendDataset
 from energon_dali.decode import RandomCrop
 from energon_dali.errors import ConfigError, StateError
+from energon_dali.loader.processes.class_pickling import pickle_task
 from energon_dali.samples import InterleavedSample
 from tests.datasets.oracle import check_resume
 from tests.loader.crude_folder import BROKEN, MISSING, polylithic
@@ -318,6 +320,73 @@ def test_generator_cookers_overrides_and_lines_without_a_decoder(mix: Path) -> N
     dataset = make()
     sample = next(iter(dataset))
     assert plain(dataset.restore_sample(sample.__restore_key__)) == plain(sample)
+
+
+def text_of(sample: dict[str, Any], *words: object) -> TextSample:
+    return TextSample(**basic_sample_keys(sample), text=" ".join(map(str, words)))
+
+
+@stateless
+def cook_names(sample: dict[str, Any], **aux: Any) -> TextSample:
+    return text_of(sample, "cooker", *sorted(aux))
+
+
+@stateless
+def of_the_sample(self: Any, sample: Any) -> Any:
+    """The form of Energon's guide."""
+    return text_of(sample, "alone")
+
+
+@stateless
+def with_a_cooker(self: Any, sample: Any, cooker: Any) -> Any:
+    return cooker.cook(sample)
+
+
+@stateless
+def with_all(self: Any, sample: Any, *, cooker: Any, aux: Any) -> Any:
+    return cooker.cook(sample, **aux)
+
+
+@stateless
+def with_the_stores(self: Any, sample: Any, aux: Any, cooker: Any = None) -> Any:
+    return text_of(sample, cooker is not None, *sorted(aux))
+
+
+@stateless
+def with_anything(self: Any, sample: Any, **given: Any) -> Any:
+    return text_of(sample, *sorted(given))
+
+
+@stateless
+def generated(self: Any, sample: Any) -> Any:
+    yield text_of(sample, "one")
+    yield text_of(sample, "two")
+
+
+@pytest.mark.parametrize(
+    ("hook", "alone", "with_cooker"),
+    [
+        (of_the_sample, ["alone"], ["alone"]),
+        (with_a_cooker, None, ["cooker"]),
+        (with_all, None, ["cooker files images"]),
+        (with_the_stores, ["False files images"], ["True files images"]),
+        (with_anything, ["aux"], ["aux cooker"]),
+        (generated, ["one", "two"], ["one", "two"]),
+    ],
+)
+def test_an_overridden_cook_is_called_with_what_it_asks_for(
+    hook: Any, alone: list[str] | None, with_cooker: list[str], mix: Path
+) -> None:
+    for cookers, expected in (((), alone), ((Cooker(cook_names),), with_cooker)):
+        encoder = type("Encoder", (Twice,), {"cook_crude_sample": hook, "cookers": cookers})()
+        if expected is None:
+            with pytest.raises(ConfigError, match=r"none at all.*or override cook_crude_sample\(self, sample\)"):
+                val(mix, encoder, "lines")
+            continue
+        dataset = get_val_dataset(mix, split_part="lines", worker_config=job(), task_encoder=encoder, batch_size=1)
+        found = [text for batch in pickle.loads(pickle_task(dataset)) for text in batch.text]
+        assert sorted(found) == sorted(expected * 16)
+        assert dataset.can_restore_sample()
 
 
 class NotRestorable(Twice):
