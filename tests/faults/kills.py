@@ -16,6 +16,7 @@ from random import Random
 
 from energon_dali.shards import prepare_dataset
 from tests.faults.campaign import Campaign, Case, Lost, Outcome
+from tests.faults.leftovers import PATIENCE_SECONDS, awaited
 from tests.faults.tars import read_all
 from tests.loader.dataset_folder import captioning_dataset, captioning_sample, write_shards
 from tests.loader.killed_run import open_loader, run
@@ -51,6 +52,12 @@ def killed(call: Callable[[], object], seconds: float) -> bool:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return True
+
+
+def shared_memory() -> set[str]:
+    """Returns the names of this package's shared memory; folders there belong to other runs of these campaigns."""
+    with os.scandir("/dev/shm") as entries:
+        return {entry.name for entry in entries if "energon" in entry.name and not entry.is_dir()}
 
 
 def strays(folder: Path) -> list[str]:
@@ -125,7 +132,7 @@ def training_kills(folder: Path) -> Case:
         random = Random(number)
         workers = 2 if number % 5 == 4 else 0
         file = scratch / "run.json"
-        shared = set(os.listdir("/dev/shm"))
+        shared = shared_memory()
         kills = 0
         for _ in range(ROUNDS):
             seconds = random.uniform(0.02, 1.5 if workers else 0.3)
@@ -137,7 +144,7 @@ def training_kills(folder: Path) -> Case:
             pairs = enumerate(zip(delivered, expected, strict=False))
             at = next((n for n, pair in pairs if pair[0] != pair[1]), len(expected))
             raise Lost(f"batch {at} of {len(delivered)} differs from the {len(expected)} expected: {delivered[at]}")
-        left = [name for name in set(os.listdir("/dev/shm")) - shared if "energon" in name]
+        left = awaited(lambda: shared_memory() - shared, PATIENCE_SECONDS)
         if left:
             raise Lost(f"left in shared memory: {left}")
         return Outcome(tried=kills, survived=kills)

@@ -34,9 +34,11 @@ from energon_dali.shards.storage import retry, store
 from tests.loader.dataset_folder import captioning_dataset
 from tests.quiet import quiet
 from tests.shards.failing_storage import failing_preads
+from tests.shards.web_server import serving
 
 COUNT = 48
 IMPATIENT = RetryPolicy(attempts=2, request_seconds=0.2, store_seconds=0.3)
+AT_ONCE = RetryPolicy(attempts=2, store_seconds=0.0)
 BROKEN = "broken"
 """While a file of this name is next to the dataset, every shard fails; forked workers see it too."""
 
@@ -60,7 +62,7 @@ class Dali(DefaultTaskEncoder[Any, Any, Any, Any]):
     decoder = DaliDecoder(image_decode="torchrgb8", image_decode_device="cpu")
 
 
-def dataset_of(folder: Path, encoder: type[Any], num_workers: int = 0, **options: Any) -> Any:
+def dataset_of(folder: Path | str, encoder: type[Any], num_workers: int = 0, **options: Any) -> Any:
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, num_streams=2, global_error_handler=quiet)
     return get_train_dataset(
         folder,
@@ -117,6 +119,34 @@ def test_a_store_that_stays_down_ends_the_run_and_the_loader_goes_on_later(
     assert found == expected, "samples were dropped or came twice"
     assert loader.stats().failures == []
     loader.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"\x00\xff nonsense" * 100, b"HTTP/1.1 206 Partial Content\r\nContent-Length: 9\r\n\r\nx"],
+    ids=["no HTTP", "no range"],
+)
+def test_a_web_server_that_answers_nonsense_costs_no_sample(folder: Path, nonsense: bytes) -> None:
+    with serving(folder) as web:
+        with get_savable_loader(dataset_of(web.url, Pil)) as loader:
+            expected = keys(iter(loader), 24)
+        loader = get_savable_loader(dataset_of(web.url, Pil), retry_policy=AT_ONCE, read_ahead_bytes=0)
+        found = keys(iter(loader), 2)
+        web.nonsense = lambda path: nonsense if path.endswith(".tar") else None
+        with pytest.raises(
+            StoreUnavailableError, match=r"read from http://127\..*read bytes .*shard_00\d\.tar, failed"
+        ):
+            take_all(loader, found)
+        state, delivered = loader.save_state_rank(), len(found)
+        web.nonsense = lambda path: None
+        found += keys(iter(loader), 24 - len(found) // 4)
+        assert found == expected, "samples were dropped or came twice"
+        assert loader.stats().failures == []
+        loader.close()
+        again = get_savable_loader(dataset_of(web.url, Pil))
+        again.restore_state_rank(state)
+        assert keys(iter(again), 24 - delivered // 4) == expected[delivered:]
+        again.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

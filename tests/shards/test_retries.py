@@ -167,6 +167,7 @@ def test_after_an_outage_a_file_has_a_whole_budget(dataset: Path, clock: FakeClo
         assert bad == 0
         reader.close()
     assert clock.time > end
+    assert clock.pauses[-3:] == [5.0, 0.1, 0.2], "pauses grow from the start again"
 
 
 def test_a_shard_that_could_not_be_opened_is_opened_by_the_next_read(dataset: Path) -> None:

@@ -19,6 +19,7 @@ class Web:
         ranges: Whether it answers range requests.
         status: Gives the status of a request in place of 200 or 206, by (method, path); None for these.
         cut: Says whether the body of a GET is cut in the middle, by path.
+        nonsense: Gives bytes that are sent in place of a response, by path; None for none.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class Web:
         self.ranges = True
         self.status: Callable[[str, str], int | None] = lambda method, path: None
         self.cut: Callable[[str], bool] = lambda path: False
+        self.nonsense: Callable[[str], bytes | None] = lambda path: None
         self.requests: Counter[tuple[str, str]] = Counter()
         self.connections = 0
         self.sent_bytes = 0
@@ -49,6 +51,11 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     def _answer(self, data: bytes) -> None:
         web, path = self.web, Path(self.translate_path(self.path))
         web.requests[self.command, path.name] += 1
+        nonsense = web.nonsense(path.name)
+        if nonsense is not None:
+            self.wfile.write(nonsense)
+            self.close_connection = True
+            return
         status = web.status(self.command, path.name) or (200 if path.is_file() else 404)
         wanted = self.headers.get("Range")
         if status != 200:
