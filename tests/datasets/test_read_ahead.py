@@ -191,6 +191,18 @@ def test_closing_cancels_what_has_not_begun(folder: WebdatasetFolder, monkeypatc
     assert len(calls) == 1
 
 
+def test_forgotten_rows_hold_no_bytes(folder: WebdatasetFolder) -> None:
+    with read_scope(ReadScope(read_ahead_bytes=1 << 20)):
+        reads = PlannedReads(ShardReader(folder), 5, 1)
+        for _ in range(2):
+            reads.plan([0, 1, 2], [0, 1, 2])
+            reads.issue(3)
+            assert reads._pool.bytes_held > 0
+            reads.clear()
+            assert reads._pool.bytes_held == 0
+        reads.close()
+
+
 def test_a_shard_that_fails_costs_its_samples_alone(tmp_path: Path) -> None:
     captions(tmp_path)
     prepare_dataset(tmp_path)

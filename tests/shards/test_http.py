@@ -108,6 +108,25 @@ def test_one_shard_that_fails_for_ever_costs_one_budget_and_its_samples(web: Web
         reader.close()
 
 
+def test_a_file_that_reads_again_has_a_whole_budget_again(web: Web, clock: FakeClock) -> None:
+    left = 5
+
+    def status(method: str, path: str) -> int | None:
+        nonlocal left
+        left -= path == "shard_1.tar"
+        return 503 if path == "shard_1.tar" and left >= 0 else None
+
+    with read_scope(ReadScope()):
+        reader = ShardReader(WebdatasetFolder(web.url))
+        assert good(read(reader, [(0, 0), (2, 0)])) == ["s0_0", "s2_0"]
+        web.status = status
+        assert good(read(reader, [(1, 0)])) == []
+        assert good(read(reader, [(1, 1)])) == ["s1_1"]
+        left = 4
+        assert good(read(reader, [(1, 2)])) == ["s1_2"]
+        reader.close()
+
+
 def test_a_server_that_fails_for_ever_ends_the_run(web: Web, clock: FakeClock) -> None:
     # One request at a time: the clock of this test does not let pauses of several overlap.
     with read_scope(ReadScope(RetryPolicy(store_seconds=60), requests_in_flight=1)):

@@ -150,6 +150,46 @@ def test_a_shard_of_other_samples_is_noticed(source: str, dataset: tuple[Path, d
     reader.close()
 
 
+@pytest.mark.parametrize("change", [512, -512])
+def test_a_shard_of_another_size_is_noticed_when_it_is_opened(
+    change: int, dataset: tuple[Path, dict[str, dict[str, bytes]]]
+) -> None:
+    """Even where the samples that are read are still there."""
+    root, expected = dataset
+    size = (root / "shard_1.tar").stat().st_size
+    os.truncate(root / "shard_1.tar", size + change)
+    reader = ShardReader(WebdatasetFolder(str(root)))
+    good, bad = read_all(reader, [0, 4])
+    assert contents(good) == expected["s0_0"]
+    assert isinstance(bad, ShardError)
+    assert f"it has {size + change} bytes and had {size}" in str(bad)
+    reader.close()
+
+
+def test_the_shard_that_was_not_used_lately_is_dropped(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    reader = ShardReader(WebdatasetFolder(str(dataset[0])), max_open_shards=2)
+    for shards, kept in (([0, 1], {0, 1}), ([0], {0, 1}), ([2], {0, 2}), ([1], {1, 2})):
+        reader.read(shards, [0] * len(shards))
+        assert set(reader._open) == kept
+    reader.close()
+
+
+def test_only_slow_reads_in_a_row_make_a_disk_slow(dataset: tuple[Path, dict[str, dict[str, bytes]]]) -> None:
+    reader = ShardReader(WebdatasetFolder(str(dataset[0])))
+    for _ in range(3):
+        for seconds in (1.0, 1.0, 1.0, 0.0):
+            reader.note_speed(seconds, 1, 1000)
+            assert reader.planned_reads(10, 1) is None
+    reader.read([0], [0])
+    for _ in range(5):  # the first one opened a shard, and says nothing of the disk
+        assert reader.planned_reads(10, 1) is None
+        reader.note_speed(1.0, 1, 1000)
+    reads = reader.planned_reads(10, 1)
+    assert reads is not None
+    reads.close()
+    reader.close()
+
+
 @pytest.mark.parametrize("source", ["extents", "sqlite"])
 def test_a_shard_that_shrank_is_noticed_while_it_is_open(
     source: str, dataset: tuple[Path, dict[str, dict[str, bytes]]]

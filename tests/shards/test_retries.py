@@ -130,6 +130,55 @@ def test_failures_of_another_loader_leave_the_budget_whole(dataset: Path, clock:
     reader.close()
 
 
+def test_a_file_that_failed_has_a_whole_budget_after_a_while(dataset: Path, clock: FakeClock) -> None:
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "bad") if path.endswith("shard_1.tar") else None
+
+    reader = ShardReader(WebdatasetFolder(str(dataset)))
+    assert good(reader.read([0, 2], [0, 0])) == ["s0_0", "s2_0"]
+    with failing_preads(fails), read_scope(ReadScope(RetryPolicy(request_seconds=30))):
+        for seconds, attempts in ((0, 5), (20, 1), (40, 5)):
+            clock.time += seconds
+            with failing_preads(fails) as calls:
+                assert isinstance(reader.read([1], [0])[0], ShardError)
+            assert calls["shard_1.tar"] == attempts
+    reader.close()
+
+
+def test_witnesses_of_a_store(clock: FakeClock) -> None:
+    """Files of the index are no witnesses: a cache may hold them when nothing else can be read."""
+    found = store.Store("here")
+    asked: list[tuple[str, int]] = []
+    broken: set[str] = set()
+
+    def read(name: str, offset: int) -> None:
+        found.succeeded(name, lambda at: probe(name, at), offset)
+
+    def probe(name: str, offset: int) -> None:
+        asked.append((name, offset))
+        if name in broken:
+            raise OSError(errno.EIO, "down")
+
+    assert not found.responds(1.0)
+    read("/d/.nv-meta/extents.bin", 1)
+    read("/d/a.tar", 2)
+    read("/d/.nv-meta/extents.bin", 3)
+    assert found.responds(5.0)
+    assert (asked, found.last_success) == ([("/d/a.tar", 2)], 5.0)
+    broken.add("/d/a.tar")
+    assert not found.responds(6.0)
+    broken.clear()
+    read("/d/b.tar", 4)
+    read("/d/b.tar", 6)
+    asked.clear()
+    broken.add("/d/a.tar")
+    assert found.responds(7.0)
+    assert (asked, found.last_success) == ([("/d/a.tar", 2), ("/d/b.tar", 6)], 7.0)
+    broken.add("/d/b.tar")
+    assert not found.responds(9.0)
+    assert found.last_success == 7.0
+
+
 def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: FakeClock) -> None:
     end = clock.time + 90
 
@@ -143,6 +192,20 @@ def test_a_store_that_is_down_for_a_while_costs_nothing(dataset: Path, clock: Fa
         assert good(read(dataset, ShardReader(folder))) == ALL
     assert clock.time > end
     assert max(clock.pauses) == retry.LONGEST_PAUSE_SECONDS
+
+
+def test_outages_do_not_add_up(dataset: Path, clock: FakeClock) -> None:
+    end = clock.time
+
+    def fails(path: str, fd: int) -> OSError | None:
+        return OSError(errno.EIO, "down") if clock.time < end else None
+
+    with failing_preads(fails), read_scope(ReadScope()):
+        reader = ShardReader(WebdatasetFolder(str(dataset)))
+        for sample in range(3):
+            assert good(reader.read([0], [sample])) == [f"s0_{sample}"]
+            end = clock.time + 90
+        reader.close()
 
 
 def test_after_an_outage_a_file_has_a_whole_budget(dataset: Path, clock: FakeClock) -> None:

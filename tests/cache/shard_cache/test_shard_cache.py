@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import multiprocessing
 import os
@@ -132,11 +133,60 @@ def test_blocks_of_a_new_object_are_not_served_for_an_old_index(tmp_path: Path) 
         cache = cache_of(tmp_path / "cache")
         assert cache.open(url).read_at(0, len(new)) == new
         for size in (len(new) - BLOCK // 2, len(new) + BLOCK // 2):
-            reader = cache.open(url, size)
-            for number in range(3):
-                assert not isinstance(reader, CachedReader) or reader.fill(number)
+            reader, empty = cache.open(url, size), cache_of(tmp_path / str(size)).open(url, size)
+            assert isinstance(empty, CachedReader)
+            with counted() as counts:
+                assert empty.fill(1)
+            assert not counts
             with pytest.raises(StorageError, match=f"changed since it was indexed: it has {len(new)} .* had {size}"):
                 reader.read_at(0, 10)
+
+
+def test_a_shard_that_ends_early_is_not_kept(tmp_path: Path) -> None:
+    path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
+    content = path.local.read_bytes()
+    cache = cache_of(tmp_path / "cache")
+    assert cache._node().version(path) is not None
+    reader = cache.open(path, len(content))
+    os.truncate(path.local, BLOCK + 10)
+    assert reader.read_at(BLOCK, 100) == content[BLOCK : BLOCK + 10]
+    assert block_files(tmp_path / "cache") == []
+    assert not [name for name in files_in(tmp_path / "cache") if "/claims/" in name]
+
+
+def test_ledger_follows_what_is_removed(tmp_path: Path) -> None:
+    path = shard(tmp_path / "far", "a.tar", 2 * BLOCK)
+    content = path.local.read_bytes()
+
+    def read() -> NodeCache:
+        cache = cache_of(tmp_path / "cache")
+        assert cache.open(path, len(content)).read_at(0, len(content)) == path.local.read_bytes()
+        return cache._node()
+
+    node = read()
+    before, version = node.total_bytes(), node.version(path)
+    assert version is not None
+    damage_by_overwriting(block_files(tmp_path / "cache")[0], Random(0))
+    assert {node.read(version, number, 0, 2 * BLOCK) for number in (0, 1)} & {None}
+    assert node.total_bytes() == before - file_bytes(BLOCK)
+    assert read().total_bytes() == before
+    path.local.write_bytes(bytes(reversed(content)))
+    assert read().total_bytes() == before
+    assert len(block_files(tmp_path / "cache")) == 2
+
+
+def test_an_error_frees_the_claims_of_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shard(tmp_path / "far", "a.tar", 3 * BLOCK)
+    reader = cache_of(tmp_path / "cache").open(path, 3 * BLOCK)
+    reader.read_at(BLOCK, 10)  # the blocks around it are two requests
+
+    def fails(*_: Any) -> bytes:
+        raise FileNotFoundError(path.url)
+
+    monkeypatch.setattr(LocalReader, "read_at", fails)
+    with pytest.raises(FileNotFoundError):
+        reader.read_at(0, 3 * BLOCK)
+    assert not [name for name in files_in(tmp_path / "cache") if "/claims/" in name]
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
@@ -149,7 +199,7 @@ def test_claims_that_end_without_a_block_give_their_bytes_back(
     path = shard(tmp_path / "far", "a.tar", 3 * BLOCK)
     node = cache_of(tmp_path / "cache", "1GB")._node()
     claim = claimed(node, path, 0)
-    before = node.total_bytes()
+    before, descriptors = node.total_bytes(), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         assert node.admit(claim)
         assert node.total_bytes() >= before + file_bytes(BLOCK)
@@ -162,8 +212,21 @@ def test_claims_that_end_without_a_block_give_their_bytes_back(
             node.release(claim)
         assert node.total_bytes() == before
         claim = claimed(node, path, 0)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
     node.release(claim)
     assert node.total_bytes() == before
+
+
+def test_a_comparison_in_the_future_does_not_count(tmp_path: Path) -> None:
+    """The clock of the node, or of another one that shares the folder, was wrong when the object was compared."""
+    path = shard(tmp_path / "far", "a.tar", BLOCK)
+    old = path.local.read_bytes()
+    assert cache_of(tmp_path / "cache").open(path, BLOCK).read_at(0, BLOCK) == old
+    (record,) = (tmp_path / "cache").glob("*/objects/*")
+    written = json.loads(record.read_bytes())
+    record.write_text(json.dumps({**written, "compared": written["compared"] + 1e6}))
+    path.local.write_bytes(bytes(reversed(old)))
+    assert cache_of(tmp_path / "cache").open(path, BLOCK).read_at(0, BLOCK) == bytes(reversed(old))
 
 
 def test_one_of_many_threads_fetches_a_block(tmp_path: Path) -> None:
@@ -221,6 +284,7 @@ def test_block_stored_at_the_last_moment_is_not_fetched_again(tmp_path: Path, mo
     with counted() as counts:
         assert reader.fill(0)
     assert counts == {"misses": 1, "bytes_remote": BLOCK}
+    assert not [name for name in files_in(tmp_path / "cache") if "/claims/" in name]
 
 
 def test_block_that_another_thread_gave_up_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
