@@ -25,7 +25,7 @@ def fold_into(
         channels_last: Whether a Linear takes patches whose fastest axis is the channel, and not the slowest.
 
     Raises:
-        ConfigError: It is another layer, or pads with values that bytes do not have.
+        ConfigError: It is another layer, has other inputs, or pads with values that bytes do not have.
     """
     import torch
     from torch import nn
@@ -35,13 +35,18 @@ def fold_into(
             f"A normalisation cannot be folded into a {type(layer).__name__}. Give the model's patch embedding: its "
             "Conv2d, Conv3d or Linear."
         )
-    if not isinstance(layer, nn.Linear) and any(layer.padding):
-        raise ConfigError(
-            f"The layer pads with {layer.padding} zeros, which are not zero as bytes. Give a patch embedding without "
-            "padding, or a front end with a dtype other than uint8."
-        )
-    weight = layer.weight.detach().double()
     channels = len(scale)
+    if not isinstance(layer, nn.Linear):
+        if layer.in_channels != channels or layer.groups != 1:
+            raise ConfigError(f"{layer} does not take all of {channels} channels at once, as a patch embedding does.")
+        if _pads(layer):
+            raise ConfigError(
+                f"The layer pads with zeros (padding={layer.padding!r}), which are not zero as bytes. Give a patch "
+                "embedding without padding, or a front end with a dtype other than uint8."
+            )
+    elif layer.in_features % channels:
+        raise ConfigError(f"{layer} does not take patches of {channels} channels. Give the model's patch embedding.")
+    weight = layer.weight.detach().double()
     last = channels_last and isinstance(layer, nn.Linear)
     parts = weight.view(len(weight), -1, channels) if last else weight.view(len(weight), channels, -1)
     by_channel = parts if last else parts.transpose(1, 2)  # [outputs, pixels of a patch, channels]
@@ -54,3 +59,9 @@ def fold_into(
             layer.bias = nn.Parameter(added.to(layer.weight.dtype))
         else:
             layer.bias.copy_(layer.bias.double() + added)
+
+
+def _pads(layer: torch.nn.Conv2d | torch.nn.Conv3d) -> bool:
+    if layer.padding == "same":
+        return any(side > 1 for side in layer.kernel_size)
+    return layer.padding != "valid" and any(layer.padding)

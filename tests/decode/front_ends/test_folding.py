@@ -14,6 +14,7 @@ from tests.decode.sample_images import sample_images
 
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor"}
 SIGLIP2 = {"image_processor_type": "Siglip2ImageProcessor", "do_convert_rgb": True}
+SIGLIP = {"image_processor_type": "SiglipImageProcessor"}
 CLIP = {"image_processor_type": "CLIPImageProcessor"}
 
 
@@ -26,6 +27,8 @@ CLIP = {"image_processor_type": "CLIPImageProcessor"}
         pytest.param(QWEN, lambda: nn.Linear(1176, 8), (-1, 1176), id="Qwen2-VL, linear"),
         pytest.param(SIGLIP2, lambda: nn.Linear(768, 8), (-1, 768), id="SigLIP 2"),
         pytest.param(CLIP, lambda: nn.Conv2d(3, 8, 32, 32), (-1, 3, 224, 224), id="CLIP"),
+        pytest.param(SIGLIP, lambda: nn.Conv2d(3, 8, 16, 16, padding="valid"), (-1, 3, 224, 224), id="SigLIP"),
+        pytest.param(SIGLIP, lambda: nn.Conv2d(3, 8, 1, padding="same"), (-1, 3, 224, 224), id="SigLIP, pixels"),
     ],
 )
 def test_bytes_through_the_folded_layer(config: Any, make: Any, shape: tuple[int, ...]) -> None:
@@ -44,7 +47,13 @@ def test_what_cannot_be_folded() -> None:
     front_end = FrontEnd.from_processor(CLIP, dtype="uint8")
     with pytest.raises(ConfigError, match=r"cannot be folded into a ReLU.*Conv2d, Conv3d or Linear"):
         front_end.fold_normalization(nn.ReLU())
-    with pytest.raises(ConfigError, match="pads with"):
-        front_end.fold_normalization(nn.Conv2d(3, 8, 16, padding=1))
+    for padding in (1, "same"):
+        with pytest.raises(ConfigError, match=f"pads with zeros .padding=.*{padding}"):
+            front_end.fold_normalization(nn.Conv2d(3, 8, 16, padding=padding))  # type: ignore[arg-type]
+    for layer in (nn.Conv2d(3, 6, 16, groups=3), nn.Conv2d(4, 8, 16)):
+        with pytest.raises(ConfigError, match=r"Conv2d.*does not take all of 3 channels at once"):
+            front_end.fold_normalization(layer)
+    with pytest.raises(ConfigError, match=r"Linear.*does not take patches of 3 channels"):
+        front_end.fold_normalization(nn.Linear(16, 8))
     with pytest.raises(ConfigError, match=r'dtype is "float32".*dtype="uint8"'):
         FrontEnd.from_processor(CLIP).fold_normalization(nn.Linear(768, 8))
