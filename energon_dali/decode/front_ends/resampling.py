@@ -156,6 +156,8 @@ def _resized_by_torch(pixels: torch.Tensor, height: int, width: int, filter: str
     if filter == "nearest":
         return interpolate(batch, size=(height, width), mode="nearest")[0]
     if not pixels.is_cuda:
+        if height == width == 1:  # torch fails an internal assertion if the result is one pixel of separate planes
+            batch = batch.contiguous(memory_format=torch.channels_last)
         return interpolate(batch, size=(height, width), mode=filter, antialias=True, align_corners=False)[0]
     # CUDA resamples floats alone. torchvision rounds and clamps likewise.
     values = interpolate(batch.float(), size=(height, width), mode=filter, antialias=True, align_corners=False)[0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from PIL import Image
 
-from energon_dali.decode.front_ends.resampling import FILTER_NAMES, PIL_FILTERS, Pixels
+from energon_dali.decode.front_ends.resampling import FILTER_NAMES, PIL_FILTERS, Pixels, Resampling
 from tests.decode.front_ends.images import draw_images
 
 MEAN_LEVELS = 0.3
@@ -45,3 +45,11 @@ def test_filters_that_torch_does_not_have_are_pils(filter: Any) -> None:
     by_pil = Pixels(image=image).resized(17, 23, filter, "pil").tensor
     assert torch.equal(Pixels(image=image).resized(17, 23, filter, "torch").tensor, by_pil)
     assert FILTER_NAMES[int(PIL_FILTERS[filter])] == filter
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
+def test_torch_makes_one_pixel_of_separate_planes(filter: Any) -> None:
+    planes = torch.randint(0, 256, (3, 30, 44), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    one, expected = (Pixels(tensor=planes).resized(1, 1, filter, by).tensor for by in get_args(Resampling))
+    assert one.shape == (3, 1, 1)
+    assert (one.int() - expected.int()).abs().max() <= 1
