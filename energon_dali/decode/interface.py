@@ -74,7 +74,7 @@ class MediaHandle:
 
     @property
     def num_tokens(self) -> int:
-        """Placeholder tokens that stand for the image in the text, computed from the header.
+        """Tokens of the image in the text, features and markers, as the processor counts them; from the header.
 
         Raises:
             ConfigError: The decoder has no front end.

@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_dali.cache import Lazy
 from energon_dali.decode import MediaHandle
-from energon_dali.decode.front_ends import FrontEnd, VisionInput
+from energon_dali.decode.front_ends import FrontEnd, ImageLayout, VisionInput
 from energon_dali.errors import ConfigError, DatasetError
 
 TOKEN_FIELDS = ("tokens", "input_ids", "length")
@@ -24,7 +24,7 @@ class _Media(Protocol):
     """A handle with a front end, or what it was decoded to."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def layout(self) -> ImageLayout: ...
 
 
 def count_tokens(sample: Any) -> int:
@@ -34,7 +34,9 @@ def count_tokens(sample: Any) -> int:
     the length of a list, a whole number. A sample without them may hold tokens and input_ids deeper inside, which are
     added. Media count wherever they are: handles, which know their tokens from the header, and decoded ones. A text
     whose placeholders were expanded contains the vision tokens already: nothing is added. If it has one placeholder per
-    image, that is replaced; without placeholders, the vision tokens are added to it. `length` counts all of the sample.
+    image, that is replaced; without placeholders, the vision tokens are added to it, with the markers around them.
+    Words that a family writes between the frames of a video count as the tokenizers of the published models split
+    them. `length` counts all of the sample.
 
     Args:
         sample: A dataclass, a dict, or any object with such fields.
@@ -158,10 +160,11 @@ def _may_hold_media(reference: Lazy[Any]) -> bool:
 
 def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
     """Returns the tokens that media add to those of the text."""
-    wanted = sum(one.num_tokens for one in media)
-    front_ends = {id(front_end): front_end for front_end in map(_front_end, media)}.values()
+    features = kept = added = 0
+    unknown: str | None = None
     ids: set[int] = set()
-    for front_end in front_ends:
+    for one in media:
+        front_end, layout = _front_end(one), one.layout
         # The features of a video are image tokens in some families, and the placeholder is a video token.
         own = {front_end.image_token_id, getattr(front_end, "video_token_id", None)} - {None}
         if not own:
@@ -171,17 +174,29 @@ def _vision_tokens(media: list[_Media], texts: list[Any]) -> int:
                 "FrontEnd.from_processor(processor, image_token_id=...), the whole length as the field `length`, or a "
                 "function that counts."
             )
+        own |= {front_end.placeholder_id} - {None}
         ids |= {number for number in own if number is not None}
+        features += layout.num_features
+        if front_end.placeholder_id is not None:
+            kept += front_end.kept_placeholders(layout)
+        elif front_end.kept_placeholders(layout):
+            unknown = front_end.image_token
+        added += front_end.text_tokens(layout)
     found = sum(_count_ids(text, ids) for text in texts)
-    if found == wanted:
+    if found == features + kept:
         return 0
     if found == len(media):
-        return wanted - found
+        return added - found
     if found == 0:
-        return wanted
+        if unknown is not None:
+            raise ConfigError(
+                f"The text may contain {unknown!r} for each image, and the front end does not know its id. Give "
+                "FrontEnd.from_processor(processor, placeholder_id=...), or expand the text first."
+            )
+        return added
     raise DatasetError(
-        f"The text has {found} placeholder tokens for {len(media)} images or videos with {wanted} tokens in all. "
-        f"It must have {wanted} (expanded), {len(media)} (one for each), or none."
+        f"The text has {found} placeholder tokens for {len(media)} images or videos with {features + kept} tokens in "
+        f"all. It must have {features + kept} (expanded), {len(media)} (one for each), or none."
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, cropped_view, resized_size
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import View
+from energon_dali.decode.front_ends.processor_config import LARGEST_SIDE, is_integer
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -143,28 +144,42 @@ def take_resolution_fields(
     overview = pair or (edge or 0, edge or 0)
     cut = crop_size.get("height") or overview[0]
     crop = None
-    if config.take("do_center_crop", crops):
+    if config.take_flag("do_center_crop", crops):
         if crop_size.keys() != {"height", "width"}:
-            raise config.error(f"crop_size={crop_size} is not a height and a width")
+            raise config.error(f"do_center_crop=True needs a height and a width, and crop_size={crop_size}")
         crop = (crop_size["height"], crop_size["width"])
-    resizes = bool(config.take("do_resize", True))
+    resizes = config.take_flag("do_resize", True)
     given = config.take("image_grid_pinpoints", resolutions)
-    try:
-        canvases = tuple((int(height), int(width)) for height, width in given)
-    except (TypeError, ValueError):
-        raise config.error(f"image_grid_pinpoints={given!r} is not a list of heights and widths") from None
+    canvases = _pairs(given)
+    if canvases is None:
+        allowed = f"a list of [height, width], whole numbers between 1 and {LARGEST_SIDE:,}"
+        raise config.invalid("image_grid_pinpoints", given, allowed)
     return {
         "values": config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
         "filter": config.take_filter("bicubic"),
-        "convert_rgb": bool(config.take("do_convert_rgb", True)),
+        "convert_rgb": config.take_flag("do_convert_rgb", True),
         "resolutions": canvases,
         "overview": overview,
         "cut": cut,
         "size": pair if resizes else None,
         "shortest_edge": edge if resizes else None,
         "crop": crop,
-        "pads_batch": bool(config.take("do_pad", True)),
+        "pads_batch": config.take_flag("do_pad", True),
     }
+
+
+def _pairs(given: Any) -> tuple[tuple[int, int], ...] | None:
+    """Returns the entries of image_grid_pinpoints, or None if one is not a height and a width."""
+    if not isinstance(given, (list, tuple)):
+        return None
+    pairs = []
+    for entry in given:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+            return None
+        if not all(is_integer(side) and 1 <= side <= LARGEST_SIDE for side in entry):
+            return None
+        pairs.append((int(entry[0]), int(entry[1])))
+    return tuple(pairs)
 
 
 @lru_cache(maxsize=4096)

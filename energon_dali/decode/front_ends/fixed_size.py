@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +25,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 
 
+_SMALLEST_FRACTION = 0.1
+"""Of crop_pct: an image is resized to its crop divided by this."""
 _CONVNEXT_CROPS_BELOW = 384
 """From this size on, ConvNeXt's processor resizes to a square and does not crop."""
 
@@ -90,23 +92,22 @@ class FixedSize(FrontEnd):
 
     family: ClassVar[str] = "fixed_size"
     processors: ClassVar[tuple[str, ...]] = tuple(_DEFAULTS)
+    unused_keys: ClassVar[frozenset[str]] = frozenset({"size_divisor"})
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         default = _DEFAULTS[config.type_name]
         size = config.take_size("size", default.size, square=default.square)
         crop_size = config.take_size("crop_size", default.crop or {}, square=True)
-        crops = bool(
-            config.take("do_center_crop", default.crop is not None if default.crops is None else default.crops)
-        )
+        crops = config.take_flag("do_center_crop", default.crop is not None if default.crops is None else default.crops)
         crop = _pair(crop_size) if crops else None
         if crops and crop is None:
-            raise config.error(f"crop_size={crop_size} is not a height and a width")
+            raise config.error(f"do_center_crop=True needs a height and a width, and crop_size={crop_size}")
         config.require("do_reduce_labels", False, "it changes the pixels of images too")
-        pads = config.type_name == "LlavaImageProcessor" and bool(config.take("do_pad", False))
-        config.require("do_pad", pads, "images of one size need no padding")
-        background = background_color(config, default.mean) if pads else None
-        if pads and background is None:
+        pads, pad_size = config.take_flag("do_pad", False), config.take_size("pad_size", {}, square=True)
+        squares = pads and config.type_name == "LlavaImageProcessor"
+        background = background_color(config, default.mean) if squares else None
+        if squares and background is None:
             raise config.error("image_mean is not a colour to pad with: it must be between 0 and 1")
         pair: tuple[int, int] | None = None
         shortest: int | None = None
@@ -115,23 +116,29 @@ class FixedSize(FrontEnd):
             if own_crop is not None and crop not in (None, own_crop):
                 raise config.error(f"crop_size={crop_size} would crop what is already cropped to size={size}")
             crop = own_crop or crop
-        elif config.take("do_resize", True):
+        elif config.take_flag("do_resize", True):
             pair, shortest = _size(config, size)
             if config.type_name == "LevitImageProcessor" and shortest is not None:
                 shortest = int((256 / 224) * shortest)
         if config.type_name == "PoolFormerImageProcessor":
-            fraction = float(config.take("crop_pct", 0.9))
+            fraction = config.take_number("crop_pct", 0.9, least=_SMALLEST_FRACTION, most=1)
             if pair is not None or shortest is not None:
                 pair, shortest = _before_crop(pair, shortest, fraction)
+        if pads and not squares and config.type_name != "BeitImageProcessor":  # which ignores it
+            final = crop or pair
+            if final is None:
+                raise config.error("do_pad=True pads images of several sizes. Give a size or crop_size of both sides")
+            if _pair(pad_size) not in (None, final):
+                raise config.error(f"pad_size={pad_size} pads images of {final}, which is not supported")
         return cls(
             values=config.take_values(mean=default.mean, std=default.std),
             filter=config.take_filter(default.filter),
-            convert_rgb=bool(config.take("do_convert_rgb", default.convert_rgb)),
+            convert_rgb=config.take_flag("do_convert_rgb", default.convert_rgb),
             size=pair,
             shortest_edge=shortest,
             crop=crop,
             background=background,
-            **_text_fields(config.outer),
+            **_text_fields(config),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -188,8 +195,8 @@ def _convnext_size(
     config: ProcessorConfig, size: dict[str, int]
 ) -> tuple[tuple[int, int] | None, int | None, tuple[int, int] | None]:
     """Returns ((height, width), shortest edge, crop)."""
-    fraction = float(config.take("crop_pct", 224 / 256))
-    if not config.take("do_resize", True):
+    fraction = config.take_number("crop_pct", 224 / 256, least=_SMALLEST_FRACTION, most=1)
+    if not config.take_flag("do_resize", True):
         return None, None, None
     shortest = size.get("shortest_edge")
     if shortest is None:
@@ -212,18 +219,18 @@ def _pair(size: dict[str, int]) -> tuple[int, int] | None:
     return (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
 
 
-def _text_fields(outer: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that LLaVA's processor knows: by them the model's features become tokens."""
-    if outer.get("processor_class") != "LlavaProcessor":
+def _text_fields(config: ProcessorConfig) -> dict[str, Any]:
+    """Returns the fields that LLaVA's processor has: by them the model's features become tokens."""
+    if config.outer.get("processor_class") != "LlavaProcessor":
         return {}
-    token = {"image_token": str(outer["image_token"])} if outer.get("image_token") else {}
-    if not outer.get("patch_size"):  # saved before the processor knew it; the values of the published models
+    token = {"image_token": config.outer_text("image_token", FixedSize.image_token)}
+    if "patch_size" not in config.outer:  # saved before the processor had it; the values of the published models
         strategy = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
         return {**strategy, **token}
     return {
-        "patch_size": int(outer["patch_size"]),
-        "num_additional_image_tokens": int(outer.get("num_additional_image_tokens") or 0),
-        "vision_feature_select_strategy": outer.get("vision_feature_select_strategy"),
+        "patch_size": config.outer_integer("patch_size", 14, least=1),
+        "num_additional_image_tokens": config.outer_integer("num_additional_image_tokens", 0),
+        "vision_feature_select_strategy": config.outer_strategy(),
         **token,
     }
 
@@ -238,8 +245,8 @@ def background_color(config: ProcessorConfig, mean: tuple[float, ...]) -> tuple[
     Returns:
         (red, green, blue), or None if they are not bytes: the processor fails when it pads.
     """
-    given = config.take("image_mean", mean)
-    red, green, blue = (int(value * 255) for value in ((given,) * 3 if isinstance(given, (int, float)) else given))
+    given = config.take_triple("image_mean", mean, least=-math.inf)
+    red, green, blue = (int(value * 255) for value in given)
     return (red, green, blue) if min(red, green, blue) >= 0 and max(red, green, blue) <= 255 else None
 
 

@@ -14,7 +14,12 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.layout import VideoLayout, View
 from energon_dali.decode.front_ends.qwen_video import frames_at_steps
 from energon_dali.decode.front_ends.resampling import Pixels
-from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd, frame_sampling, take_unused
+from energon_dali.decode.front_ends.video_front_end import (
+    VideoFrontEnd,
+    frame_sampling,
+    take_unused,
+    word_tokens,
+)
 from energon_dali.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -31,6 +36,8 @@ class FrameVideo(VideoFrontEnd):
     size: tuple[int, int] | None = None
     """(height, width) of the resized frames; None does not resize."""
 
+    unused_keys: ClassVar[frozenset[str]] = frozenset({"crop_size", "do_pad", "pad_size"})
+
     @staticmethod
     def take_size(config: ProcessorConfig) -> tuple[int, int] | None:
         """Returns the (height, width) of a processor's configuration; None if it does not resize.
@@ -38,11 +45,9 @@ class FrameVideo(VideoFrontEnd):
         Raises:
             ConfigError: It is something else, or frames are cropped.
         """
-        if config.take("do_center_crop", False):
-            raise config.error("do_center_crop=True is not supported for videos")
-        config.take("crop_size")
+        config.require("do_center_crop", False, "frames of videos are not cropped")
         size = config.take_size("size", {"height": 384, "width": 384})
-        if not config.take("do_resize", True):
+        if not config.take_flag("do_resize", True):
             return None
         if size.keys() != {"height", "width"}:
             raise config.error(f"size={size} is not a height and a width")
@@ -103,8 +108,8 @@ class LlavaOnevisionVideo(FrameVideo):
             values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
             filter=config.take_filter("bicubic"),
             size=cls.take_size(config),
-            video_token=config.outer.get("video_token", cls.video_token),
-            num_image_tokens=int(config.outer.get("num_image_tokens") or cls.num_image_tokens),
+            video_token=config.outer_text("video_token", cls.video_token),
+            num_image_tokens=config.outer_integer("num_image_tokens", cls.num_image_tokens, least=1),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
 
@@ -142,6 +147,7 @@ class InternVLVideo(FrameVideo):
     initial_shift: bool | float = True
     """Where sampling starts, in frames; True is half a step, so that frames are from the middle of their steps."""
 
+    unused_keys: ClassVar[frozenset[str]] = FrameVideo.unused_keys | {"crop_to_patches", "max_patches", "min_patches"}
     family: ClassVar[str] = "internvl_video"
     processors: ClassVar[tuple[str, ...]] = ("InternVLVideoProcessor",)
 
@@ -152,12 +158,12 @@ class InternVLVideo(FrameVideo):
             values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
             filter=config.take_filter("bicubic"),
             size=cls.take_size(config),
-            video_token=config.outer.get("video_token", cls.video_token),
-            image_token=config.outer.get("image_token", cls.image_token),
-            start_image_token=config.outer.get("start_image_token", cls.start_image_token),
-            end_image_token=config.outer.get("end_image_token", cls.end_image_token),
-            tile_tokens=int(config.outer.get("image_seq_length") or cls.tile_tokens),
-            initial_shift=config.take("initial_shift", True),
+            video_token=config.outer_text("video_token", cls.video_token),
+            image_token=config.outer_text("image_token", cls.image_token),
+            start_image_token=config.outer_text("start_image_token", cls.start_image_token),
+            end_image_token=config.outer_text("end_image_token", cls.end_image_token),
+            tile_tokens=config.outer_integer("image_seq_length", cls.tile_tokens, least=1),
+            initial_shift=_initial_shift(config),
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
 
@@ -176,9 +182,21 @@ class InternVLVideo(FrameVideo):
 
     def video_text(self, layout: VideoLayout) -> str:
         frame = self.start_image_token + self.image_token * self.tile_tokens + self.end_image_token
-        return "\n".join(f"Frame{number + 1}: {frame}" for number in range(len(layout.frames)))
+        return "".join(f"{words}{frame}" for words in self._words(layout))
+
+    def video_text_tokens(self, layout: VideoLayout) -> int:
+        return layout.num_tokens + sum(2 + word_tokens(words, 1) for words in self._words(layout))
+
+    def _words(self, layout: VideoLayout) -> list[str]:
+        """Returns the text before each frame."""
+        return [f"{chr(10) if number else ''}Frame{number + 1}: " for number in range(len(layout.frames))]
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch
 
         return {"pixel_values": torch.cat([video.values for sample in samples for video in sample])}
+
+
+def _initial_shift(config: ProcessorConfig) -> bool | float:
+    given = config.take("initial_shift", True)
+    return given if isinstance(given, bool) else config.take_number("initial_shift", given, least=0)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageDtype
 
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
+_LARGEST_VALUES = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,11 @@ class FrontEnd(ABC):
     image_token: str = "<image>"
     """Placeholder of an image in the text, and of each of its features after `expand_text`."""
     image_token_id: int | None = None
-    """Id of `image_token`, with which token counts tell whether a text is expanded. `from_processor` takes it from a
-    processor that has a tokenizer, or from the config.json of a model's folder."""
+    """Id of an image's features in the expanded text, by which token counts see whether a text is expanded: that of
+    `image_token`, except for Gemma 3. `from_processor` takes it from a processor that has a tokenizer, or from the
+    config.json of a model's folder."""
+    placeholder_id: int | None = None
+    """Id of `image_token`, if it is not that of a feature (Gemma 3); taken likewise."""
     convert_rgb: bool = True
     """Converts gray, palette and CMYK images to RGB and puts transparent ones on white. If not, an image that is not
     RGB is a DecodeError of its sample."""
@@ -67,6 +71,11 @@ class FrontEnd(ABC):
     """Keys of `collate` that the model's forward takes."""
     channels_last: ClassVar[bool] = False
     """Whether the fastest axis of a patch is the channel."""
+    unused_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of a configuration that the processors do not read, whatever their values."""
+    float_backends: ClassVar[frozenset[str]] = frozenset()
+    """Backends of the processors ("pil", "torch") that return float32 even if they neither rescale nor normalise. The
+    others return bytes then."""
     fill: ClassVar[tuple[int, int, int] | None] = (0, 0, 0)
     """Bytes around a view on its canvas; None: zeros after normalisation."""
 
@@ -80,6 +89,12 @@ class FrontEnd(ABC):
                 raise ConfigError(
                     f"{type(self).__name__}({name}={value!r}) is unknown. Give one of {', '.join(allowed)}."
                 )
+        largest = self.values.largest()
+        if not largest <= _LARGEST_VALUES.get(self.dtype, float("inf")):
+            raise ConfigError(
+                f"{type(self).__name__}(values={self.values}, dtype={self.dtype!r}) makes values of up to {largest:g}, "
+                "which that dtype cannot hold. Give other values for rescale, mean and std, or another dtype."
+            )
 
     @classmethod
     @abstractmethod
@@ -92,14 +107,15 @@ class FrontEnd(ABC):
 
     @staticmethod
     def from_processor(
-        processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+        processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
     ) -> FrontEnd:
         """Returns the front end that makes what a Hugging Face processor makes.
 
         Args:
             processor: An image or video processor, or a processor that has one; or the folder (or JSON file) that it
                 was saved to, for which transformers need not be installed.
-            dtype: Type of the values.
+            dtype: Type of the values; None takes the processor's: "float32", or "uint8" if it neither rescales nor
+                normalises.
             resampling: Who resamples; None follows the processor's backend, and takes "pil" for a folder.
             **fields: Further fields of the family's front end, such as patch_size, which some processors do not know.
 
@@ -137,6 +153,22 @@ class FrontEnd(ABC):
             layout: Of the image.
         """
         return self.image_token * layout.num_tokens
+
+    def text_tokens(self, layout: ImageLayout) -> int:
+        """Returns the tokens of `image_text`, of which each marker is one in the tokenizers of the published models.
+
+        Args:
+            layout: Of the image.
+        """
+        return layout.num_tokens
+
+    def kept_placeholders(self, layout: ImageLayout) -> int:
+        """Returns how often `image_token` is in `image_text` without being a feature; 0 except for Gemma 3.
+
+        Args:
+            layout: Of the image.
+        """
+        return 0
 
     def expand_text(self, text: str, layouts: Iterable[ImageLayout]) -> str:
         """Returns a text with each image token replaced by the tokens of its image, as the processor expands it.

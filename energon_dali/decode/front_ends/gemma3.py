@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_SIDE, ProcessorConfig
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError, DecodeError
-
-if TYPE_CHECKING:
-    from energon_dali.decode.front_ends.processor_config import ProcessorConfig
 
 _HALF = (0.5, 0.5, 0.5)
 _PROCESSOR_DEFAULTS = {
@@ -25,6 +23,9 @@ _PROCESSOR_DEFAULTS = {
     "pan_and_scan_min_ratio_to_activate": 1.2,
 }
 """What Gemma3Processor passes to its image processor, whatever that is set to."""
+_MOST_CROPS = 256
+_WORDS_AROUND_CROPS = 17
+"""Tokens of the words of `image_text` with crops: each of the 15 words, and the space before an image, is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,12 @@ class Gemma3(FrontEnd):
     """Placeholder of a feature in the expanded text."""
     end_token: str = "<end_of_image>"
     """Text after the features."""
+    blank_line_tokens: int = 1
+    """Tokens of an empty line in the tokenizer: 1 if it merges two line breaks."""
 
     family: ClassVar[str] = "gemma3"
     processors: ClassVar[tuple[str, ...]] = ("Gemma3ImageProcessor",)
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +72,7 @@ class Gemma3(FrontEnd):
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 224, "width": 224})
         pair: tuple[int, int] | None = None
-        if config.take("do_resize", True):
+        if config.take_flag("do_resize", True):
             if size.keys() != {"height", "width"}:
                 raise config.error(f"size={size} is not a height and a width")
             pair = (size["height"], size["width"])
@@ -82,17 +86,29 @@ class Gemma3(FrontEnd):
             missing = [name for name, value in given.items() if value is None]
             if missing:
                 raise config.error(f"do_pan_and_scan is set, but {', '.join(missing)} is not")
-        known = {name: value for name, value in given.items() if value is not None}
-        inner_length = config.take("image_seq_length", 256)
-        front_end = cls(
+        # Checked like values of the file itself.
+        scan = ProcessorConfig({**given, "image_processor_type": config.type_name})
+        own_length = config.take_integer("image_seq_length", cls.image_seq_length)
+        return cls(
             values=config.take_values(mean=_HALF, std=_HALF),
             filter=config.take_filter("bilinear"),
-            convert_rgb=bool(config.take("do_convert_rgb", True)) or bool(config.outer),
+            convert_rgb=config.take_flag("do_convert_rgb", True) or bool(config.outer),
             size=pair,
-            image_seq_length=int(config.outer.get("image_seq_length", inner_length)),
-            image_token=str(config.outer.get("boi_token", "<start_of_image>")),
+            do_pan_and_scan=scan.take_flag("do_pan_and_scan", cls.do_pan_and_scan),
+            pan_and_scan_min_crop_size=scan.take_integer(
+                "pan_and_scan_min_crop_size", cls.pan_and_scan_min_crop_size, most=LARGEST_SIDE
+            ),
+            pan_and_scan_max_num_crops=scan.take_integer(
+                "pan_and_scan_max_num_crops", cls.pan_and_scan_max_num_crops, most=_MOST_CROPS
+            ),
+            pan_and_scan_min_ratio_to_activate=scan.take_number(
+                "pan_and_scan_min_ratio_to_activate", cls.pan_and_scan_min_ratio_to_activate
+            ),
+            image_seq_length=config.outer_integer("image_seq_length", own_length, least=1),
+            image_token=config.outer_text("boi_token", cls.image_token),
+            placeholder_id=config.start_token_id,
+            blank_line_tokens=config.blank_line_tokens(),
         )
-        return front_end.with_fields(**known)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         boxes = self._crops(width, height) if self.do_pan_and_scan else []
@@ -128,6 +144,17 @@ class Gemma3(FrontEnd):
         return f"Here is the original image {image} and here are some crops to help you see better " + " ".join(
             [image] * crops
         )
+
+    def text_tokens(self, layout: ImageLayout) -> int:
+        """Returns the tokens of `image_text`; the words around crops are counted as Gemma's tokenizer splits them."""
+        views = len(layout.views)
+        markers = views * (2 + 2 * self.blank_line_tokens)
+        if views == 1:
+            return layout.num_tokens + markers
+        return layout.num_tokens + markers + _WORDS_AROUND_CROPS + views - 2  # spaces between crops
+
+    def kept_placeholders(self, layout: ImageLayout) -> int:
+        return len(layout.views)
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch

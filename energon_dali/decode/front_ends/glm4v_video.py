@@ -13,7 +13,7 @@ from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
 from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
-from energon_dali.decode.front_ends.video_front_end import take_unused
+from energon_dali.decode.front_ends.video_front_end import take_unused, word_tokens
 from energon_dali.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _FRAMES_PER_TIME = 2
 """The text has the time of every second frame, whatever the temporal patch size."""
+_DIGITS = 3
+"""Most digits of a token of GLM's tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +60,11 @@ class Glm4VVideo(PatchedVideo):
         take_unused(config, "max_image_size", "num_frames")
         return cls(
             **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
-            video_token=config.outer.get("video_token", cls.video_token),
-            image_token=config.outer.get("image_token", cls.image_token),
-            samples=bool(config.take("do_sample_frames", True)),
-            fps=float(config.take("fps", 2.0)),
-            max_duration=float(config.take("max_duration", 300)),
+            video_token=config.outer_text("video_token", cls.video_token),
+            image_token=config.outer_text("image_token", cls.image_token),
+            samples=config.take_flag("do_sample_frames", True),
+            fps=config.take_number("fps", 2.0),
+            max_duration=config.take_number("max_duration", 300),
         )
 
     def choose_frames(self, total_frames: int, fps: float) -> list[int]:
@@ -88,8 +90,15 @@ class Glm4VVideo(PatchedVideo):
     def video_text(self, layout: VideoLayout) -> str:
         groups = layout.grid[0]
         tokens = self.begin_of_image_token + self.image_token * (layout.num_tokens // groups) + self.end_of_image_token
+        return "".join(tokens + time for time in self._times(layout))
+
+    def video_text_tokens(self, layout: VideoLayout) -> int:
+        return layout.num_tokens + sum(2 + word_tokens(time, _DIGITS) for time in self._times(layout))
+
+    def _times(self, layout: VideoLayout) -> list[str]:
+        """Returns the text after each temporal patch."""
         seconds = layout.frame_seconds[::_FRAMES_PER_TIME]
-        return "".join(tokens + self.time_text(seconds[min(group, len(seconds) - 1)]) for group in range(groups))
+        return [self.time_text(seconds[min(group, len(seconds) - 1)]) for group in range(layout.grid[0])]
 
     def time_text(self, seconds: float) -> str:
         """Returns the time of a temporal patch as the text has it."""

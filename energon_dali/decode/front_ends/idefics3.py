@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import DecodeError
 
@@ -48,10 +49,14 @@ class Idefics3(FrontEnd):
     """Text before and after the tokens of a tile."""
     global_image_token: str = "<global-img>"
     """Text before the tokens of the tile that shows the whole image."""
+    blank_line_tokens: int = 1
+    """Tokens of an empty line in the tokenizer: 1 if it merges two line breaks."""
 
     family: ClassVar[str] = "idefics3"
     processors: ClassVar[tuple[str, ...]] = tuple(_DEFAULT_TOKENS)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
+    float_backends: ClassVar[frozenset[str]] = frozenset({"torch"})
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
@@ -61,25 +66,27 @@ class Idefics3(FrontEnd):
             raise config.error(f"max_image_size={tile} has no longest_edge")
         config.require("do_pad", True, "images with different numbers of tiles form no batch without padding")
         config.take("video_sampling")  # how SmolVLM chooses the frames of videos
-        resizes = bool(config.take("do_resize", True))
+        resizes = config.take_flag("do_resize", True)
         pair = (size["height"], size["width"]) if {"height", "width"} <= size.keys() else None
         if resizes and "longest_edge" not in size and pair is None:
             raise config.error(f"size={size} is neither a longest_edge nor a height and a width")
         longest = size.get("longest_edge")
-        outer = config.outer
         return cls(
             values=config.take_values(mean=_HALF, std=_HALF),
             filter=config.take_filter("lanczos"),
-            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            convert_rgb=config.take_flag("do_convert_rgb", True),
             tile_size=tile["longest_edge"],
             longest_edge=longest if resizes else None,
             size=pair if resizes and longest is None else None,
-            splits=bool(config.take("do_image_splitting", True)),
-            image_seq_len=int(outer.get("image_seq_len", _DEFAULT_TOKENS[config.type_name])),
-            returns_rows=bool(config.take("return_row_col_info", False)),
-            image_token=str(outer.get("image_token", "<image>")),
-            fake_image_token=str(outer.get("fake_image_token", "<fake_token_around_image>")),
-            global_image_token=str(outer.get("global_image_token", outer.get("global_image_tag", "<global-img>"))),
+            splits=config.take_flag("do_image_splitting", True),
+            image_seq_len=config.outer_integer("image_seq_len", _DEFAULT_TOKENS[config.type_name], least=1),
+            returns_rows=config.take_flag("return_row_col_info", False),
+            image_token=config.outer_text("image_token", cls.image_token),
+            fake_image_token=config.outer_text("fake_image_token", cls.fake_image_token),
+            global_image_token=config.outer_text(
+                "global_image_token", config.outer_text("global_image_tag", cls.global_image_token)
+            ),
+            blank_line_tokens=config.blank_line_tokens(),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -105,7 +112,9 @@ class Idefics3(FrontEnd):
                 views.append(View(tile, tile, source=before + 1))
         else:
             views.append(View(tile, tile, source=before))
-        return ImageLayout(height, width, tuple(views), (rows * columns + 1) * self.image_seq_len, (rows, columns))
+        features = (rows * columns + 1) * self.image_seq_len
+        markers = 3 + rows * (2 * columns + 1) + (self.blank_line_tokens - 1 if rows else 0)
+        return ImageLayout(height, width, tuple(views), features + markers, (rows, columns), num_markers=markers)
 
     def image_text(self, layout: ImageLayout) -> str:
         rows, columns = layout.grid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, finite_number
 from energon_dali.decode.front_ends.vision_input import VisionInput
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.resampling import Pixels
 
 _HALF = (0.5, 0.5, 0.5)
+_CLUSTERS = "a list of colours of three numbers, as do_color_quantize is set"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +41,28 @@ class ImageGPT(FrontEnd):
     family: ClassVar[str] = "imagegpt"
     processors: ClassVar[tuple[str, ...]] = ("ImageGPTImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("input_ids", "pixel_values")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 256, "width": 256}, square=True)
         pair: tuple[int, int] | None = None
-        if config.take("do_resize", True):
+        if config.take_flag("do_resize", True):
             if size.keys() != {"height", "width"}:
                 raise config.error(f"size={size} is not a height and a width")
             pair = (size["height"], size["width"])
         colours = config.take("clusters")
         clusters: tuple[tuple[float, ...], ...] | None = None
-        if config.take("do_color_quantize", True):
-            if colours is None or any(len(colour) != 3 for colour in colours):
-                raise config.error("do_color_quantize is set, but clusters is not a list of colours of three numbers")
-            clusters = tuple(tuple(float(value) for value in colour) for colour in colours)
+        if config.take_flag("do_color_quantize", True):
+            if not isinstance(colours, Iterable) or isinstance(colours, (str, bytes, Mapping)):
+                raise config.invalid("clusters", colours, _CLUSTERS)
+            clusters = tuple(_colour(config, colour) for colour in colours)
+            if not clusters:
+                raise config.invalid("clusters", colours, _CLUSTERS)
         return cls(
             values=config.take_values(mean=_HALF, std=_HALF),
             filter=config.take_filter("bilinear"),
-            convert_rgb=bool(config.take("do_convert_rgb", False)),
+            convert_rgb=config.take_flag("do_convert_rgb", False),
             size=pair,
             clusters=clusters,
         )
@@ -90,6 +95,19 @@ class ImageGPT(FrontEnd):
 
         name = "pixel_values" if self.clusters is None else "input_ids"
         return {name: torch.cat([image.values for sample in samples for image in sample])}
+
+
+def _colour(config: ProcessorConfig, colour: Any) -> tuple[float, ...]:
+    """Returns an entry of clusters.
+
+    Raises:
+        ConfigError: It is not three numbers.
+    """
+    several = isinstance(colour, Iterable) and not isinstance(colour, (str, bytes, Mapping))
+    numbers = tuple(finite_number(value) for value in colour) if several else ()
+    if len(numbers) != 3 or None in numbers:
+        raise config.invalid("clusters", colour, f"{_CLUSTERS}; this is one of them")
+    return tuple(number for number in numbers if number is not None)
 
 
 def _nearest(values: NDArray[np.float32], colours: NDArray[np.float64]) -> NDArray[np.int64]:

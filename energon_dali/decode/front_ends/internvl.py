@@ -12,10 +12,14 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD, require_one_size
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
 from energon_dali.decode.front_ends.vision_input import VisionInput
 
 if TYPE_CHECKING:
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+_MOST_TILES = 256
+"""Largest min_patches and max_patches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,7 @@ class InternVL(FrontEnd):
 
     family: ClassVar[str] = "internvl"
     processors: ClassVar[tuple[str, ...]] = ("GotOcr2ImageProcessor",)
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
@@ -55,41 +60,41 @@ class InternVL(FrontEnd):
         around = outer.get("processor_class")
         if around not in (None, "InternVLProcessor"):
             raise config.error(
-                f"The text of {around} is not covered, only that of InternVLProcessor. Give its image_processor if you "
-                "expand the text yourself"
+                f"the text of processor_class={around} is not covered, only that of InternVLProcessor. Give its "
+                "image_processor if you expand the text yourself"
             )
         # InternVL's processor cuts images whatever its image processor says.
-        tiles = bool(config.take("crop_to_patches", False)) or around is not None
+        tiles = config.take_flag("crop_to_patches", False) or around is not None
         return cls(
             values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
             filter=config.take_filter("bicubic"),
-            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            convert_rgb=config.take_flag("do_convert_rgb", True),
             tile_size=(size["height"], size["width"]),
             tiles=tiles,
-            min_tiles=int(config.take("min_patches", 1)),
-            max_tiles=int(config.take("max_patches", 12)),
-            tile_tokens=int(outer.get("image_seq_length") or 256),
-            resizes=bool(config.take("do_resize", True)),
-            image_token=str(outer.get("image_token") or "<IMG_CONTEXT>"),
-            start_image_token=str(outer.get("start_image_token") or "<img>"),
-            end_image_token=str(outer.get("end_image_token") or "</img>"),
+            min_tiles=config.take_integer("min_patches", 1, most=_MOST_TILES),
+            max_tiles=config.take_integer("max_patches", 12, most=_MOST_TILES),
+            tile_tokens=config.outer_integer("image_seq_length", 256, least=1),
+            resizes=config.take_flag("do_resize", True),
+            image_token=config.outer_text("image_token", cls.image_token),
+            start_image_token=config.outer_text("start_image_token", cls.start_image_token),
+            end_image_token=config.outer_text("end_image_token", cls.end_image_token),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
         tile_height, tile_width = self.tile_size
         if not self.tiles or self.max_tiles <= 1:
             whole = View(tile_height, tile_width) if self.resizes else View(height, width)
-            return ImageLayout(height, width, (whole,), self.tile_tokens, (1, 1))
+            return ImageLayout(height, width, (whole,), self.tile_tokens + 2, (1, 1), num_markers=2)
         grid = _choose_grid(height, width, tile_height * tile_width, self.min_tiles, self.max_tiles)
         rows, columns = grid
         views = [View(tile_height * rows, tile_width * columns, tile=self.tile_size)]
         if rows * columns > 1:
             views.append(View(tile_height, tile_width))
         tiles = rows * columns + len(views) - 1
-        return ImageLayout(height, width, tuple(views), tiles * self.tile_tokens, grid)
+        return ImageLayout(height, width, tuple(views), tiles * self.tile_tokens + 2, grid, num_markers=2)
 
     def image_text(self, layout: ImageLayout) -> str:
-        return f"{self.start_image_token}{self.image_token * layout.num_tokens}{self.end_image_token}"
+        return f"{self.start_image_token}{self.image_token * layout.num_features}{self.end_image_token}"
 
     def collate(self, samples: Sequence[Sequence[VisionInput]]) -> dict[str, Any]:
         import torch

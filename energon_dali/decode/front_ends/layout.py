@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 IMAGE = -1
 """`View.source` of a view that is resampled from the decoded image."""
@@ -64,10 +64,17 @@ class ImageLayout:
     views: tuple[View, ...]
     """In the order of the result."""
     num_tokens: int
-    """Vision tokens: placeholder tokens that stand for image features in the text."""
+    """Tokens of the image in the text, as the processor counts them: its features, and `num_markers`."""
     grid: tuple[int, ...] = ()
     """Integers of the family: the patch grid (frames, rows, columns), the tile grid (rows, columns), an index of an
     aspect ratio. The family's class says which."""
+    num_markers: int = field(default=0, kw_only=True)
+    """Those of `num_tokens` that are no features: tokens before, between and after them."""
+
+    @property
+    def num_features(self) -> int:
+        """Placeholder tokens in the text that stand for features of the image, after `expand_text`."""
+        return self.num_tokens - self.num_markers
 
     @property
     def num_tiles(self) -> int:

@@ -42,6 +42,7 @@ class LlavaNext(AnyResolution):
     family: ClassVar[str] = "llava_next"
     processors: ClassVar[tuple[str, ...]] = ("LlavaNextImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+    unused_keys: ClassVar[frozenset[str]] = frozenset({"aspect_ratio_setting", "pad_size"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +50,8 @@ class LlavaNext(AnyResolution):
         if not 0 < self.patch_size <= min(height, width):
             raise ConfigError(
                 f"LlavaNext(patch_size={self.patch_size}) leaves no whole patch in a tile of {height} x {width}, so "
-                "the tokens of an image cannot be counted. Give a patch_size between 1 and the side of a tile."
+                "the tokens of an image cannot be counted. Give a patch_size between 1 and the side of a tile "
+                "(size and crop_size)."
             )
 
     @classmethod
@@ -60,15 +62,14 @@ class LlavaNext(AnyResolution):
         outer = config.outer
         around = outer.get("processor_class")
         if around not in _OUTER_CLASSES:
-            raise config.error(f"The text of {around} is not covered. Give its image_processor")
+            raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
         # LLaVA-NeXT's processor pads whatever its image processor says.
         fields["pads_batch"] = fields["pads_batch"] or around is not None
-        if outer.get("image_token"):
-            fields["image_token"] = str(outer["image_token"])
-        if outer.get("patch_size"):
-            fields["patch_size"] = int(outer["patch_size"])
-            fields["vision_feature_select_strategy"] = outer.get("vision_feature_select_strategy")
-            fields["num_additional_image_tokens"] = int(outer.get("num_additional_image_tokens") or 0)
+        fields["image_token"] = config.outer_text("image_token", cls.image_token)
+        if "patch_size" in outer:
+            fields["patch_size"] = config.outer_integer("patch_size", 14, least=1)
+            fields["vision_feature_select_strategy"] = config.outer_strategy()
+            fields["num_additional_image_tokens"] = config.outer_integer("num_additional_image_tokens", 0)
         return cls(**fields)
 
     def layout(self, width: int, height: int) -> ImageLayout:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SIDES = (384, 768, 1152, 1536, 1920, 2304)
 _RESOLUTIONS = tuple((height, width) for height in _SIDES for width in _SIDES)
+_MOST_DIGITS = 4
+"""Of the number in vision_aspect_ratio."""
 _SHRINKS_FROM = 1.1
 """Features are interpolated to fewer if their grid is longer than the limit's by more than this factor."""
 
@@ -54,6 +56,7 @@ class LlavaOnevision(AnyResolution):
     family: ClassVar[str] = "llava_onevision"
     processors: ClassVar[tuple[str, ...]] = ("LlavaOnevisionImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes", "batch_num_images")
+    unused_keys: ClassVar[frozenset[str]] = frozenset({"pad_size"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,17 +72,20 @@ class LlavaOnevision(AnyResolution):
         outer = config.outer
         around = outer.get("processor_class")
         if around not in (None, "LlavaOnevisionProcessor"):
-            raise config.error(f"The text of {around} is not covered. Give its image_processor")
+            raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
         fields["background"] = background_color(config, CLIP_MEAN)
-        if outer.get("image_token"):
-            fields["image_token"] = str(outer["image_token"])
-        if outer.get("num_image_tokens"):
-            fields["num_image_tokens"] = int(outer["num_image_tokens"])
-            fields["vision_feature_select_strategy"] = outer.get("vision_feature_select_strategy")
-        given = outer.get("vision_aspect_ratio") or "anyres_max_9"
-        limit = str(given).removeprefix("anyres_max_")
-        if not limit.isdecimal() or int(limit) == 0:
-            raise config.error(f"vision_aspect_ratio={given!r} is not anyres_max_ with a number, such as anyres_max_9")
+        fields["image_token"] = config.outer_text("image_token", cls.image_token)
+        if "num_image_tokens" in outer:
+            fields["num_image_tokens"] = config.outer_integer("num_image_tokens", 729, least=1)
+            fields["vision_feature_select_strategy"] = config.outer_strategy()
+        given = config.outer_text("vision_aspect_ratio", "anyres_max_9")
+        limit = given.removeprefix("anyres_max_")
+        if not limit.isdecimal() or len(limit) > _MOST_DIGITS or int(limit) == 0:
+            raise config.invalid(
+                "vision_aspect_ratio",
+                given,
+                f"anyres_max_ with a number of at most {_MOST_DIGITS} digits: anyres_max_9",
+            )
         return cls(max_tiles=int(limit), **fields)
 
     def layout(self, width: int, height: int) -> ImageLayout:

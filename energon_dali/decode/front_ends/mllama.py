@@ -13,6 +13,7 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import HALF
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
     from energon_dali.decode.front_ends.processor_config import ProcessorConfig
+
+_MOST_TILES = 64
+"""Largest max_image_tiles; a batch has room for as many tiles per image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,27 +43,27 @@ class Mllama(FrontEnd):
     family: ClassVar[str] = "mllama"
     processors: ClassVar[tuple[str, ...]] = ("MllamaImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
+    float_backends: ClassVar[frozenset[str]] = frozenset({"pil", "torch"})
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
         size = config.take_size("size", {"height": 224, "width": 224}, square=True)
-        if size.keys() != {"height", "width"} or size["height"] != size["width"] or size["height"] < 1:
+        if size.keys() != {"height", "width"} or size["height"] != size["width"]:
             raise config.error(f"size={size} is not a square, which Mllama's processor wants")
         config.require("do_resize", True, "Mllama's processor always resizes")
         config.require("do_pad", True, "Mllama's processor always pads")
         around = config.outer.get("processor_class")
-        max_tiles = int(config.take("max_image_tiles", 4))
-        if max_tiles < 1:
-            raise config.error(f"max_image_tiles={max_tiles} is less than 1")
+        max_tiles = config.take_integer("max_image_tiles", 4, most=_MOST_TILES)
         if around not in (None, "MllamaProcessor"):
-            raise config.error(f"The text of {around} is not covered. Give its image_processor")
+            raise config.error(f"the text of processor_class={around} is not covered. Give its image_processor")
         return cls(
             values=config.take_values(mean=HALF, std=HALF),
             filter=config.take_filter("bilinear"),
-            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            convert_rgb=config.take_flag("do_convert_rgb", True),
             tile_size=size["height"],
             max_tiles=max_tiles,
-            image_token=str(config.outer.get("image_token") or "<|image|>"),
+            image_token=config.outer_text("image_token", cls.image_token),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:

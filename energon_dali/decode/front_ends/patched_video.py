@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.layout import VideoLayout, View
-from energon_dali.decode.front_ends.qwen2_vl import check_patches
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.qwen2_vl import check_patches, check_pixels, take_patches, take_pixels
 from energon_dali.decode.front_ends.resampling import Pixels
 from energon_dali.decode.front_ends.video_front_end import VideoFrontEnd
 from energon_dali.errors import DecodeError
@@ -43,6 +44,7 @@ class PatchedVideo(VideoFrontEnd):
     """Whether frames are resized; if not, their sides must be multiples of patch_size * merge_size."""
 
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values_videos", "video_grid_thw")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,10 +136,7 @@ def take_patch_fields(
         "filter": config.take_filter("bicubic"),
         "min_pixels": pixels[0],
         "max_pixels": pixels[1],
-        "patch_size": int(config.take("patch_size", patch_size)),
-        "temporal_patch_size": int(config.take("temporal_patch_size", 2)),
-        "merge_size": int(config.take("merge_size", 2)),
-        "resizes": bool(config.take("do_resize", True)),
+        **take_patches(config, patch_size),
     }
 
 
@@ -151,7 +150,4 @@ def take_shared_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -
     Raises:
         ConfigError: One of the two is missing.
     """
-    size = config.take_size("size", {"shortest_edge": default[0], "longest_edge": default[1]})
-    if {"shortest_edge", "longest_edge"} - size.keys():
-        raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
-    return size["shortest_edge"], size["longest_edge"]
+    return check_pixels(config, take_pixels(config, default))

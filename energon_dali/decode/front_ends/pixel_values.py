@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +38,10 @@ class PixelValues:
     def table(self, channels: int = 3) -> NDArray[np.float32]:
         """Returns the value of each byte: float32[channels, 256]. Shared: do not change it."""
         return _table(self, channels)
+
+    def largest(self) -> float:
+        """Returns the largest absolute value of any byte; infinite if one is not a finite number."""
+        return _largest(self)
 
     def convert(
         self,
@@ -144,6 +149,13 @@ class _Steps:
 
 def _channels(values: tuple[float, ...], channels: int) -> NDArray[np.float32]:
     return np.array(values * channels if len(values) == 1 else values, np.float32)
+
+
+@lru_cache(maxsize=64)
+def _largest(values: PixelValues) -> float:
+    with np.errstate(all="ignore"):
+        table = np.abs(_table(values, 3))
+    return float(table.max()) if np.isfinite(table).all() else math.inf
 
 
 @lru_cache(maxsize=64)

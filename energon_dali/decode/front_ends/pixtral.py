@@ -12,6 +12,7 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH, MOST_MERGED
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import DecodeError
 
@@ -40,6 +41,7 @@ class Pixtral(FrontEnd):
     family: ClassVar[str] = "pixtral"
     processors: ClassVar[tuple[str, ...]] = ("PixtralImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+    unused_keys: ClassVar[frozenset[str]] = frozenset({"crop_size", "pad_size"})
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
@@ -50,22 +52,23 @@ class Pixtral(FrontEnd):
         longest = size.get("longest_edge")
         if longest is None and not {"height", "width"} <= size.keys():
             raise config.error(f"size={size} is neither a longest_edge nor a height and a width")
-        patch = config.take_size("patch_size", {"height": 16, "width": 16}, square=True)
+        patch = config.take_size("patch_size", {"height": 16, "width": 16}, square=True, most=LARGEST_PATCH)
         if not {"height", "width"} <= patch.keys():
             raise config.error(f"patch_size={patch} is not a height and a width")
         outer = config.outer
         if "patch_size" in outer:  # the processor around it passes its own
-            side = int(outer["patch_size"]) * int(outer.get("spatial_merge_size", 1))
+            side = config.outer_integer("patch_size", 16, least=1, most=LARGEST_PATCH)
+            side *= config.outer_integer("spatial_merge_size", 1, least=1, most=MOST_MERGED)
             patch = {"height": side, "width": side}
         return cls(
             values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
             filter=config.take_filter("bicubic"),
-            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            convert_rgb=config.take_flag("do_convert_rgb", True),
             size=(longest, longest) if longest is not None else (size["height"], size["width"]),
             patch_size=(patch["height"], patch["width"]),
-            image_token=str(outer.get("image_token", "[IMG]")),
-            break_token=str(outer.get("image_break_token", "[IMG_BREAK]")),
-            end_token=str(outer.get("image_end_token", "[IMG_END]")),
+            image_token=config.outer_text("image_token", cls.image_token),
+            break_token=config.outer_text("image_break_token", cls.break_token),
+            end_token=config.outer_text("image_end_token", cls.end_token),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -78,7 +81,7 @@ class Pixtral(FrontEnd):
         if not rows or not columns:
             raise DecodeError(f"{width} x {height} pixels are too narrow: the processor makes one side 0 pixels long")
         view = View(rows * self.patch_size[0], columns * self.patch_size[1])
-        return ImageLayout(height, width, (view,), rows * columns, (rows, columns))
+        return ImageLayout(height, width, (view,), rows * (columns + 1), (rows, columns), num_markers=rows)
 
     def image_text(self, layout: ImageLayout) -> str:
         rows, columns = layout.grid

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ _WITHOUT_EFFECT = frozenset(
         "auto_map",
         "backend",
         "data_format",
+        "default_to_square",  # `take_size` takes it where it has an effect
         "device",
         "disable_grouping",
         "feature_extractor_type",
@@ -24,47 +27,104 @@ _WITHOUT_EFFECT = frozenset(
         "image_seq_length",
         "input_data_format",
         "model_input_names",
+        "model_valid_processing_keys",
         "processor_class",
         "return_tensors",
         "video_processor_type",
     }
 )
 """Keys that do not change pixels: how the processor is called, stored or batched, and counts of tokens."""
+_SOUND = frozenset(
+    {
+        "chunk_length",
+        "dither",
+        "feature_size",
+        "fft_length",
+        "fft_overdrive",
+        "frame_length",
+        "hop_length",
+        "input_scale_factor",
+        "max_frequency",
+        "mel_floor",
+        "min_frequency",
+        "n_fft",
+        "n_samples",
+        "nb_max_frames",
+        "padding_side",
+        "padding_value",
+        "per_bin_mean",
+        "per_bin_stddev",
+        "preemphasis",
+        "preemphasis_htk_flavor",
+        "return_attention_mask",
+        "sampling_rate",
+    }
+)
+"""Keys of feature extractors for audio, which models that also hear (Qwen-Omni, Gemma 3n) have in the same file."""
+CROP_AND_PAD = frozenset({"do_center_crop", "crop_size", "do_pad", "pad_size"})
+"""Keys that every processor of transformers has as attributes, and that families which cut images themselves ignore."""
+_FLAGS = ("do_", "default_to_square")
 _BACKEND_SUFFIXES = ("Fast", "Pil")
+_SIDES = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width", "min_pixels", "max_pixels")
+
+LARGEST_SIDE = 8192
+"""Most pixels of a side that a configuration may ask for. Models take a tenth of it; a typing error such as
+size=2240000 would take gigabytes per image."""
+LARGEST_AREA = 1 << 26
+"""Most pixels that an image may be enlarged to."""
+LARGEST_COUNT = 1 << 20
+"""Most frames, tokens or patches."""
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
+"""Range of rescale_factor and image_std, within which no value of a byte is infinite."""
+_LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
 
 
 class ProcessorConfig:
     """The values of a processor. A family takes what it understands; `finish` refuses what is left.
 
+    A flag that is null is off, as in transformers. Other values that are null are not given.
+
     Attributes:
         type_name: Name of the processor's class without the suffix of its backend, such as "Qwen2VLImageProcessor".
-        outer: Values of the processor around it, which also knows the text: patch_size, image_seq_length, and its class
+        outer: Values of the processor around it, which also has the text: patch_size, image_seq_length, and its class
             as processor_class. Empty if there is none.
+        tokenizer: Of the processor around it, if that was given as an object.
+
+    Raises:
+        ConfigError: The name of the processor's class is not a text.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], *, outer: Mapping[str, Any] | None = None, arithmetic: Arithmetic = "pil"
+        self,
+        values: Mapping[str, Any],
+        *,
+        outer: Mapping[str, Any] | None = None,
+        arithmetic: Arithmetic = "pil",
+        tokenizer: Any = None,
     ) -> None:
         given = values.get("image_processor_type") or values.get("video_processor_type")
         if not isinstance(given, str):
-            old = values.get("feature_extractor_type")  # files of before 2023
-            given = old.replace("FeatureExtractor", "ImageProcessor") if isinstance(old, str) else ""
+            given = values.get("feature_extractor_type")  # files of before 2023
+        given = given.replace("FeatureExtractor", "ImageProcessor") if isinstance(given, str) else ""
         for suffix in _BACKEND_SUFFIXES:
             given = given.removesuffix(suffix)
         self.type_name = given
-        self.outer = dict(outer or {})
-        if isinstance(values.get("processor_class"), str):
+        self.tokenizer = tokenizer
+        self.outer = {name: value for name, value in (outer or {}).items() if value is not None}
+        if values.get("processor_class") is not None:
             self.outer.setdefault("processor_class", values["processor_class"])
+        self.outer_text("processor_class", "")
         # Video processors have one backend.
         self.arithmetic: Arithmetic = "torch" if given.endswith("VideoProcessor") else arithmetic
-        # A flag that is null is off. Other values that are null are not given.
-        flags = {name: False for name, value in values.items() if value is None and name.startswith("do_")}
+        self._nulls = frozenset(name for name, value in values.items() if value is None)
+        flags = {name: False for name in self._nulls if str(name).startswith(_FLAGS)}
         self._values = flags | {name: value for name, value in values.items() if value is not None}
         self._taken: set[str] = set()
 
     @property
     def image_token_id(self) -> int | None:
-        """Id of the image placeholder in the tokenizer, if the processor or the model's folder says it."""
+        """Id of the features of an image in the tokenizer, if the processor or the model's folder has it."""
         return self._token_id("image")
 
     @property
@@ -72,16 +132,96 @@ class ProcessorConfig:
         """Id of the video placeholder in the tokenizer, likewise."""
         return self._token_id("video")
 
+    @property
+    def start_token_id(self) -> int | None:
+        """Id of the token before the features of an image, likewise."""
+        return self._token_id("boi")
+
     def _token_id(self, medium: str) -> int | None:
         given = [self.outer.get(f"{medium}_token_{name}") for name in ("id", "index")]
         return next((number for number in given if isinstance(number, int) and not isinstance(number, bool)), None)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Returns a value, or the default if the configuration does not have it or it is null (a flag: False)."""
+        """Returns a value as it is, or the default if the configuration has none; a flag that is null is False."""
         self._taken.add(name)
         return self._values.get(name, default)
 
-    def take_size(self, name: str, default: Mapping[str, int] | None = None, *, square: bool = False) -> dict[str, int]:
+    def take_flag(self, name: str, default: bool) -> bool:
+        """Returns a value that is true or false.
+
+        Raises:
+            ConfigError: It is something else.
+        """
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise self.invalid(name, value, "true or false")
+        return value
+
+    def take_integer(self, name: str, default: int, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+        """Returns a whole number.
+
+        Args:
+            name: Of the value.
+            default: If the configuration does not have it.
+            least: Smallest number that is allowed.
+            most: Largest one.
+
+        Raises:
+            ConfigError: It is something else, or out of range.
+        """
+        return self._integer(name, self.take(name, default), least, most)
+
+    def take_number(
+        self, name: str, default: float, *, least: float = _SMALLEST_FACTOR, most: float = _LARGEST_FACTOR
+    ) -> float:
+        """Returns a number; the arguments and errors are those of `take_integer`."""
+        value = self.take(name, default)
+        number = finite_number(value)
+        if number is None or not least <= number <= most:
+            raise self.invalid(name, value, f"a number between {least:g} and {most:g}")
+        return number
+
+    def outer_integer(self, name: str, default: int, *, least: int = 0, most: int = LARGEST_COUNT) -> int:
+        """Returns a whole number of the processor around it; the arguments and errors are those of `take_integer`."""
+        return self._integer(name, self.outer.get(name, default), least, most)
+
+    def outer_text(self, name: str, default: str) -> str:
+        """Returns a text of the processor around it, such as a token.
+
+        Raises:
+            ConfigError: It is not a text, or empty.
+        """
+        value = self.outer.get(name, default)
+        if not isinstance(value, str) or (name in self.outer and not value):
+            raise self.invalid(name, value, "a text of at least one character")
+        return value
+
+    def outer_strategy(self) -> str | None:
+        """Returns vision_feature_select_strategy of the processor around it, or None.
+
+        Raises:
+            ConfigError: It is not a text.
+        """
+        value = self.outer.get("vision_feature_select_strategy")
+        if value is not None and not isinstance(value, str):
+            raise self.invalid("vision_feature_select_strategy", value, '"default" or "full"')
+        return value
+
+    def blank_line_tokens(self) -> int:
+        """Returns the number of tokens of an empty line: 1 for tokenizers that merge two line breaks, as most do."""
+        if self.tokenizer is None:
+            return 1
+        return len(self.tokenizer("\n\n", add_special_tokens=False)["input_ids"])
+
+    def take_size(
+        self,
+        name: str,
+        default: Mapping[str, int] | None = None,
+        *,
+        square: bool = False,
+        least: int = 1,
+        most: int = LARGEST_SIDE,
+    ) -> dict[str, int]:
         """Returns a size as a dict of the sides that are given, such as {"height": 384, "width": 384}.
 
         Args:
@@ -89,36 +229,43 @@ class ProcessorConfig:
             default: If the configuration does not have it.
             square: Whether one number is height and width; if not, it is the shortest edge. For "size" the default of
                 default_to_square.
+            least: Fewest pixels of a side.
+            most: Most pixels of a side.
 
         Raises:
-            ConfigError: It is not a size.
+            ConfigError: It is not a size, or a side is out of range.
         """
         value = self.take(name, default)
         if name == "size":
-            square = bool(self.take("default_to_square", square))
+            square = self.take_flag("default_to_square", square)
+        given: Mapping[str, Any]
         if isinstance(value, Mapping) or hasattr(value, "items"):
-            sides = {side: int(length) for side, length in value.items() if length is not None}
-        elif isinstance(value, int):
-            sides = {"height": value, "width": value} if square else {"shortest_edge": value}
+            given = {side: length for side, length in value.items() if length is not None}
+        elif is_integer(value):
+            given = {"height": value, "width": value} if square else {"shortest_edge": value}
         elif isinstance(value, (list, tuple)) and len(value) == 2:
-            sides = {"height": int(value[0]), "width": int(value[1])}
+            given = {"height": value[0], "width": value[1]}
         else:
-            raise self.error(f"{name}={value!r} is not a size")
-        return sides
+            raise self.invalid(name, value, "a size: a number of pixels, or an object such as {height, width}")
+        for side, length in given.items():
+            if side not in _SIDES or not is_integer(length) or not least <= length <= most:
+                raise self.invalid(
+                    name, value, f"a size: whole numbers between {least:,} and {most:,} named {', '.join(_SIDES)}"
+                )
+        return {side: int(length) for side, length in given.items()}
 
     def take_filter(self, default: Filter) -> Filter:
-        """Returns the filter of the processor ("resample").
+        """Returns the filter of the processor ("resample"); if it is null, transformers' default, not the processor's.
 
         Raises:
             ConfigError: PIL has no such filter.
         """
-        value = self.take("resample", default)
+        value = self.take("resample", "bilinear" if "resample" in self._nulls else default)
         if isinstance(value, str) and value in PIL_FILTERS:
             return value  # type: ignore[return-value]
-        try:
-            return FILTER_NAMES[int(value)]
-        except (KeyError, TypeError, ValueError):
-            raise self.error(f"resample={value!r} is not one of PIL's filters, 0 to 5") from None
+        if not is_integer(value) or int(value) not in FILTER_NAMES:
+            raise self.invalid("resample", value, "the number of one of PIL's filters, 0 to 5")
+        return FILTER_NAMES[int(value)]
 
     def take_values(
         self,
@@ -137,11 +284,12 @@ class ProcessorConfig:
             normalize: Default of do_normalize.
 
         Raises:
-            ConfigError: A value is not a number, or there are not one or three of them.
+            ConfigError: A value is not a number within its range, or there are not one or three of them.
         """
-        factor = float(self.take("rescale_factor", 1 / 255))
-        does_rescale, does_normalize = self.take("do_rescale", rescale), self.take("do_normalize", normalize)
-        given_mean, given_std = self._triple("image_mean", mean), self._triple("image_std", std)
+        factor = self.take_number("rescale_factor", 1 / 255)
+        does_rescale, does_normalize = self.take_flag("do_rescale", rescale), self.take_flag("do_normalize", normalize)
+        given_mean = self.take_triple("image_mean", mean, least=-_LARGEST_FACTOR)
+        given_std = self.take_triple("image_std", std, least=_SMALLEST_FACTOR)
         return PixelValues(
             factor if does_rescale else None,
             given_mean if does_normalize else None,
@@ -149,12 +297,31 @@ class ProcessorConfig:
             self.arithmetic,
         )
 
-    def _triple(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    def take_triple(self, name: str, default: tuple[float, ...], *, least: float) -> tuple[float, float, float]:
+        """Returns three numbers, for red, green and blue; one number stands for all of them.
+
+        Args:
+            name: Of the value.
+            default: If the configuration does not have it.
+            least: Smallest number that is allowed.
+
+        Raises:
+            ConfigError: It is something else, or out of range.
+        """
         value = self.take(name, default)
-        values = (value,) * 3 if isinstance(value, (int, float)) else tuple(value)
-        if len(values) != 3 or not all(isinstance(number, (int, float)) for number in values):
-            raise self.error(f"{name}={value!r} is not one number, or three for red, green and blue")
-        return tuple(float(number) for number in values)
+        several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        numbers = [finite_number(number) for number in value] if several else [finite_number(value)] * 3
+        inside = [number for number in numbers if number is not None and least <= number <= _LARGEST_FACTOR]
+        if len(numbers) != 3 or len(inside) != 3:
+            allowed = f"one number between {least:g} and {_LARGEST_FACTOR:g}, or three for red, green and blue"
+            raise self.invalid(name, value, allowed)
+        red, green, blue = inside
+        return red, green, blue
+
+    def _integer(self, name: str, value: Any, least: int, most: int) -> int:
+        if not is_integer(value) or not least <= value <= most:
+            raise self.invalid(name, value, f"a whole number between {least:,} and {most:,}")
+        return int(value)
 
     def require(self, name: str, expected: Any, why: str) -> None:
         """Takes a value that must be as expected, or absent.
@@ -164,10 +331,13 @@ class ProcessorConfig:
         """
         value = self.take(name, expected)
         if value != expected:
-            raise self.error(f"{name}={value!r} is not supported: {why}. It must be {expected!r}")
+            raise self.error(f"{name}={shown(value)} is not supported: {why}. It must be {expected!r}")
 
-    def finish(self) -> None:
+    def finish(self, unused: frozenset[str]) -> None:
         """Checks that every value was taken or has no effect on pixels.
+
+        Args:
+            unused: Further keys without effect: those that the processor has as attributes, and does not read.
 
         Raises:
             ConfigError: A value was not; the message names it.
@@ -175,13 +345,24 @@ class ProcessorConfig:
         left = {
             name: value
             for name, value in self._values.items()
-            if name not in self._taken and name not in _WITHOUT_EFFECT and not name.startswith("_")
+            if name not in self._taken | self._nulls | unused | _WITHOUT_EFFECT | _SOUND
+            and not str(name).startswith("_")
         }
         if left:
             raise self.error(
-                "It sets " + ", ".join(f"{name}={value!r}" for name, value in left.items()) + ", which this front end "
-                "does not know. Values that could change pixels are not ignored"
+                "It sets " + ", ".join(f"{name}={shown(value)}" for name, value in left.items()) + ", which this front "
+                "end does not know. Values that could change pixels are not ignored"
             )
+
+    def invalid(self, name: str, value: Any, allowed: str) -> ConfigError:
+        """Returns the error for a value that is not allowed.
+
+        Args:
+            name: Of the value.
+            value: What was given.
+            allowed: What it must be.
+        """
+        return self.error(f"{name}={shown(value)} is invalid: it must be {allowed}")
 
     def error(self, problem: str) -> ConfigError:
         """Returns the error for this configuration."""
@@ -189,6 +370,31 @@ class ProcessorConfig:
             f"No front end can be made from this {self.type_name or 'processor'}: {problem}. Change the value, or run "
             "the processor in encode_sample on decoded images."
         )
+
+
+def shown(value: object) -> str:
+    """Returns a value as messages show it, shortened if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than 4,300 digits
+        return f"a {type(value).__name__} with a number too long to print"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def is_integer(value: object) -> bool:
+    """Returns whether a value is a whole number, which true and false are not."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def finite_number(value: object) -> float | None:
+    """Returns a number as a float; None if it is not a number, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def read_processor(processor: object) -> ProcessorConfig:
@@ -205,8 +411,7 @@ def read_processor(processor: object) -> ProcessorConfig:
         return _read_folder(Path(processor))
     if isinstance(processor, Mapping):
         return _from_values(processor)
-    inner = getattr(processor, "image_processor", None)
-    return _from_object(processor, {}) if inner is None else _from_object(inner, _outer_values(processor))
+    return _from_object(processor, getattr(processor, "image_processor", None))
 
 
 def read_video_processor(processor: object) -> ProcessorConfig:
@@ -222,8 +427,7 @@ def read_video_processor(processor: object) -> ProcessorConfig:
     if isinstance(processor, Mapping):
         return _from_video_values(processor)
     if not isinstance(processor, (str, Path)):
-        inner = getattr(processor, "video_processor", None)
-        return _from_object(processor, {}) if inner is None else _from_object(inner, _outer_values(processor))
+        return _from_object(processor, getattr(processor, "video_processor", None))
     path = Path(processor)
     files = {name: _read_json(path / name) for name in _FILES if (path / name).is_file()}
     if not files:
@@ -257,30 +461,40 @@ def _outer_values(processor: object) -> dict[str, Any]:
     ids = getattr(processor, "image_token_ids", None)  # that of a feature first, which Gemma 3's placeholder is not
     if isinstance(ids, list) and ids and isinstance(ids[0], int):
         values["image_token_id"] = ids[0]
+    start = getattr(getattr(processor, "tokenizer", None), "boi_token_id", None)
+    if isinstance(start, int):
+        values["boi_token_id"] = start
     return values
 
 
-def _from_object(processor: object, outer: Mapping[str, Any]) -> ProcessorConfig:
-    to_dict = getattr(processor, "to_dict", None)
+def _from_object(processor: object, inner: object) -> ProcessorConfig:
+    """Returns the configuration of an image or video processor, `inner`, or of `processor` if there is none inside."""
+    outer = {} if inner is None else _outer_values(processor)
+    tokenizer = None if inner is None else getattr(processor, "tokenizer", None)
+    media_processor: Any = processor if inner is None else inner
+    to_dict = getattr(media_processor, "to_dict", None)
     if not callable(to_dict):
         raise ConfigError(
-            f"{type(processor).__name__} is not a processor. Give a Hugging Face image processor or video processor, a "
-            "processor that has one, or the folder it was saved to."
+            f"{type(media_processor).__name__} is not a processor. Give a Hugging Face image processor or video "
+            "processor, a processor that has one, or the folder it was saved to."
         )
     values = dict(to_dict())
-    values.setdefault("image_processor_type", type(processor).__name__)
-    backend = getattr(processor, "backend", "pil")
-    return ProcessorConfig(values, outer=outer, arithmetic="torch" if backend == "torchvision" else "pil")
+    values.setdefault("image_processor_type", type(media_processor).__name__)
+    backend = getattr(media_processor, "backend", "pil")
+    arithmetic: Arithmetic = "torch" if backend == "torchvision" else "pil"
+    return ProcessorConfig(values, outer=outer, arithmetic=arithmetic, tokenizer=tokenizer)
 
 
 def _read_folder(path: Path) -> ProcessorConfig:
     if path.is_dir():
         found = [path / name for name in _FILES if (path / name).is_file()]
-        values = _read_json(found[0] if found else _existing(path))
         outer = next((_read_json(file) for file in found if file.name == "processor_config.json"), {})
         outer = {**_token_ids(path), **outer}
-        return _from_values(values, outer)
-    return _from_values(_read_json(_existing(path)))
+        if isinstance(outer.get("image_processor"), Mapping):  # it wins over other files, as in transformers
+            return _from_values(outer)
+        return _from_values(_read_json(found[0] if found else _existing(path)), outer)
+    values = _read_json(_existing(path))
+    return _from_video_values(values) if path.name == _FILES[-1] else _from_values(values)
 
 
 def _token_ids(folder: Path) -> dict[str, Any]:
@@ -288,7 +502,7 @@ def _token_ids(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         return {}
     model = _read_json(folder / "config.json")
-    names = [f"{medium}_token_{name}" for medium in ("image", "video") for name in ("index", "id")]
+    names = [f"{medium}_token_{name}" for medium in ("image", "video", "boi") for name in ("index", "id")]
     return {name: model[name] for name in names if name in model}
 
 

@@ -13,6 +13,7 @@ from energon_dali.decode.front_ends.cutting import cut_patches
 from energon_dali.decode.front_ends.fixed_size import CLIP_MEAN, CLIP_STD
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD, LARGEST_AREA
 from energon_dali.decode.front_ends.vision_input import VisionInput
 from energon_dali.errors import ConfigError, DecodeError
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.resampling import Pixels
 
 _MAX_ASPECT_RATIO = 200
+LARGEST_PATCH = 256
+"""Most pixels of a patch's side."""
+MOST_MERGED = 16
+"""Most patches per side, or frames, that become one."""
+MOST_PIXELS = 1 << 40
+"""Largest number of pixels of a range; a large one means no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,8 @@ class Qwen2VL(FrontEnd):
     family: ClassVar[str] = "qwen2_vl"
     processors: ClassVar[tuple[str, ...]] = ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "image_grid_thw")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD
+    float_backends: ClassVar[frozenset[str]] = frozenset({"pil"})
 
     default_pixels: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
     """(min_pixels, max_pixels) of a processor that does not say."""
@@ -65,14 +74,11 @@ class Qwen2VL(FrontEnd):
         return cls(
             values=config.take_values(mean=CLIP_MEAN, std=CLIP_STD),
             filter=config.take_filter("bicubic"),
-            convert_rgb=bool(config.take("do_convert_rgb", True)),
+            convert_rgb=config.take_flag("do_convert_rgb", True),
             min_pixels=min_pixels,
             max_pixels=max_pixels,
-            patch_size=int(config.take("patch_size", 14)),
-            temporal_patch_size=int(config.take("temporal_patch_size", 2)),
-            merge_size=int(config.take("merge_size", 2)),
-            resizes=bool(config.take("do_resize", True)),
-            image_token=config.outer.get("image_token", cls.image_token),
+            **take_patches(config, 14),
+            image_token=config.outer_text("image_token", cls.image_token),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
@@ -130,14 +136,52 @@ def take_pixel_range(config: ProcessorConfig, default: tuple[int, int]) -> tuple
         default: What the processor takes where its file does not say.
 
     Raises:
-        ConfigError: One of the two is missing.
+        ConfigError: One of the two is missing, or out of range.
     """
-    size = config.take_size("size", {"shortest_edge": default[0], "longest_edge": default[1]})
+    size = take_pixels(config, default)
     for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-        size[name] = int(config.take(older) or size.get(name, 0))
-    if size["shortest_edge"] < 1 or size["longest_edge"] < 1:
+        size[name] = config.take_integer(older, size.get(name, 0), least=0, most=MOST_PIXELS) or size.get(name, 0)
+    return check_pixels(config, size)
+
+
+def take_pixels(config: ProcessorConfig, default: tuple[int, int]) -> dict[str, int]:
+    """Returns the size of a configuration whose sides are numbers of pixels of the whole image."""
+    return config.take_size("size", {"shortest_edge": default[0], "longest_edge": default[1]}, most=MOST_PIXELS)
+
+
+def check_pixels(config: ProcessorConfig, size: dict[str, int]) -> tuple[int, int]:
+    """Returns the fewest and the most pixels of a size that `take_pixels` returned.
+
+    Raises:
+        ConfigError: One of the two is missing, or the fewest are too many.
+    """
+    fewest, most = size.get("shortest_edge", 0), size.get("longest_edge", 0)
+    if not fewest or not most:
         raise config.error(f"size={size} has no shortest_edge and longest_edge, which mean pixels here")
-    return size["shortest_edge"], size["longest_edge"]
+    if fewest > LARGEST_AREA:
+        raise config.error(
+            f"size={size} enlarges every image to {fewest:,} pixels (shortest_edge, or min_pixels); it must be at most "
+            f"{LARGEST_AREA:,}"
+        )
+    return fewest, most
+
+
+def take_patches(config: ProcessorConfig, patch_size: int) -> dict[str, Any]:
+    """Returns the fields patch_size, temporal_patch_size, merge_size and resizes.
+
+    Args:
+        config: Of the processor.
+        patch_size: Default of patch_size.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+    return {
+        "patch_size": config.take_integer("patch_size", patch_size, most=LARGEST_PATCH),
+        "temporal_patch_size": config.take_integer("temporal_patch_size", 2, most=MOST_MERGED),
+        "merge_size": config.take_integer("merge_size", 2, most=MOST_MERGED),
+        "resizes": config.take_flag("do_resize", True),
+    }
 
 
 def check_patches(front_end: object) -> None:

@@ -15,7 +15,7 @@ from energon_dali.decode.front_ends.glm4v import smart_resize_frames
 from energon_dali.decode.front_ends.layout import VideoLayout
 from energon_dali.decode.front_ends.patched_video import PatchedVideo, take_patch_fields, take_shared_pixel_range
 from energon_dali.decode.front_ends.qwen2_vl import smart_resize, take_pixel_range
-from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused
+from energon_dali.decode.front_ends.video_front_end import frame_sampling, take_unused, word_tokens
 from energon_dali.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class Qwen2VLVideo(PatchedVideo):
         take_unused(config)
         return cls(
             **take_patch_fields(config, pixels, mean=CLIP_MEAN, std=CLIP_STD),
-            video_token=config.outer.get("video_token", cls.video_token),
-            min_frames=int(config.take("min_frames", 4)),
-            max_frames=int(config.take("max_frames", 768)),
-            cap_pixels_per_frame=bool(config.take("cap_pixels_per_frame", False)),
-            max_video_tokens=int(config.take("max_video_tokens", 128000)),
+            video_token=config.outer_text("video_token", cls.video_token),
+            min_frames=config.take_integer("min_frames", 4),
+            max_frames=config.take_integer("max_frames", 768),
+            cap_pixels_per_frame=config.take_flag("cap_pixels_per_frame", False),
+            max_video_tokens=config.take_integer("max_video_tokens", 128000),
             gives_seconds=config.outer.get("processor_class") != "Qwen2VLProcessor",
             **frame_sampling(config, num_frames=None, fps=None, samples=False),
         )
@@ -129,13 +129,13 @@ class Qwen3VLVideo(PatchedVideo):
         take_unused(config, "max_image_size", "max_duration")
         return cls(
             **take_patch_fields(config, pixels, mean=HALF, std=HALF, patch_size=16),
-            video_token=config.outer.get("video_token", cls.video_token),
-            vision_start_token=config.outer.get("vision_start_token", cls.vision_start_token),
-            vision_end_token=config.outer.get("vision_end_token", cls.vision_end_token),
-            min_frames=int(config.take("min_frames", 4)),
-            max_frames=int(config.take("max_frames", 768)),
-            cap_pixels_per_frame=bool(config.take("cap_pixels_per_frame", False)),
-            max_video_tokens=int(config.take("max_video_tokens", 768)),
+            video_token=config.outer_text("video_token", cls.video_token),
+            vision_start_token=config.outer_text("vision_start_token", cls.vision_start_token),
+            vision_end_token=config.outer_text("vision_end_token", cls.vision_end_token),
+            min_frames=config.take_integer("min_frames", 4),
+            max_frames=config.take_integer("max_frames", 768),
+            cap_pixels_per_frame=config.take_flag("cap_pixels_per_frame", False),
+            max_video_tokens=config.take_integer("max_video_tokens", 768),
             **frame_sampling(config, num_frames=None, fps=2.0, samples=True),
         )
 
@@ -156,13 +156,22 @@ class Qwen3VLVideo(PatchedVideo):
         return smart_resize_frames(frames, height, width, self.temporal_patch_size, block, self.min_pixels, most)
 
     def video_text(self, layout: VideoLayout) -> str:
-        groups, size, seconds = layout.grid[0], self.temporal_patch_size, layout.frame_seconds
-        tokens = self.vision_start_token + self.video_token * (layout.num_tokens // groups) + self.vision_end_token
-        pieces = []
-        for first in range(0, groups * size, size):
+        tokens = self.video_token * (layout.num_tokens // layout.grid[0])
+        return "".join(
+            f"{time}{self.vision_start_token}{tokens}{self.vision_end_token}" for time in self._times(layout)
+        )
+
+    def video_text_tokens(self, layout: VideoLayout) -> int:
+        return layout.num_tokens + sum(2 + word_tokens(time, 1) for time in self._times(layout))
+
+    def _times(self, layout: VideoLayout) -> list[str]:
+        """Returns the text before each temporal patch."""
+        size, seconds = self.temporal_patch_size, layout.frame_seconds
+        times = []
+        for first in range(0, layout.grid[0] * size, size):
             last = min(first + size, len(seconds)) - 1
-            pieces.append(f"<{(seconds[first] + seconds[last]) / 2:.1f} seconds>{tokens}")
-        return "".join(pieces)
+            times.append(f"<{(seconds[first] + seconds[last]) / 2:.1f} seconds>")
+        return times
 
 
 def frames_at_steps(start: float, total_frames: int, count: int) -> list[int]:

@@ -58,7 +58,7 @@ VIDEO_FAMILIES: tuple[type[VideoFrontEnd], ...] = (
 
 
 def make_front_end(
-    processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+    processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
 ) -> FrontEnd:
     """Returns the front end for a processor; see `FrontEnd.from_processor`.
 
@@ -69,7 +69,7 @@ def make_front_end(
 
 
 def make_video_front_end(
-    processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+    processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
 ) -> VideoFrontEnd:
     """Returns the front end for the video half of a processor; see `VideoFrontEnd.from_processor`.
 
@@ -82,21 +82,31 @@ def make_video_front_end(
 def _make(
     config: ProcessorConfig,
     families: Sequence[type[Made]],
-    dtype: ImageDtype,
+    dtype: ImageDtype | None,
     resampling: Resampling | None,
     fields: dict[str, Any],
 ) -> Made:
     for family in families:
         if config.type_name in family.processors:
             front_end = family.from_config(config)
-            config.finish()
+            config.finish(family.unused_keys)
             if config.image_token_id is not None:
                 fields.setdefault("image_token_id", config.image_token_id)
             if config.video_token_id is not None and issubclass(family, VideoFrontEnd):
                 fields.setdefault("video_token_id", config.video_token_id)
+            if dtype is None:
+                values = front_end.values
+                converts = values.rescale is not None or values.mean is not None
+                dtype = "float32" if converts or config.arithmetic in family.float_backends else "uint8"
             return front_end.with_fields(dtype=dtype, resampling=resampling or config.arithmetic, **fields)
-    known = sorted(name for family in families for name in family.processors)
+    known = ", ".join(sorted(name for family in families for name in family.processors))
+    if not config.type_name:
+        raise ConfigError(
+            "There is no front end for a processor that does not name its type: its file has neither "
+            "image_processor_type nor video_processor_type. Give the processor that transformers makes of it, or add "
+            f"the type. Covered are {known}."
+        )
     raise ConfigError(
-        f"There is no front end for {config.type_name or 'a processor that does not name its type'}. Covered are "
-        f"{', '.join(known)}. Run this processor in encode_sample on what the decoder gives."
+        f"There is no front end for {config.type_name}. Covered are {known}. Run this processor in encode_sample on "
+        "what the decoder gives."
     )

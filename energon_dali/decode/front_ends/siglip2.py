@@ -13,6 +13,8 @@ from typing_extensions import Self
 from energon_dali.decode.front_ends.cutting import cut_pixel_patches
 from energon_dali.decode.front_ends.front_end import FrontEnd
 from energon_dali.decode.front_ends.layout import ImageLayout, View
+from energon_dali.decode.front_ends.processor_config import CROP_AND_PAD
+from energon_dali.decode.front_ends.qwen2_vl import LARGEST_PATCH
 from energon_dali.decode.front_ends.vision_input import VisionInput
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from energon_dali.decode.front_ends.resampling import Pixels
 
 _HALF = (0.5, 0.5, 0.5)
+_MOST_PATCHES = 1 << 14
+"""Largest max_num_patches; each image of a batch takes as many."""
 _TOLERANCE = 1e-5
 _LARGEST_SCALE = 100.0
 
@@ -43,6 +47,7 @@ class Siglip2(FrontEnd):
     family: ClassVar[str] = "siglip2"
     processors: ClassVar[tuple[str, ...]] = ("Siglip2ImageProcessor",)
     model_keys: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    unused_keys: ClassVar[frozenset[str]] = CROP_AND_PAD | {"size"}
 
     @classmethod
     def from_config(cls, config: ProcessorConfig) -> Self:
@@ -50,9 +55,9 @@ class Siglip2(FrontEnd):
         return cls(
             values=config.take_values(mean=_HALF, std=_HALF),
             filter=config.take_filter("bilinear"),
-            convert_rgb=bool(config.take("do_convert_rgb", False)),
-            patch_size=int(config.take("patch_size", 16)),
-            max_num_patches=int(config.take("max_num_patches", 256)),
+            convert_rgb=config.take_flag("do_convert_rgb", False),
+            patch_size=config.take_integer("patch_size", 16, most=LARGEST_PATCH),
+            max_num_patches=config.take_integer("max_num_patches", 256, most=_MOST_PATCHES),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,14 +55,15 @@ class VideoFrontEnd(FrontEnd):
 
     @staticmethod
     def from_processor(
-        processor: object, *, dtype: ImageDtype = "float32", resampling: Resampling | None = None, **fields: Any
+        processor: object, *, dtype: ImageDtype | None = None, resampling: Resampling | None = None, **fields: Any
     ) -> VideoFrontEnd:
         """Returns the front end that makes what a Hugging Face video processor makes.
 
         Args:
             processor: A video processor, or a processor that has one; or the folder (or JSON file) that it was saved
                 to, for which transformers need not be installed.
-            dtype: Type of the values.
+            dtype: Type of the values; None takes the processor's: "float32", or "uint8" if it neither rescales nor
+                normalises.
             resampling: Who resamples; None takes "torch", as video processors do.
             **fields: Further fields of the family's front end, such as fps, num_frames or num_image_tokens.
 
@@ -156,6 +158,18 @@ class VideoFrontEnd(FrontEnd):
         assert isinstance(layout, VideoLayout)
         return self.render_video(pixels.tensor[None], layout)
 
+    def text_tokens(self, layout: ImageLayout) -> int:
+        assert isinstance(layout, VideoLayout)
+        return self.video_text_tokens(layout)
+
+    def video_text_tokens(self, layout: VideoLayout) -> int:
+        """Returns the tokens of `video_text`; words between the frames count as the published models split them.
+
+        Args:
+            layout: Of the video.
+        """
+        return layout.num_tokens
+
     def image_text(self, layout: ImageLayout) -> str:
         """Returns the text that stands for one video."""
         assert isinstance(layout, VideoLayout)
@@ -186,14 +200,28 @@ def frame_sampling(
         num_frames: Default of num_frames.
         fps: Default of fps.
         samples: Default of do_sample_frames. Without sampling, all frames are taken.
+
+    Raises:
+        ConfigError: A value is not a number within its range.
     """
     given_frames, given_fps = config.take("num_frames", num_frames), config.take("fps", fps)
-    if not config.take("do_sample_frames", samples):
+    if given_frames is not None:
+        given_frames = config.take_integer("num_frames", given_frames)
+    if given_fps is not None:
+        given_fps = config.take_number("fps", given_fps)
+    if not config.take_flag("do_sample_frames", samples):
         return {"num_frames": None, "fps": None}
-    return {
-        "num_frames": None if given_frames is None else int(given_frames),
-        "fps": None if given_fps is None else float(given_fps),
-    }
+    return {"num_frames": given_frames, "fps": given_fps}
+
+
+def word_tokens(text: str, digits: int) -> int:
+    """Returns the tokens of a text of common words, numbers and single marks, as byte-level tokenizers split it.
+
+    Args:
+        text: Such as "<1.5 seconds>".
+        digits: Most digits of a token.
+    """
+    return len(re.findall(rf" ?[A-Za-z]+|\d{{1,{digits}}}|[^A-Za-z\d]", text))
 
 
 def take_unused(config: ProcessorConfig, *names: str) -> None:

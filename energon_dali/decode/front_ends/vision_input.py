@@ -40,7 +40,7 @@ class VisionInput:
 
     @property
     def num_tokens(self) -> int:
-        """Placeholder tokens that stand for this image in the text."""
+        """Tokens of this image in the text, as the processor counts them: its features and the markers around them."""
         return self.layout.num_tokens
 
     def __repr__(self) -> str:

@@ -3,7 +3,8 @@
     python -m tests.decode.front_ends [--only NAME ...] [--count 1000] [--seed 0] [--jobs 2]
 
 A third of the images goes through the published configuration, the rest through drawn ones, in batches of 1 to 4. Of
-videos there are a quarter as many, and torchvision is needed. Exits with 1 if anything differs or was not compared.
+videos there are a quarter as many, a fifth of them through published configurations, and torchvision is needed. Exits
+with 1 if anything differs or was not compared.
 """
 
 from __future__ import annotations

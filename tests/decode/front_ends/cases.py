@@ -138,7 +138,7 @@ CASES = (
         "InternVL",
         tile_cases.drawn_internvl,
         lambda: tile_cases.internvl({"height": 448, "width": 448}),
-        tile_cases.tokens,
+        tile_cases.own_tokens,
         tile_cases.run,
     ),
     Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -84,12 +85,16 @@ def one_sample_each(processor: Any, images: list[Any]) -> dict[str, Any]:
 
 
 def idefics3_tokens(processor: Any, sizes: Any) -> list[int]:
-    """Returns the tokens of Idefics3, of which each tile has as many as in the published models."""
+    """Returns the tokens of Idefics3's text for images, of which each tile has as many as in the published models."""
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
     per_tile = 169 if "Idefics3" in type(processor).__name__ else 64
     counts = []
     for size in sizes:
         made = processor([[Image.new("RGB", size)]], return_row_col_info=True, do_normalize=False, resample=0)
-        counts.append((made["rows"][0][0] * made["cols"][0][0] + 1) * per_tile)
+        rows, columns = made["rows"][0][0], made["cols"][0][0]
+        text = get_image_prompt_string(rows, columns, per_tile, "<fake>", "<image>", "<global>")
+        counts.append(len(re.findall(r"<\w+>|\n+", text)))
     return counts
 
 
@@ -134,14 +139,14 @@ def drawn_pixtral(draw: random.Random) -> Any:
 
 
 def pixtral_tokens(processor: Any, sizes: Any) -> list[int]:
-    """Returns the image tokens of Pixtral, one per patch."""
+    """Returns the tokens of Pixtral, one per patch, and one at the end of each row."""
     patch = processor.patch_size
     height, width = (patch, patch) if isinstance(patch, int) else (patch["height"], patch["width"])
     counts = []
     for size in sizes:
         made = processor(Image.new("RGB", size), resample=0, do_normalize=False)
         rows, columns = made["image_sizes"][0]
-        counts.append((rows // height) * (columns // width))
+        counts.append((rows // height) * (columns // width + 1))
     return counts
 
 

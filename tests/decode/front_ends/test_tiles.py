@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from energon_dali import FrontEnd, SampleDecoder, batch_vision
+from energon_dali import FrontEnd, SampleDecoder, batch_vision, count_tokens
 from energon_dali.decode import MediaHandle
 from energon_dali.decode.front_ends.internvl import InternVL
 from energon_dali.decode.front_ends.llava_next import LlavaNext
@@ -115,7 +115,12 @@ def test_text_and_batch_equal_those_of_the_processor(module: str, make: Any) -> 
         ids = processor.tokenizer(("<s>" if nested else "") + expanded, return_tensors="pt")["input_ids"]
         assert torch.equal(ids, expected["input_ids"])
         placed = int((ids == processor.tokenizer.convert_tokens_to_ids(token)).sum())
-        assert placed == sum(handle.num_tokens for handle in handles)
+        assert placed == sum(handle.layout.num_features for handle in handles)
+        short = processor.tokenizer(("<s>" if nested else "") + text, return_tensors="pt")["input_ids"]
+        for tokens in (ids, short):
+            assert count_tokens({"tokens": tokens, "images": handles}) == ids.shape[1]
+        if not nested:
+            assert [handle.num_tokens for handle in handles] == tile_cases.own_tokens(processor, sizes)
         values = _decoded(decoder, handles)
         batch = batch_vision(values, for_model=True)
         for key in ("input_ids", "attention_mask", "cross_attention_mask", "token_type_ids", "mm_token_type_ids"):
@@ -143,7 +148,7 @@ def test_published_files_of_the_time_before_processors_were_saved(tmp_path: Path
     values = {"image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": False, "size": 448}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**values, "processor_class": "InternVLProcessor"}))
     front_end = FrontEnd.from_processor(tmp_path)
-    assert front_end.layout(1024, 768).num_tokens == 13 * 256
+    assert front_end.layout(1024, 768).num_tokens == 13 * 256 + 2
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
     assert FrontEnd.from_processor(tmp_path).layout(1024, 768).num_tiles == 1
 
@@ -221,7 +226,7 @@ def test_layouts_equal_the_rules_of_the_processors() -> None:
         )
         tiles = FrontEnd.from_processor(processor).layout(width, height)
         assert tiles.num_tiles == processor.get_number_of_image_patches(height, width)
-        assert tiles.num_tokens == 256 * tiles.num_tiles
+        assert tiles.num_tokens == 256 * tiles.num_tiles + 2
         resolutions = [[draw.randrange(28, 900), draw.randrange(28, 900)] for _ in range(6)]
         front_end = FrontEnd.from_processor(
             {
@@ -259,11 +264,12 @@ _REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("LlavaNextImageProcessor", {"crop_size": {"height": 13, "width": 20}}, "leaves no whole patch"),
     ("LlavaOnevisionImageProcessor", {"do_center_crop": True}, "crop_size={}"),
     ("MllamaImageProcessor", {"size": {"height": 28, "width": 14}}, "is not a square"),
-    ("MllamaImageProcessor", {"max_image_tiles": 0}, "less than 1"),
+    ("MllamaImageProcessor", {"max_image_tiles": 0}, "max_image_tiles=0 is invalid: it must be a whole number"),
     ("MllamaImageProcessor", {"do_pad": False}, "always pads"),
     ("MllamaImageProcessor", {"do_resize": False}, "always resizes"),
     ("LlavaImageProcessor", {"do_pad": True, "image_mean": [127, 127, 127]}, "not a colour"),
-    ("CLIPImageProcessor", {"do_pad": True}, "do_pad=True"),
+    ("CLIPImageProcessor", {"do_pad": True, "do_center_crop": False}, "do_pad=True pads images of several sizes"),
+    ("CLIPImageProcessor", {"do_pad": True, "pad_size": 300}, "pad_size={'height': 300, 'width': 300} pads images"),
     ("SiglipImageProcessor", {"size": {"shortest_edge": 9, "longest_edge": 10}}, "neither a height and a width"),
 )
 

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import random
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from energon_dali import FrontEnd, SampleDecoder, batch_vision
+from energon_dali import FrontEnd, SampleDecoder, batch_vision, count_tokens
 from energon_dali.decode.front_ends.imagegpt import ImageGPT
 from energon_dali.decode.front_ends.siglip2 import Siglip2
 from energon_dali.errors import ConfigError, DecodeError
@@ -37,14 +38,18 @@ def _images() -> list[Image.Image]:
     return [Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8)) for width, height in SIZES]
 
 
-def _render(front_end: FrontEnd, images: list[Image.Image]) -> list[Any]:
+def _handles(front_end: FrontEnd, images: list[Image.Image]) -> list[Any]:
     decoder = SampleDecoder(front_end=front_end)
-    inputs = []
+    handles = []
     for image in images:
         file = io.BytesIO()
         image.save(file, "PNG")
-        inputs.append(decoder.decode("png", file.getvalue()))
-    return inputs
+        handles.append(decoder.stage("png", file.getvalue()))
+    return handles
+
+
+def _render(front_end: FrontEnd, images: list[Image.Image]) -> list[Any]:
+    return [handle.decode() for handle in _handles(front_end, images)]
 
 
 def _tokenizer(*special: str, **named: str) -> Any:
@@ -105,10 +110,18 @@ def _check_text(processor: Any, front_end: FrontEnd, **options: Any) -> dict[str
     expanded = [front_end.expand_text(texts[0], layouts[:2]), front_end.expand_text(texts[1], layouts[2:])]
     ids = np.asarray(made["input_ids"]).tolist()
     assert processor.tokenizer(expanded, padding=True)["input_ids"] == ids
-    counts = [sum(layout.num_tokens for layout in layouts[:2]), layouts[2].num_tokens]
+    counts = [sum(layout.num_features for layout in layouts[:2]), layouts[2].num_features]
     feature = processor.tokenizer.convert_tokens_to_ids(getattr(front_end, "feature_token", token))
     assert front_end.image_token_id == feature
     assert [row.count(feature) for row in ids] == counts
+    if not options.get("images_kwargs"):
+        own = processor._get_num_multimodal_tokens(image_sizes=[(height, width) for width, height in SIZES])
+        assert [layout.num_tokens for layout in layouts] == own["num_image_tokens"]
+        handles = _handles(front_end, images)
+        for text, whole, part in ((texts[0], expanded[0], handles[:2]), (texts[1], expanded[1], handles[2:])):
+            short, long = processor.tokenizer([text])["input_ids"][0], processor.tokenizer([whole])["input_ids"][0]
+            for tokens in (short, long):
+                assert count_tokens({"tokens": tokens, "images": part}) == len(long)
     return dict(made)
 
 
@@ -163,12 +176,36 @@ def test_gemma3_text_and_crops() -> None:
     assert batch_vision(inputs)["num_crops"].tolist() == [2, 3, 0]
 
 
+def test_gemma3_counts_the_words_around_crops() -> None:
+    config = {"image_processor_type": "Gemma3ImageProcessor"}
+    front_end = FrontEnd.from_processor(config, do_pan_and_scan=True, pan_and_scan_min_crop_size=9, image_seq_length=4)
+    for size, crops in ((SIZES[0], 2), (SIZES[1], 3), (SIZES[2], 0)):
+        layout = front_end.layout(*size)
+        assert layout.grid == (crops,)
+        pieces = re.findall(r"<\w+>|\n\n| ?\w+| ", front_end.image_text(layout))  # as Gemma's tokenizer splits it
+        assert front_end.text_tokens(layout) == len(pieces)
+        assert layout.num_tokens == layout.num_features == 4 * (1 + crops)
+
+
+def test_gemma3_needs_the_id_of_its_placeholder() -> None:
+    front_end = FrontEnd.from_processor({"image_processor_type": "Gemma3ImageProcessor"}, image_token_id=7)
+    sample = {"tokens": [1, 2], "image": _handles(front_end, _images())[0]}
+    with pytest.raises(ConfigError, match=r"may contain '<start_of_image>'.*placeholder_id="):
+        count_tokens(sample)
+    known = {**sample, "image": _handles(front_end.with_fields(placeholder_id=5), _images())[0]}
+    assert count_tokens(known) == 2 + 260
+    assert count_tokens({**known, "tokens": [1, 5, 2]}) == 2 + 260
+    assert count_tokens({**known, "tokens": [1, 8, 5, *[7] * 256, 6, 8, 2]}) == 2 + 260
+    assert count_tokens({**sample, "tokens": [1, 8, 5, *[7] * 256, 6, 8, 2]}) == 2 + 260
+
+
 def test_a_saved_processor_is_read_with_its_text(tmp_path: Path) -> None:
     for processor in (_gemma3(), _idefics3()):
         folder = tmp_path / type(processor).__name__
         processor.save_pretrained(folder)
-        # Only the tokenizer knows the id, which is not in these files.
-        assert FrontEnd.from_processor(folder) == FrontEnd.from_processor(processor).with_fields(image_token_id=None)
+        # Only the tokenizer has the ids and merges line breaks, and it is not in these files.
+        unknown: dict[str, Any] = {"image_token_id": None, "placeholder_id": None, "blank_line_tokens": 1}
+        assert FrontEnd.from_processor(folder) == FrontEnd.from_processor(processor).with_fields(**unknown)
 
 
 def test_pixtral_text_and_padding(pixtral_processor: Any) -> None:
@@ -263,18 +300,18 @@ def _forward_parameters(module: str, model: str) -> set[str]:
         ({"image_processor_type": "Idefics3ImageProcessor", "size": {"shortest_edge": 9}}, "neither a longest_edge"),
         ({"image_processor_type": "Idefics3ImageProcessor", "max_image_size": {"height": 9}}, "no longest_edge"),
         ({"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": True}, "pan_and_scan_min_crop_size, "),
-        ({"image_processor_type": "Gemma3ImageProcessor", "pan_and_scan_min_crop_size": 0}, "must be at least 1"),
+        ({"image_processor_type": "Gemma3ImageProcessor", "pan_and_scan_min_crop_size": 0}, "must be a whole"),
         ({"image_processor_type": "Gemma3ImageProcessor", "size": 224}, "not a height and a width"),
         ({"image_processor_type": "PixtralImageProcessor", "do_resize": False}, "not whole patches"),
         ({"image_processor_type": "PixtralImageProcessor", "do_pad": None}, "do_pad=False"),
         ({"image_processor_type": "PixtralImageProcessor", "do_center_crop": True}, "it would cut patches"),
         ({"image_processor_type": "PixtralImageProcessor", "size": {"shortest_edge": 9}}, "neither a longest_edge"),
         ({"image_processor_type": "Siglip2ImageProcessor", "do_resize": False}, "not whole patches"),
-        ({"image_processor_type": "Siglip2ImageProcessor", "do_pad": True}, "do_pad=True, which"),
-        ({"image_processor_type": "ImageGPTImageProcessor"}, "clusters is not a list"),
-        ({"image_processor_type": "ImageGPTImageProcessor", "clusters": [[1, 2]]}, "clusters is not a list"),
+        ({"image_processor_type": "Siglip2ImageProcessor", "do_sharpen": True}, "do_sharpen=True, which"),
+        ({"image_processor_type": "ImageGPTImageProcessor"}, "clusters=None is invalid: it must be a list"),
+        ({"image_processor_type": "ImageGPTImageProcessor", "clusters": [[1, 2]]}, r"clusters=\[1, 2\] is invalid"),
         ({"image_processor_type": "BeitImageProcessor", "do_reduce_labels": True}, "do_reduce_labels=True"),
-        ({"image_processor_type": "BlipImageProcessor", "do_pad": True}, "need no padding"),
+        ({"image_processor_type": "BlipImageProcessor", "do_pad": True, "do_resize": False}, "of several sizes"),
         ({"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 9, "longest_edge": 20}}, "neither a"),
         (
             {"image_processor_type": "ConvNextImageProcessor", "do_center_crop": True, "crop_size": 9, "size": 64},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,10 @@ FAMILIES = {
     "onevision": {**ONEVISION, "size": {"height": 40, "width": 56}},
     "internvl": {**INTERNVL, "size": {"height": 48, "width": 48}},
 }
+_SPLIT = r"</?[a-z|_]+>| ?[A-Za-z]+|{digits}|[^A-Za-z\d]"
+SPLITS = {family: _SPLIT.format(digits=r"\d{1,3}" if family.startswith("glm") else r"\d") for family in FAMILIES}
+SPLITS["internvl"] = SPLITS["internvl"].replace("[a-z|_]", "[A-Za-z_]")
+"""Where the tokenizers of the published models split the text of a video."""
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,7 @@ def test_text_is_expanded_as_by_the_processor(family: str) -> None:
         assert front_end.expand_text(f"a{front_end.video_token}b", [layout]) == f"a{expected}b"
         feature = front_end.video_token if front_end.video_token in expected else front_end.image_token
         assert expected.count(feature) == layout.num_tokens
+        assert front_end.text_tokens(layout) == len(re.findall(SPLITS[family], expected))
     with pytest.raises(ConfigError, match=r"has 1 '<.*video.*>', and there are 0 videos"):
         front_end.expand_text(front_end.video_token, [])
 

@@ -67,6 +67,12 @@ def tokens(processor: Any, sizes: Sequence[tuple[int, int]]) -> list[int]:
     return counts
 
 
+def own_tokens(processor: Any, sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """Returns the tokens of each (width, height) as the processor counts them: with markers."""
+    counted = processor._get_num_multimodal_tokens(image_sizes=[(height, width) for width, height in sizes])
+    return list(counted["num_image_tokens"])
+
+
 def patches_of(processor: Any, height: int, width: int) -> int:
     """Returns the tiles of an image where the image processor counts them."""
     count = getattr(processor.image_processor, "get_number_of_image_patches", None)

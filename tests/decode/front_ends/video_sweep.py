@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.decode.front_ends.comparison import Comparison
+from tests.decode.front_ends.published import published
 
 FAMILIES = {
     "Qwen2-VL videos": ("qwen2_vl", "Qwen2VLVideoProcessor"),
@@ -49,20 +50,30 @@ def run_videos(name: str, count: int, seed: int) -> tuple[str, Comparison | None
         return name, None, 0.0
     module, kind = FAMILIES[name]
     processors = importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
+    files: list[dict[str, Any]] = [{}]  # the class's own values, and those of published models
+    files += [entry.video_values for entry in published() if _kind(entry.video_values) == kind and entry.video_values]
     draw, result = random.Random(f"{name}{seed}"), Comparison()
     generator = torch.Generator().manual_seed(seed)
     while result.compared < count:
-        values = {} if result.compared < count // 10 else draw_values(draw, kind)
-        processor = getattr(processors, kind)(**values)
+        values = draw.choice(files) if result.compared < count // 5 else draw_values(draw, kind)
+        processor = getattr(processors, kind).from_dict(values)
         difference = _compare(processor, draw, generator, result)
         if difference is not None:
             result.differences.append(f"{difference} with {values}")
     return name, result, time.process_time() - start
 
 
+def _kind(values: dict[str, Any] | None) -> str | None:
+    return None if values is None else values["video_processor_type"]
+
+
 def draw_values(draw: random.Random, kind: str) -> dict[str, Any]:
     """Returns the values of a video processor."""
     values: dict[str, Any] = {"do_sample_frames": draw.random() < 0.7}
+    if draw.random() < 0.1:
+        values["do_rescale"] = values["do_normalize"] = False
+    for name in ("do_center_crop", "crop_size", "do_pad"):
+        values[name] = None
     if kind in _OF_ONE_SIZE:
         values["size"] = {"height": draw.randint(1, 120), "width": draw.randint(1, 120)}
     else:

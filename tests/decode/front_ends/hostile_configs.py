@@ -1,0 +1,184 @@
+"""Configurations with one senseless value: each key of each family with values of wrong types and out of range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from energon_dali import ConfigError, DecodeError, FrontEnd, VideoFrontEnd, batch_vision
+from energon_dali.decode.front_ends.resampling import Pixels
+
+_NESTED: list[Any] = [[]]
+_NESTED.append(_NESTED)
+VALUES: tuple[Any, ...] = (
+    *(0, 1, -1, 10**9, 10**30, 10**400, 10**5000, 0.0, -0.5, 1e-300, 1e300, 2.5, math.nan, math.inf, -math.inf),
+    *(True, False, "", "text", "1", "\0", b"1", (), [], {}, [0, 0, 0], [0, 0], [1, 1], [-1, 224], [math.nan] * 3),
+    *([1e-300] * 3, [1e300] * 3, [10**400] * 3, ["1", "1", "1"], [True] * 3, [None] * 3, [[1], [2], [3]], [1] * 4),
+    *([[0, 0]], [[10**9, 10**9]], [["1", "2"]], [[1, 2, 3]], [28], _NESTED, {"a": 1}, {"height": 0, "width": 0}),
+    *({"height": -1, "width": 9}, {"height": 10**9, "width": 10**9}, {"height": math.nan, "width": 9}, {"height": 9}),
+    *({"height": "9", "width": "9"}, {"height": True, "width": True}, {"height": 2.5, "width": 2.5}, {"height": []}),
+    *({"shortest_edge": 0}, {"shortest_edge": 10**9}, {"shortest_edge": -5, "longest_edge": -9}, {"longest_edge": 0}),
+    *({"shortest_edge": 10**30, "longest_edge": 10**30}, {"longest_edge": math.inf}, {0: 1}, object, object()),
+)
+_VALUES_KEYS = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "resample", "do_resize")
+_SIZES_KEYS = ("size", "default_to_square", "do_center_crop", "crop_size", "do_pad", "pad_size")
+_COMMON = (*_VALUES_KEYS, *_SIZES_KEYS, "do_convert_rgb")
+_PATCHES = ("min_pixels", "max_pixels", "patch_size", "temporal_patch_size", "merge_size")
+_SAMPLING = ("do_sample_frames", "num_frames", "fps")
+_SCAN = tuple(f"pan_and_scan_{name}" for name in ("min_crop_size", "max_num_crops", "min_ratio_to_activate"))
+_SQUARE = {"height": 28, "width": 28}
+_RANGE = {"shortest_edge": 400, "longest_edge": 6000}
+_RESOLUTIONS = [[28, 56], [56, 28]]
+
+IMAGES: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any], tuple[str, ...]]] = {
+    **{
+        f"{name}ImageProcessor": ({"size": 28, "crop_size": 24}, ("crop_pct", "do_reduce_labels"), {}, ())
+        for name in ("Beit", "Bit", "Blip", "CLIP", "ChineseCLIP", "DeiT", "Levit", "MobileNetV1", "PoolFormer", "Pvt")
+    },
+    "ConvNextImageProcessor": ({"size": {"shortest_edge": 28}}, ("crop_pct",), {}, ()),
+    "SiglipImageProcessor": ({"size": _SQUARE}, ("image_seq_length",), {}, ()),
+    "ViTImageProcessor": ({"size": 28}, (), {}, ()),
+    "LlavaImageProcessor": (
+        {"size": 28, "crop_size": 28},
+        (),
+        {"processor_class": "LlavaProcessor", "patch_size": 14},
+        ("image_token", "patch_size", "num_additional_image_tokens", "vision_feature_select_strategy"),
+    ),
+    "Qwen2VLImageProcessor": ({"size": _RANGE}, _PATCHES, {"processor_class": "Qwen2VLProcessor"}, ("image_token",)),
+    "Glm4vImageProcessor": ({"size": _RANGE}, _PATCHES, {}, ("image_token",)),
+    "Gemma3ImageProcessor": (
+        {"size": _SQUARE, "do_pan_and_scan": True, **dict(zip(_SCAN, (9, 4, 1.2), strict=True))},
+        ("do_pan_and_scan", *_SCAN, "image_seq_length"),
+        {},
+        ("image_seq_length", "boi_token", "processor_class"),
+    ),
+    "Idefics3ImageProcessor": (
+        {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+        ("max_image_size", "do_image_splitting", "return_row_col_info", "video_sampling"),
+        {},
+        ("image_seq_len", "image_token", "fake_image_token", "global_image_token"),
+    ),
+    "ImageGPTImageProcessor": (
+        {"size": 8, "clusters": [[0, 0, 0], [1, 1, 1]]},
+        ("clusters", "do_color_quantize"),
+        {},
+        (),
+    ),
+    "GotOcr2ImageProcessor": (
+        {"size": _SQUARE},
+        ("crop_to_patches", "min_patches", "max_patches"),
+        {"processor_class": "InternVLProcessor"},
+        ("image_seq_length", "image_token", "start_image_token", "end_image_token", "processor_class"),
+    ),
+    "LlavaNextImageProcessor": (
+        {"size": {"shortest_edge": 28}, "crop_size": 28, "image_grid_pinpoints": _RESOLUTIONS},
+        ("image_grid_pinpoints", "aspect_ratio_setting"),
+        {"processor_class": "LlavaNextProcessor", "patch_size": 14},
+        ("image_token", "patch_size", "num_additional_image_tokens", "vision_feature_select_strategy"),
+    ),
+    "LlavaOnevisionImageProcessor": (
+        {"size": _SQUARE, "image_grid_pinpoints": _RESOLUTIONS},
+        ("image_grid_pinpoints",),
+        {"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": 4},
+        ("image_token", "num_image_tokens", "vision_feature_select_strategy", "vision_aspect_ratio"),
+    ),
+    "MllamaImageProcessor": ({"size": _SQUARE}, ("max_image_tiles",), {}, ("image_token",)),
+    "PixtralImageProcessor": (
+        {"size": {"longest_edge": 56}, "patch_size": 14},
+        ("patch_size",),
+        {"processor_class": "PixtralProcessor", "patch_size": 14},
+        ("patch_size", "spatial_merge_size", "image_token", "image_break_token", "image_end_token"),
+    ),
+    "Siglip2ImageProcessor": ({"patch_size": 14, "max_num_patches": 16}, ("patch_size", "max_num_patches"), {}, ()),
+}
+"""By processor: values of a small front end, further keys, values of the processor around it, and its keys."""
+VIDEOS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    **{
+        f"{name}VideoProcessor": (
+            {"size": _RANGE, "do_sample_frames": True, "fps": 2},
+            (*_PATCHES, *_SAMPLING, "min_frames", "max_frames", "cap_pixels_per_frame", "max_video_tokens"),
+            ("video_token", "vision_start_token"),
+        )
+        for name in ("Qwen2VL", "Qwen3VL")
+    },
+    **{
+        f"{name}VideoProcessor": (
+            {"size": _RANGE},
+            (*_PATCHES[2:], *_SAMPLING, "max_duration", "max_image_size"),
+            ("video_token", "image_token"),
+        )
+        for name in ("Glm4v", "Glm46V")
+    },
+    "InternVLVideoProcessor": (
+        {"size": _SQUARE, "do_sample_frames": True, "num_frames": 4},
+        (*_SAMPLING, "initial_shift"),
+        ("image_seq_length", "video_token", "image_token", "start_image_token"),
+    ),
+    "LlavaOnevisionVideoProcessor": (
+        {"size": _SQUARE, "do_sample_frames": True, "num_frames": 4},
+        _SAMPLING,
+        ("num_image_tokens", "video_token"),
+    ),
+}
+"""Likewise for videos."""
+_NAMED_BY = {"default_to_square": "size"}
+"""The key that a message names for another, which says what its value means."""
+_IMAGE = torch.from_numpy(np.random.default_rng(5).integers(0, 256, (3, 30, 44), dtype=np.uint8))
+_FRAMES = torch.from_numpy(np.random.default_rng(6).integers(0, 256, (12, 3, 30, 44), dtype=np.uint8))
+
+
+def hostile_configs() -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Yields (processor, key, value, configuration as processor_config.json has it)."""
+    for name, (values, keys, outer, outer_keys) in IMAGES.items():
+        inner = {**values, "image_processor_type": name}
+        for value in VALUES:
+            for key in (*_COMMON, *keys):
+                yield name, key, value, {**outer, "image_processor": {**inner, key: value}}
+            for key in outer_keys:
+                yield name, key, value, {**outer, key: value, "image_processor": inner}
+    for name, (values, keys, outer_keys) in VIDEOS.items():
+        inner = {**values, "video_processor_type": name}
+        for value in VALUES:
+            for key in (*_COMMON, *keys):
+                yield name, key, value, {"video_processor": {**inner, key: value}}
+            for key in outer_keys:
+                yield name, key, value, {key: value, "video_processor": inner}
+
+
+def outcome(key: str, config: dict[str, Any]) -> str:
+    """Makes a front end, and renders a small image or video with it.
+
+    Returns:
+        "refused", "refused for this image", or "finite".
+
+    Raises:
+        AssertionError: The message does not name the key, or a value is not finite.
+    """
+    front_end: FrontEnd | None = None
+    message = ""
+    try:
+        kind = VideoFrontEnd if "video_processor" in config else FrontEnd
+        front_end = kind.from_processor(config)
+    except ConfigError as error:
+        message = str(error)
+    if front_end is None:
+        assert key in message or _NAMED_BY.get(key, key) in message, f"{key} is not in the message: {message}"
+        assert len(message) < 2000
+        return "refused"
+    try:
+        if isinstance(front_end, VideoFrontEnd):
+            video = front_end.layout(44, 30, 12, 6.0)
+            made = front_end.render_video(_FRAMES[list(video.frames)], video)
+        else:
+            layout = front_end.layout(44, 30)
+            made = front_end.render(Pixels(tensor=_IMAGE), layout)
+    except DecodeError:
+        return "refused for this image"
+    tensors = [value for value in batch_vision([made]).values() if isinstance(value, torch.Tensor)]
+    assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in tensors)
+    assert isinstance(front_end.text_tokens(made.layout), int)
+    return "finite"

@@ -1,0 +1,110 @@
+"""The configurations of published models that `published_configs.json` holds, and the processors made from them.
+
+Each entry has the files of a model's folder as values, its source, and what becomes of it: "accepted", "refused" or
+"not covered", with words of the message. Most are files of repositories on GitHub. The others are what a conversion
+script of transformers writes, what transformers prints, or what notes and tests of other projects quote. Of those that
+are not covered, some keys are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_MODULES = {
+    "BeitImageProcessor": "beit",
+    "BitImageProcessor": "bit",
+    "BlipImageProcessor": "blip",
+    "CLIPImageProcessor": "clip",
+    "ConvNextImageProcessor": "convnext",
+    "Gemma3ImageProcessor": "gemma3",
+    "Glm4vImageProcessor": "glm4v",
+    "GotOcr2ImageProcessor": "got_ocr2",
+    "Idefics3ImageProcessor": "idefics3",
+    "LlavaNextImageProcessor": "llava_next",
+    "LlavaOnevisionImageProcessor": "llava_onevision",
+    "MllamaImageProcessor": "mllama",
+    "PixtralImageProcessor": "pixtral",
+    "Qwen2VLImageProcessor": "qwen2_vl",
+    "Siglip2ImageProcessor": "siglip2",
+    "SiglipImageProcessor": "siglip",
+    "SmolVLMImageProcessor": "smolvlm",
+    "ViTImageProcessor": "vit",
+}
+_PASSED_ON: dict[str, dict[str, Any]] = {
+    "InternVLProcessor": {"crop_to_patches": True},
+    "Gemma3Processor": {
+        "do_convert_rgb": True,
+        "do_pan_and_scan": False,
+        "pan_and_scan_min_crop_size": 256,
+        "pan_and_scan_max_num_crops": 4,
+        "pan_and_scan_min_ratio_to_activate": 1.2,
+    },
+}
+"""What a processor passes to its image processor, whatever the file says."""
+NESTED = ("Idefics3ImageProcessor", "MllamaImageProcessor", "SmolVLMImageProcessor")
+"""Image processors that keep samples apart."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """The files of a model's folder."""
+
+    model: str
+    """Name of the model, or of the repository that has its files."""
+    source: str
+    """Where the values are from."""
+    outcome: str
+    """"accepted", "refused" or "not covered"."""
+    files: dict[str, dict[str, Any]]
+    """Values by the name of the file."""
+    words: str = ""
+    """Part of the message, if it is not accepted."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the files into a folder."""
+        for name, values in self.files.items():
+            (folder / name).write_text(json.dumps(values))
+
+    @property
+    def image_values(self) -> dict[str, Any] | None:
+        """Values of the image processor, if there is one."""
+        outer = self.files.get("processor_config.json", {})
+        values: dict[str, Any] | None = outer.get("image_processor", self.files.get("preprocessor_config.json"))
+        return values
+
+    @property
+    def video_values(self) -> dict[str, Any] | None:
+        """Values of the video processor, if there is one."""
+        outer = self.files.get("processor_config.json", {})
+        values: dict[str, Any] | None = outer.get("video_processor", self.files.get("video_preprocessor_config.json"))
+        return values
+
+    @property
+    def passed_on(self) -> dict[str, Any]:
+        """What the processor around it passes to the image processor."""
+        outer = {**(self.image_values or {}), **self.files.get("processor_config.json", {})}
+        return _PASSED_ON.get(str(outer.get("processor_class")), {})
+
+
+def published() -> list[Published]:
+    """Returns all entries."""
+    entries = json.loads((Path(__file__).parent / "published_configs.json").read_text())
+    return [Published(**entry) for entry in entries]
+
+
+def type_name(values: dict[str, Any]) -> str:
+    """Returns the class of an image processor of today, by the name that a file gives it."""
+    given = values.get("image_processor_type") or values["feature_extractor_type"]
+    today: str = given.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor").replace("2_5_", "2")
+    return today
+
+
+def make_processor(values: dict[str, Any]) -> Any:
+    """Returns the image processor that transformers' PIL backend makes of the values of a file."""
+    name = type_name(values)
+    module = import_module(f"transformers.models.{_MODULES[name]}.image_processing_pil_{_MODULES[name]}")
+    return getattr(module, f"{name}Pil").from_dict(values)
