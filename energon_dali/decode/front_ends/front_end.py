@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from energon_dali.decode.spec import ImageDtype
 
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
-_LARGEST_VALUES = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
+_LARGEST_VALUES = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0, "uint8": 3.4e38}
+"""By dtype, what the values of bytes may be; for "uint8" what the model makes of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class FrontEnd(ABC):
                     f"{type(self).__name__}({name}={value!r}) is unknown. Give one of {', '.join(allowed)}."
                 )
         largest = self.values.largest()
-        if not largest <= _LARGEST_VALUES.get(self.dtype, float("inf")):
+        if not largest <= _LARGEST_VALUES[self.dtype]:
             raise ConfigError(
                 f"{type(self).__name__}(values={self.values}, dtype={self.dtype!r}) makes values of up to {largest:g}, "
                 "which that dtype cannot hold. Give other values for rescale, mean and std, or another dtype."

@@ -377,7 +377,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python prints no number of more than 4,300 digits
-        return f"a {type(value).__name__} with a number too long to print"
+        return "(a number too long to print)"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
@@ -531,5 +531,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}. Give the file of save_pretrained.") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. Give a preprocessor_config.json.")
+        raise ConfigError(f"{path} holds a {type(values).__name__}, not an object. Give the file of save_pretrained.")
     return values

@@ -45,7 +45,7 @@ def test_all_hostile_configurations() -> None:
         ),
         ({"rescale_factor": 0}, r"rescale_factor=0 is invalid: it must be a number between 1e-06 and 1e\+06"),
         ({"do_resize": "yes"}, "do_resize='yes' is invalid: it must be true or false"),
-        ({"size": 10**5000}, "size=a int with a number too long to print is invalid: it must be a size"),
+        ({"size": 10**5000}, r"size=\(a number too long to print\) is invalid: it must be a size"),
         (
             {"size": {"height": 0, "width": 9}},
             "it must be a size: whole numbers between 1 and 8,192 named height, width",
@@ -66,5 +66,6 @@ def test_values_that_a_dtype_cannot_hold() -> None:
     ):
         FrontEnd.from_processor({"image_processor_type": "ViTImageProcessor", "image_std": 1e-6}, dtype="float16")
     for std in ((0.0,) * 3, (float("nan"),) * 3):
-        with pytest.raises(ConfigError, match="makes values of up to inf"):
-            front_end.with_fields(values=PixelValues(mean=(0.5,) * 3, std=std))
+        for dtype in ("float32", "uint8"):
+            with pytest.raises(ConfigError, match="makes values of up to inf"):
+                front_end.with_fields(values=PixelValues(mean=(0.5,) * 3, std=std), dtype=dtype)

@@ -79,6 +79,15 @@ def test_an_image_becomes_what_the_processor_makes_of_it(entry: Published, tmp_p
     assert difference(ours, theirs) is None
 
 
+@pytest.mark.parametrize("model", ["Qwen2.5-Omni", "Qwen3-Omni-30B-A3B", "fine-tuned Qwen2.5-VL-7B-Instruct"])
+def test_one_file_for_images_and_videos(model: str, tmp_path: Path) -> None:
+    (entry,) = (entry for entry in _ALL if entry.model == model)
+    entry.save(tmp_path)
+    front_end = VideoFrontEnd.from_processor(tmp_path)
+    assert front_end.family == "qwen2_vl_video"
+    assert front_end.layout(90, 60, 40, 24.0).grid[0] == 20
+
+
 @pytest.mark.parametrize("entry", _VIDEOS, ids=lambda entry: entry.model)
 def test_a_video_configuration_is_accepted(entry: Published, tmp_path: Path) -> None:
     entry.save(tmp_path)
