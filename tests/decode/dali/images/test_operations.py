@@ -43,6 +43,7 @@ CASES: dict[str, tuple[list[Any], Tolerance]] = {
     "shorter_side": ([Resize(60)], CPU_BILINEAR),
     "enlarge": ([Resize((200, 300))], CPU_BILINEAR),
     "resize_crop": ([Resize(80), CenterCrop(64)], CPU_BILINEAR),
+    "resize_random_resized_crop": ([Resize(80), RandomResizedCrop(64)], CPU_BILINEAR),
     "crop_resize_crop": ([CenterCrop(100), Resize(80), RandomCrop(33), HorizontalFlip()], CPU_BILINEAR),
 }
 

@@ -102,6 +102,17 @@ def test_colours_are_those_of_the_frames_whatever_the_container_says(
     assert (ours.float() - theirs.float()).abs().mean() < 2  # another matrix is 8 away from it
 
 
+@pytest.mark.parametrize("names", [("bt601", "bt709"), ("bt709", "bt601", "bt601")], ids="+".join)
+def test_videos_of_one_block_keep_their_colour_matrix(names: tuple[str, ...]) -> None:
+    spec = VideoClips(1, 2)
+    files = [video_file(f"colour-vp9-{name}-limited") for name in names]
+    together = decoder_of(spec).decode_block([handle_of(data, spec) for data in files])
+    for data, outcome in zip(files, together, strict=True):
+        assert isinstance(outcome, Decoded)
+        assert outcome.route == "dali-cpu"
+        assert torch.equal(outcome.value.frames, clips_of(data, spec).frames)
+
+
 def with_colour_matrix(data: bytes, matrix: int) -> bytes:
     """Returns a Matroska file whose container declares a colour matrix (AVColorSpace)."""
     stream = io.BytesIO()
