@@ -192,6 +192,15 @@ def test_a_gap_in_the_sound_is_a_gap_in_time() -> None:
         np.testing.assert_array_equal(before.samples, whole[:, 12000:24000])
         first = round((6.21 - 3 - 2.25) * 48000)
         assert any(np.array_equal(after.samples, whole[:, at : at + 13920]) for at in range(first - 24, first + 25))
+        (_, gap), (_, end_seconds) = reader.index.span_starts.tolist(), reader.index.span_seconds.tolist()
+        into, out, across = reader.read_clips([(2.5, 4), (4, 6.5), (2.5, 6.5)])
+        assert into is not None
+        assert out is not None
+        assert across is not None
+        np.testing.assert_array_equal(into.samples, whole[:, 12000:gap])
+        assert out.start_seconds == end_seconds
+        np.testing.assert_array_equal(out.samples, whole[:, gap : gap + round((6.5 - end_seconds) * 48000)])
+        np.testing.assert_array_equal(across.samples, np.concatenate((into.samples, out.samples), axis=1))
 
 
 def test_wrong_ranges_and_limits_are_named() -> None:

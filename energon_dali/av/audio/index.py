@@ -62,8 +62,6 @@ class AudioIndex:
             position: Index of the sample, possibly fractional.
         """
         span = max(0, int(np.searchsorted(self.span_starts, position, side="right")) - 1)
-        if span and position == self.span_starts[span] == len(self):
-            span -= 1
         return float(self.span_seconds[span] + (position - int(self.span_starts[span])) / self.rate)
 
     def position(self, seconds: float) -> float:
