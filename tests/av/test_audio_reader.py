@@ -198,6 +198,7 @@ def test_a_gap_in_the_sound_is_a_gap_in_time() -> None:
         assert out is not None
         assert across is not None
         np.testing.assert_array_equal(into.samples, whole[:, 12000:gap])
+        assert into.end_seconds == pytest.approx(2.25 + gap / 48000, abs=1e-4)
         assert out.start_seconds == end_seconds
         np.testing.assert_array_equal(out.samples, whole[:, gap : gap + round((6.5 - end_seconds) * 48000)])
         np.testing.assert_array_equal(across.samples, np.concatenate((into.samples, out.samples), axis=1))

@@ -199,8 +199,9 @@ class AudioReader:
                 ) from error
         scale = index.rate / self.sample_rate
         start = index.seconds(span[0] * scale)
-        if len(index.span_starts) > 1:
-            return AudioClip(samples, start, index.seconds(span[1] * scale))
+        if len(index.span_starts) > 1:  # the sample after the last one may be heard only after a gap
+            end = index.seconds((span[1] - 1) * scale) + 1 / self.sample_rate if span[0] < span[1] else start
+            return AudioClip(samples, start, end)
         return AudioClip(samples, start, index.start_seconds + span[1] / self.sample_rate)
 
     def _rate(self, index: AudioIndex) -> int | None:
