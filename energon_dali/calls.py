@@ -19,6 +19,7 @@ _ELSEWHERE = {
     "seed": "The seed of a job is WorkerConfig(seed_offset=...).",
     "batch_size": "It belongs to the dataset: get_train_dataset(..., batch_size=...).",
     "shuffle": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
+    "repeat": "Only get_train_dataset repeats its data (repeat=True); validation is one pass for each loop.",
     "sampler": "Order belongs to the dataset: get_train_dataset(..., shuffle_buffer_size=...).",
     "drop_last": "It belongs to the dataset: get_train_dataset(..., batch_drop_last=True).",
     "collate_fn": "Batches are made by the task encoder: override TaskEncoder.batch.",
@@ -135,10 +136,10 @@ def explain_unknown(wrong: Iterable[str], allowed: Iterable[str]) -> str:
     sentences = []
     for name in wrong:
         near = nearest_names(name, allowed)
-        if near:
-            sentences.append(f"has no argument {name!r}. Did you mean {' or '.join(near)}?")
-        elif name in _ELSEWHERE:
+        if name in _ELSEWHERE:
             sentences.append(f"has no argument {name!r}. {_ELSEWHERE[name]}")
+        elif near:
+            sentences.append(f"has no argument {name!r}. Did you mean {' or '.join(near)}?")
         else:
             sentences.append(f"has no argument {name!r}. It takes {', '.join(allowed) or 'none'}.")
     return " It ".join(sentences)

@@ -29,11 +29,22 @@ Every message says what was given, what is allowed, and what to do.
 
 from __future__ import annotations
 
+import re
+
 from typing_extensions import Self
+
+_DOUBLED_STOP = re.compile(r"(?<=[^\s./])\.\.(?=\s|$)")
+"""Two full stops at the end of a sentence; not an ellipsis, and not the end of a path."""
 
 
 class EnergonDaliError(Exception):
-    """Base class of all errors that this package raises deliberately."""
+    """Base class of all errors that this package raises deliberately.
+
+    Messages quote other messages, which may end with a full stop of their own: two full stops are shown as one.
+    """
+
+    def __str__(self) -> str:
+        return _DOUBLED_STOP.sub(".", str(self.args[0]) if len(self.args) == 1 else super().__str__())
 
 
 class ConfigError(EnergonDaliError, ValueError):
@@ -77,14 +88,11 @@ class ShardError(DatasetError):
         self.shard = shard
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return _DOUBLED_STOP.sub(".", str(self.args[0]))
 
 
 class FileMissingError(DatasetError, KeyError):
     """A store has no file of that name."""
-
-    def __str__(self) -> str:  # KeyError would show the message in quotes
-        return str(self.args[0]) if self.args else ""
 
 
 class UntrustedCodeError(DatasetError):

@@ -75,6 +75,26 @@ def test_blocks_run_and_print_what_they_say(page: Path, warm_python: str, reques
             assert printed == expected
 
 
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as the site makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_messages_and_docstrings_name_sections_that_exist() -> None:
+    wrong = []
+    for folder in ("energon_dali", "kernels"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text()
+            for name, anchor in re.findall(r"((?:docs/)[\w/-]+\.md)(?:#([\w-]+))?", text):
+                page = ROOT / name
+                if not page.exists() or (anchor and anchor not in anchors(page)):
+                    wrong.append(f"{file.relative_to(ROOT)}: {name}#{anchor}")
+            wrong += [f"{file.relative_to(ROOT)}: {quoted}" for quoted in re.findall(r'README, "[^"]*"', text)]
+    assert not wrong
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_files(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]

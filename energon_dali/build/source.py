@@ -208,7 +208,11 @@ def _open_folder(
     factory: SampleFactory | None,
 ) -> OpenedSource:
     if reference.path.endswith(".tar"):
-        raise ConfigError(f"{reference.path} is a single shard. Give the folder of the shards, with their .nv-meta.")
+        what = "is a pattern of shards" if any(mark in reference.path for mark in "{*?[") else "is a single shard"
+        raise ConfigError(
+            f"{reference.path} {what}. Give the folder that holds the shards: `energon-dali prepare FOLDER` makes a "
+            "dataset of it, and split parts choose some of its shards."
+        )
     found = files()
     folder = found.folder
     load: SampleLoader | FactoryLoader

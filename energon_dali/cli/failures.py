@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reasons as a list in JSON.")
 def failures(paths: tuple[Path, ...], as_json: bool) -> None:
-    """List the samples that a run dropped because of failures, by reason, as LOG_OR_STATE tells them.
+    """List the samples that a run dropped because of failures, by reason, from LOG_OR_STATE.
 
     A debug log (.jsonl) lists all reasons, with WorkerConfig(worker_log_level=1, worker_debug_path=...), and so do
     loader.stats().as_dict() as JSON and a saved state (.json, .pt, .pth), which keeps the 16 most frequent. A text log
@@ -47,7 +47,7 @@ def describe(groups: Sequence[FailureGroup]) -> Iterator[str]:
         groups: The failures, the most frequent first.
     """
     if not groups:
-        yield "No failures are told of there."
+        yield "No failures found."
         return
     total = sum(group.count for group in groups)
     reasons = "1 reason" if len(groups) == 1 else f"{len(groups):,} reasons"

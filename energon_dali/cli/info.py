@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -14,8 +16,10 @@ from energon_dali.cli.single_file import (
     is_jsonl,
     is_metadataset,
 )
-from energon_dali.errors import DatasetFormatError
+from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.loader.state_file import SUFFIXES
 from energon_dali.shards import JsonlFile, WebdatasetFolder, sample_type_name
+from energon_dali.shards.meta.document import META
 
 _USUAL_ORDER = ("train", "val", "test")
 
@@ -35,12 +39,29 @@ def info(path: str, split_config: str, dataset_config: str) -> None:
             for line in describe_metadataset(path):
                 click.echo(line)
             return
+        _refuse_states(path)
         # The class name is shown, nothing is loaded, so the dataset needs no trust.
         folder = WebdatasetFolder(
             path, split_config=split_config, dataset_config=dataset_config, trust_dataset_code=True
         )
         for line in describe(folder):
             click.echo(line)
+
+
+def _refuse_states(path: str) -> None:
+    """Names the command for saved loader states.
+
+    Raises:
+        ConfigError: The path is one, or a folder of them that is not a dataset.
+    """
+    given = Path(path)
+    files = [given] if given.is_file() else list(given.iterdir()) if path and given.is_dir() else []
+    others = any(file.is_dir() or file.suffix == ".tar" for file in files)
+    if given.name != META and not others and any(file.suffix in SUFFIXES for file in files):
+        raise ConfigError(
+            f"{path} holds no dataset, but files that may be saved states. `energon-dali checkpoint info "
+            f"{shlex.quote(path)}` shows loader states."
+        )
 
 
 def describe(folder: WebdatasetFolder) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from energon_dali import __version__
+from energon_dali.nearest import describe_nearest
 
 _HOMES = {
     "analyze-debug": "analyze_debug:analyze_debug",
@@ -46,6 +47,13 @@ class _Commands(click.Group):
         module, _, name = _HOMES[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(f"energon_dali.cli.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _HOMES and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. {describe_nearest(args[0], _HOMES)}")
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:

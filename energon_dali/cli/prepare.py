@@ -108,9 +108,10 @@ def prepare(path: str, **given: object) -> None:
         if info_present(root) and not options.force_overwrite:
             if options.non_interactive:
                 raise click.ClickException(
-                    "The dataset has already been prepared. Use --force-overwrite to do it again."
+                    f"{root} is already prepared, as `energon-dali pack` leaves what it writes, and can be used as it "
+                    "is. Give --force-overwrite to prepare it again."
                 )
-            if not click.confirm("The dataset has already been prepared. Do you want to continue?"):
+            if not click.confirm(f"{root} is already prepared. Prepare it again?"):
                 return
         shards = find_shards(root, options.exclude)
         click.echo(f"Found {len(shards)} tar files; the first and the last are:\n- {shards[0]}\n- {shards[-1]}")

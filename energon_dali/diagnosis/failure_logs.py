@@ -16,16 +16,25 @@ from energon_dali.loader.failure_report import FailureGroup, group_failures, gro
 from energon_dali.loader.state_file import SUFFIXES, read_state_file
 
 _MAX_LINE = 1 << 20
-_SUFFIXES = ((".jsonl",), SUFFIXES, (".log", ".txt", ".out", ".err"))
-_HEADER = re.compile(r"([\d,]+) samples? (?:was|were) dropped so far because of failures(?: on rank (\d+))?:")
+_MAX_TEXT_LINE = 1 << 14
+"""Reports have shorter lines, and searching a line takes more time the longer it is."""
+_TEXT_SUFFIXES = (".log", ".txt", ".out", ".err")
+_SUFFIXES = ((".jsonl",), SUFFIXES, _TEXT_SUFFIXES)
+_WHAT_TO_GIVE = (
+    f"Give what a run printed, in a file that ends in {', '.join(_TEXT_SUFFIXES)}; a debug log (.jsonl); a saved "
+    "state; or statistics as JSON."
+)
+_HEADER = re.compile(
+    r"(?<![\d,])([\d,]{1,30}) samples? (?:was|were) dropped so far because of failures(?: on rank (\d+))?:"
+)
 _GROUP = re.compile(
-    r"^\s*(?:\S.*?)?  (?P<count>[\d,]+) x (?P<kind>[^:]+: [\w.]+(?: at .+?:\d+)?)(?:: (?P<reason>.*?))?\."
+    r"^\s*(?:\S.*?)?  (?P<count>[\d,]{1,30}) x (?P<kind>[^:]+: [\w.]+(?: at .+?:\d+)?)(?:: (?P<reason>.*?))?\."
     r"(?: First: (?P<place>.+?)\.)?(?: See it: energon-dali preview (?P<dataset>.+) --index (?P<index>\d+))?\s*$"
 )
 
 
 def read_failures(paths: Iterable[Path]) -> list[FailureGroup]:
-    """Returns the failures that files tell of, the most frequent first.
+    """Returns the failures in files, the most frequent first.
 
     Args:
         paths: Logs (text), debug logs (.jsonl), `loader.stats().as_dict()` as JSON, or states (.json, .pt, .pth); or
@@ -62,7 +71,7 @@ def _read_file(path: Path) -> list[FailureGroup]:
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = file.readlines() if path.suffix == ".json" else None
             if lines is None:
-                return _read_lines(file)
+                return _read_lines(path, file)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}.") from error
     return _read_json(path, "".join(lines))
@@ -93,20 +102,30 @@ def _groups_of_statistics(value: Mapping[str, Any]) -> list[FailureGroup]:
     return [group for group in checked if group is not None]
 
 
-def _read_lines(lines: Iterable[str]) -> list[FailureGroup]:
-    """Returns the failures of a log: of each process the last report, which counts all before it."""
-    told: dict[object, list[FailureGroup]] = {}
+def _read_lines(path: Path, lines: Iterable[str]) -> list[FailureGroup]:
+    """Returns the failures of a log: of each process the last report, which counts all before it.
+
+    Raises:
+        ConfigError: It is not a log.
+    """
+    groups_of: dict[object, list[FailureGroup]] = {}
+    is_debug_log = False
     counted: dict[object, int] = {}
     reporter: object = None
     for line in lines:
+        if "\0" in line:
+            raise ConfigError(f"{path} is not text. {_WHAT_TO_GIVE}")
         if len(line) > _MAX_LINE:
             continue
         if line.startswith("{"):
             entry = _entry(line)
-            if entry is not None:
-                told["debug", entry.get("rank"), entry.get("pid")] = [
+            is_debug_log |= "event" in entry
+            if entry.get("event") == "failures" and isinstance(entry.get("failures"), list):
+                groups_of["debug", entry.get("rank"), entry.get("pid")] = [
                     group for group in map(FailureGroup.from_dict, entry["failures"]) if group is not None
                 ]
+            continue
+        if len(line) > _MAX_TEXT_LINE:
             continue
         header = _HEADER.search(line)
         if header is not None:
@@ -117,21 +136,24 @@ def _read_lines(lines: Iterable[str]) -> list[FailureGroup]:
                 run = counted[header[2], "run"] = run + 1
             counted[header[2]] = total
             reporter = ("text", header[2], run)
-            told[reporter] = []
+            groups_of[reporter] = []
             continue
         found = _GROUP.match(line) if reporter is not None else None
         if found is not None:
-            told[reporter].append(_group_of(found))
-    return merge_groups(told.values())
+            groups_of[reporter].append(_group_of(found))
+    is_log = is_debug_log if path.suffix == ".jsonl" else path.suffix in _TEXT_SUFFIXES
+    if not groups_of and not is_log:
+        raise ConfigError(f"{path} holds no report of failures, and nothing else of a run. {_WHAT_TO_GIVE}")
+    return merge_groups(groups_of.values())
 
 
-def _entry(line: str) -> dict[str, Any] | None:
+def _entry(line: str) -> dict[str, Any]:
+    """Returns a line of a debug log; {} if it is none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    is_one = isinstance(entry, dict) and entry.get("event") == "failures" and isinstance(entry.get("failures"), list)
-    return entry if is_one else None
+        return {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _group_of(found: re.Match[str]) -> FailureGroup:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_dali.errors import ConfigError
+from energon_dali.errors import ConfigError, DatasetFormatError
 from energon_dali.nearest import describe_nearest
 from energon_dali.pack.media import MediaKind, media_kind, suffix_of
 from energon_dali.pack.options import PackOptions
@@ -33,6 +33,9 @@ _TEXT_NAMES = {
 }
 _MEDIA_ROLES: tuple[MediaKind, ...] = ("image", "video", "audio")
 _NOT_A_PART = re.compile(r"[^A-Za-z0-9_-]+")
+
+MAX_COLUMNS = 10_000
+"""Most columns of a table: each is looked at for media, and takes memory in each row."""
 
 MakeMediaPart = Callable[[str, Any], Part]
 """Takes (start of the part's name, value of the column); returns the part. Raises SkipRecord."""
@@ -83,6 +86,14 @@ class Columns:
         return f"Columns: {', '.join(shown) or 'none with media'}" + (f"; in the part json: {rest}" if rest else "")
 
 
+def too_many_columns(table: str, count: int) -> str:
+    """Returns the message for a table with more than MAX_COLUMNS columns."""
+    return (
+        f"{table} has {count:,} columns, and at most {MAX_COLUMNS:,} are allowed. Write a table with the columns that "
+        "the samples need."
+    )
+
+
 def find_columns(
     names: Sequence[str],
     options: PackOptions,
@@ -106,7 +117,10 @@ def find_columns(
 
     Raises:
         ConfigError: The user names a column that does not exist.
+        DatasetFormatError: There are too many.
     """
+    if len(names) > MAX_COLUMNS:
+        raise DatasetFormatError(too_many_columns("The table", len(names)))
     for column in (*options.columns.values(), *(options.metadata or ())):
         if column not in names:
             raise ConfigError(f"There is no column {column!r}. {describe_nearest(column, names)}")

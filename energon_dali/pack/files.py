@@ -87,7 +87,7 @@ class MediaFolder:
             if stat.S_ISLNK(status.st_mode):
                 status = os.stat(full)
         except FileNotFoundError:
-            raise SkipRecord(f"{excerpt(path)} does not exist") from None
+            raise SkipRecord(f"{excerpt(path)} does not exist in {self.root}") from None
         except (OSError, ValueError) as error:
             raise SkipRecord(f"{excerpt(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if not stat.S_ISREG(status.st_mode):

@@ -129,7 +129,12 @@ def _nothing(skipped: list[Skipped]) -> str:
     if not skipped:
         return "The source holds no sample. Give the folder or table that holds the files."
     first = skipped[0]
-    return f"None of {len(skipped):,} samples can be packed. The first one, {first.what}: {first.reason}."
+    hint = (
+        " If its paths are relative to another folder, name that with --media-root."
+        if " does not exist in " in first.reason
+        else ""
+    )
+    return f"None of {len(skipped):,} samples can be packed. The first one, {first.what}: {first.reason}.{hint}"
 
 
 def _order(part: Ints, group: Ints, hashes: npt.NDArray[np.uint64], shuffle: int | None) -> Ints:

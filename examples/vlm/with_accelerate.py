@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         optimizer.zero_grad()
         step += 1
         losses.append(float(accelerator.reduce(loss.detach(), "mean")))
-        if accelerator.is_main_process and step % 10 == 0:
-            print(f"step {step}: loss {losses[-1]:.3f}")
+        if accelerator.is_main_process and (step % 10 == 0 or step == options.steps):
+            print(f"step {step}: loss {losses[-1]:.3f}", flush=True)
         if step % options.save_steps == 0:
             accelerator.save_state(str(checkpoint))
             if accelerator.is_main_process:
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         accelerator.unwrap_model(model).save_pretrained(options.out / "final")
+        print(f"step {step} of {options.steps}: the model is in {options.out / 'final'}")
     accelerator.end_training()
     return losses
 

@@ -19,8 +19,9 @@ from energon_dali import (
     get_train_dataset,
     get_val_dataset,
 )
-from energon_dali.errors import ConfigError, DatasetFormatError
+from energon_dali.errors import ConfigError, DatasetFormatError, StorageError
 from energon_dali.samples import CaptioningSample
+from energon_dali.shards import StoragePath, prepare_dataset
 from tests.loader.dataset_folder import prepare, write_shards
 
 
@@ -176,6 +177,37 @@ def test_warnings_of_old_arguments_name_the_users_line(make: Any, folder: Path) 
 def test_a_worker_config_holds_whole_numbers(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="is not a whole number: give an int"):
         config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trace_path": 5}, "trace_path=5 is not a path"),
+        ({"trace_path": "a\0b"}, "is not a path"),
+        ({"trace_path": ""}, "trace_path='' is not a path"),
+        ({"worker_debug_path": [1]}, r"worker_debug_path=\[1\] is not a path"),
+        ({"worker_debug_path": "log-{rank}.jsonl"}, r"content than {worker_id} and {pid}.*log-{worker_id}"),
+        ({"worker_debug_path": "{"}, "has braces with another content"),
+        ({"worker_log_level": "1"}, "worker_log_level='1' is not a whole number"),
+        ({"trace_max_bytes": 1e9}, "trace_max_bytes=1000000000.0 is not a whole number"),
+        ({"global_error_handler": "print"}, "global_error_handler='print' is not a function"),
+        ({"restore_error_handler": None}, "restore_error_handler=None is not a function"),
+    ],
+)
+def test_a_worker_config_explains_wrong_values(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**options)
+
+
+def test_a_path_that_is_none_is_explained(tmp_path: Path) -> None:
+    for path, error in ((5, ConfigError), (b"x", ConfigError), ("a\0b", StorageError), ("http://[", StorageError)):
+        for use in (StoragePath.of, prepare_dataset):
+            with pytest.raises(error, match=r"is not a (path|URL)"):
+                use(path)
+    with pytest.raises(StorageError, match="it has a zero byte"):
+        val(tmp_path, dataset_config="a\0b")
+    with pytest.raises(ConfigError, match=r"data-{0..3}.tar is a pattern of shards. Give the folder"):
+        val("data-{0..3}.tar")
 
 
 @pytest.mark.parametrize("decoder", [SampleDecoder, "pil", False])

@@ -163,6 +163,31 @@ def test_prepare_writes_the_configuration_into_the_dataset(tmp_path: Path, name:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_wrong_command_suggests_the_right_one() -> None:
+    wrong = run("previw")
+    assert wrong.exit_code == 2
+    assert "No such command 'previw'. Did you mean preview?" in wrong.output
+    assert "There are: analyze-debug, bench, " in run("zzz").output
+
+
+def test_info_of_a_checkpoint_names_its_command(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text("{}")
+    for path in (tmp_path, tmp_path / "rank0.json"):
+        shown = run("info", path)
+        assert shown.exit_code == 1
+        assert f"`energon-dali checkpoint info {path}` shows loader states" in shown.output
+    (tmp_path / "rank0.json").unlink()
+    assert "is not prepared" in run("info", tmp_path).output
+
+
+def test_what_pack_wrote_can_be_used_as_it_is(tmp_path: Path) -> None:
+    captions(tmp_path)
+    ok("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    again = run("prepare", tmp_path, *QUIET, "--split-ratio", "1,0,0")
+    assert again.exit_code == 1
+    assert "is already prepared, as `energon-dali pack` leaves what it writes" in again.output
+
+
 def test_duplicates_are_fixed_where_that_is_wanted(tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):
         write_tar(tmp_path / name, {"k.jpg": jpeg(8, 8)})

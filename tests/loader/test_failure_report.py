@@ -228,6 +228,20 @@ def test_other_files_are_explained(tmp_path: Path) -> None:
         read_failures([tmp_path])
     done = CliRunner().invoke(main, ["failures", str(tmp_path / "missing")])
     assert done.exit_code == 2
+    for name, content in (
+        ("README.md", "# No log"),
+        ("table.csv", "," * 300_000),  # searching this for a number took minutes
+        ("data.jsonl", '{"text": "a sample"}\n'),
+        ("shard.tar", "k.txt\0\0"),
+    ):
+        (tmp_path / name).write_text(content)
+        done = CliRunner().invoke(main, ["failures", str(tmp_path / name)])
+        assert done.exit_code == 1
+        assert f"{name} " in done.output
+        assert "Give what a run printed, in a file that ends in .log" in done.output
+    (tmp_path / "debug.jsonl").write_text('{"rank": 0, "stream": 0, "count": 0, "event": "delivered", "keys": []}\n')
+    done = CliRunner().invoke(main, ["failures", str(tmp_path / "debug.jsonl")])
+    assert (done.exit_code, done.output) == (0, "No failures found.\n")
 
 
 def test_preview_shows_the_sample_of_the_command(folder: Path) -> None:

@@ -126,6 +126,12 @@ def test_damaged_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     path.write_text("file,file\na,b\n")
     with pytest.raises(DatasetFormatError, match="two columns with the same name"):
         pack(path, tmp_path / "twice")
+    path.write_text(",".join(map(str, range(10_001))) + "\n")
+    with pytest.raises(DatasetFormatError, match="has 10,001 columns, and at most 10,000 are allowed"):
+        pack(path, tmp_path / "wide")
+    path.write_text("image,text\nlost.png,a\n")
+    with pytest.raises(DatasetFormatError, match=rf"'lost.png' does not exist in {root}.* that with --media-root"):
+        pack(path, tmp_path / "lost")
     path = root / "rows.jsonl"
     path.write_text('{"image": "a/img.000.png"}\n[1]\n{"image": \n' + "[" * 3000 + "\n")
     result = pack(path, tmp_path / "jsonl")

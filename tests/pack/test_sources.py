@@ -88,7 +88,7 @@ def test_table(tmp_path: Path, suffix: str) -> None:
     (root / f"metadata.{suffix}").write_text(text, encoding="utf-8")
     result = pack(root, tmp_path / "out", split=(("train", "00000000[0-3]"), ("val", ".*")))
     assert result.split_samples == {"train": 4, "val": 2}
-    assert [bad.reason for bad in result.skipped] == ["'a/lost.png' does not exist"]
+    assert [bad.reason for bad in result.skipped] == [f"'a/lost.png' does not exist in {root}"]
     samples = load(result) | load(result, "val")
     for number in range(6):
         sample = samples[f"{number:09d}"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from energon_dali.errors import DatasetFormatError, StorageError
+from energon_dali.pack.columns import MAX_COLUMNS, too_many_columns
 from energon_dali.pack.media import suffix_of
 from energon_dali.pack.sources.source import OnSkipped
 from energon_dali.shards.documents.content import excerpt
@@ -78,6 +79,8 @@ def _csv_rows(path: str, file: TextIO, skipped: OnSkipped) -> Iterator[NumberedR
         for row in reader:
             if header is None:
                 header = [name.strip() for name in row]
+                if len(header) > MAX_COLUMNS:
+                    raise DatasetFormatError(too_many_columns(path, len(header)))
                 if len(set(header)) < len(header):
                     raise DatasetFormatError(
                         f"{path} has two columns with the same name: {excerpt(header)}. Rename one."

@@ -286,6 +286,7 @@ if hasattr(os, "register_at_fork"):
 def _no_gpu(media: Media, option: object, why: str) -> str:
     return (
         f"{media}_decode_device={option!r} needs an NVIDIA GPU, and {why}. Make the GPU visible to this process and "
-        'install a driver, a torch and an extra of DALI that fit together (README, "On a GPU"; `energon-dali doctor` '
-        'says what is missing). Or give "cpu", or "auto" to take the GPU only where it can be used.'
+        "install a driver, a torch and an extra of DALI that fit together: `energon-dali doctor` says what is missing, "
+        "and docs/installation.md#torch-dali-and-the-driver how to install it. Or give "
+        '"cpu", or "auto" to take the GPU only where it can be used.'
     )

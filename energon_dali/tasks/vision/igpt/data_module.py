@@ -52,8 +52,8 @@ class ImageGPTDataModule(TransformerDataModule):
             if not path.exists():
                 if cfg.archive or not cfg.download:
                     raise ConfigError(
-                        f"There is no archive {path}. Put cifar-10-python.tar.gz there, or leave archive and "
-                        "download=false out to have it downloaded."
+                        f"There is no archive {path}. Put {path.name} into the folder {path.parent.resolve()}, or "
+                        "leave archive and download=false out to have it downloaded."
                     )
                 download(cfg.url, path, cfg.md5)
             prepared = prepare_cifar(path, cfg.folder, cfg.recipe)

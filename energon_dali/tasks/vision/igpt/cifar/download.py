@@ -54,8 +54,8 @@ def download(url: str, path: Path, md5: str, *, progress: bool = True) -> None:
             found = _fetch(url, partial, progress)
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise StorageError(
-                f"{url} could not be downloaded to {path}: {error}. Where there is no network, put the archive there "
-                "by other means, or name it with dataset.cfg.archive=/path/of/the/archive."
+                f"{url} could not be downloaded to {path}: {error}. Where there is no network, copy {path.name} into "
+                f"the folder {path.parent.resolve()}, or name it with dataset.cfg.archive=/path/of/the/archive."
             ) from error
         if found != md5:
             raise DatasetFormatError(
